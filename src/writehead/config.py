@@ -1,0 +1,423 @@
+"""Every size and option as frozen dataclasses, the only schema; JSON in and out.
+
+The letters are the paper's: `d` model width, `h` read-heads, `k` and `v` depths of keys and
+values. Two are ours: `f` the feed-forward width (d_ff) and `g` the write-heads, the heads of K
+and V. `g = h` is multi-head attention, `g = 1` multi-query, anything between grouped-query.
+"""
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from writehead.errors import ConfigError, nearest
+
+Kind = Literal["multi-head", "multi-query", "grouped-query"]
+Task = Literal["translation", "language"]
+
+
+class JsonConfig:
+    """JSON in and out for the dataclasses below."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The config that `to_json` wrote; an unknown, missing or ill-typed field is an error."""
+        what = cls.__name__.removesuffix("Config").lower()
+        if not isinstance(data, dict):
+            raise ConfigError(f"a {what} config is a JSON object, not {type(data).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in data:
+            if name not in fields:
+                raise ConfigError(f"unknown {what} field {name!r}; {nearest(str(name), fields)}")
+        missing = [
+            name
+            for name, field in fields.items()
+            if field.default is dataclasses.MISSING and name not in data
+        ]
+        if missing:
+            raise ConfigError(f"the {what} config lacks {', '.join(missing)}; add them")
+        return cls(**data)
+
+
+C = TypeVar("C", bound=JsonConfig)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The sizes of one attention layer, with g write-heads serving h read-heads.
+
+    `window` limits a query to its own position and the window-1 before it (§4.1).
+    """
+
+    d: int
+    h: int
+    g: int
+    k: int
+    v: int
+    window: int | None = None
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_positive(self, "d", "h", "g", "k", "v")
+        if self.window is not None:
+            _check_positive(self, "window")
+        if self.h % self.g:
+            divisors = [g for g in range(1, self.h + 1) if self.h % g == 0]
+            raise ConfigError(
+                f"g={self.g} write-heads cannot serve h={self.h} read-heads evenly; "
+                f"choose g from {', '.join(map(str, divisors))}"
+            )
+
+    @property
+    def kind(self) -> Kind:
+        """What the paper's tables call this layer; with one head there is nothing to share."""
+        if self.g == self.h:
+            return "multi-head"
+        return "multi-query" if self.g == 1 else "grouped-query"
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of K and V that one position adds to the memory: g(k + v)."""
+        return self.g * (self.k + self.v)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of P_q, P_k, P_v and P_o, and of their biases where there are any."""
+        d, h, g, k, v = self.d, self.h, self.g, self.k, self.v
+        biases = h * k + g * (k + v) + d if self.bias else 0
+        return d * (h * k + g * k + g * v + h * v) + biases
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(JsonConfig):
+    """A whole model: the encoder-decoder for translation, or the decoder-only language model.
+
+    The defaults are those of the library the paper used (docs/paper-map.md). `window` applies to
+    the decoder's self-attention only, as in §4.1. `start`, `end` and `pad` are token ids.
+    """
+
+    task: Task
+    vocabulary: int
+    d: int
+    f: int
+    h: int
+    g: int
+    k: int
+    v: int
+    window: int | None = None
+    encoder_layers: int = 0
+    decoder_layers: int
+    source_positions: int = 0
+    target_positions: int = 256
+    tied: bool = True
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: float = 1e-6
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    bias: bool = False
+    dropout: float = 0.1
+    logit_scale: float | None = None
+    pad: int = 0
+    start: int = 0
+    end: int = 1
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_positive(self, "vocabulary", "d", "f", "decoder_layers", "target_positions")
+        if self.task == "translation":
+            _check_positive(self, "encoder_layers", "source_positions")
+        elif self.encoder_layers or self.source_positions:
+            raise ConfigError(
+                "a language model has no encoder; leave encoder_layers and source_positions at 0"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout={self.dropout} is not a probability below 1")
+        if not self.norm_epsilon > 0.0:
+            raise ConfigError(f"norm_epsilon={self.norm_epsilon} must be above 0")
+        if self.logit_scale is not None and not self.logit_scale > 0.0:
+            raise ConfigError(f"logit_scale={self.logit_scale} must be above 0, or null")
+        for name in ("pad", "start", "end"):
+            token = getattr(self, name)
+            if not 0 <= token < self.vocabulary:
+                raise ConfigError(
+                    f"{name}={token} is outside the vocabulary of {self.vocabulary}; "
+                    f"choose an id from 0 to {self.vocabulary - 1}"
+                )
+        _ = self.decoder_attention  # checks h, g, k, v and window
+
+    @property
+    def encoder_attention(self) -> AttentionConfig:
+        """The encoder's self-attention; the encoder-decoder attention has the same sizes."""
+        return AttentionConfig(self.d, self.h, self.g, self.k, self.v, bias=self.bias)
+
+    @property
+    def decoder_attention(self) -> AttentionConfig:
+        """The decoder's self-attention, the only one that `window` limits."""
+        return dataclasses.replace(self.encoder_attention, window=self.window)
+
+    @property
+    def kind(self) -> Kind:
+        """multi-head, multi-query or grouped-query: all attention layers are of one kind."""
+        return self.decoder_attention.kind
+
+    @property
+    def attention_layers(self) -> int:
+        """One in each encoder layer; in each decoder layer two, or one without an encoder."""
+        return self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
+
+    @property
+    def feed_forward_layers(self) -> int:
+        """One in each layer of either side."""
+        return self.encoder_layers + self.decoder_layers
+
+    @property
+    def effective_logit_scale(self) -> float:
+        """What the last layer's output is multiplied by before the output embedding.
+
+        Tied embeddings start at unit variance, so d^-0.5 brings their logits back to it.
+        """
+        if self.logit_scale is not None:
+            return self.logit_scale
+        return self.d**-0.5 if self.tied else 1.0
+
+    def with_write_heads(self, g: int) -> Self:
+        """The same model with g write-heads, its feed-forward width matched to keep the total."""
+        variant = dataclasses.replace(self, g=g)
+        return dataclasses.replace(variant, f=matched_d_ff(variant, self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(JsonConfig):
+    """What to make of text: the vocabulary, and which lines are left out.
+
+    The tokenizer learns from `sample` lines. A pair is left out where a side has more than
+    `max_tokens` or the sides' lengths differ by more than `max_ratio`. Without a `max_tokens`,
+    that is 255 for translation (256 with the end) and any length for a language model, whose
+    batches cut long text. Where no dev text is given, `dev` lines are held out, though never more
+    than a twentieth.
+    """
+
+    task: Task
+    vocabulary: int = 32_000
+    sample: int = 500_000
+    max_tokens: int | None = None
+    max_ratio: float = 2.0
+    keep_duplicates: bool = False
+    dev: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_positive(self, "vocabulary", "sample")
+        if self.max_tokens is not None:
+            _check_positive(self, "max_tokens")
+        if not (self.max_ratio >= 1.0 and math.isfinite(self.max_ratio)):
+            raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
+        if self.dev < 0:
+            raise ConfigError(f"dev={self.dev} lines cannot be held out; give 0 or more")
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of a line, its end not counted; None where any length will do."""
+        if self.max_tokens is None and self.task == "translation":
+            return 255
+        return self.max_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(JsonConfig):
+    """How to train; the defaults are those of the paper's translation runs and their library.
+
+    A step reads `rows` rows of `source_length` and `target_length` tokens, packed with sentences,
+    whatever the number of processes; `accumulate` splits them so that they fit. The learning rate
+    rises for `warmup` steps to `learning_rate`, falls as `schedule` says, and goes to 0 over the
+    last `decay` of the steps.
+    """
+
+    steps: int = 100_000
+    rows: int = 128
+    source_length: int = 256
+    target_length: int = 256
+    accumulate: int = 1
+    optimizer: Literal["adafactor", "adamw"] = "adafactor"
+    learning_rate: float = 0.01
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
+    warmup: int = 10_000
+    decay: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float | None = 1.0
+    label_smoothing: float = 0.1
+    z_loss: float = 1e-4
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    seed: int = 0
+    log_every: int = 50
+    evaluate_every: int = 1000
+    evaluate_sequences: int = 2000
+    checkpoint_every: int = 1000
+    keep: int = 3
+    average: int = 1
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        counts = ("steps", "rows", "source_length", "target_length", "accumulate", "warmup")
+        periods = ("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every")
+        _check_positive(self, *counts, *periods, "keep", "average")
+        if self.rows % self.accumulate:
+            raise ConfigError(
+                f"rows={self.rows} cannot be split into accumulate={self.accumulate} equal parts"
+            )
+        if self.average > self.keep:
+            raise ConfigError(
+                f"average={self.average} checkpoints are to be averaged, and keep={self.keep} are "
+                f"kept; raise keep"
+            )
+        for name in ("decay", "label_smoothing", "beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be from 0 to below 1")
+        for name in ("learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0.0 and math.isfinite(value)):
+                raise ConfigError(f"{name}={value} must be above 0")
+        for name in ("weight_decay", "z_loss"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How to search: `beam=1` is greedy, or sampling where `temperature` is set.
+
+    `alpha` is the length penalty's: a hypothesis scores log P / ((5 + length) / 6)^alpha.
+    `max_length` and `min_length` count the tokens produced, the end token included; without a
+    `max_length`, whoever searches gives each row its own.
+    """
+
+    max_length: int | None = None
+    min_length: int = 0
+    beam: int = 1
+    alpha: float = 0.6
+    n_best: int = 1
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_positive(self, "beam", "n_best")
+        if self.max_length is not None:
+            _check_positive(self, "max_length")
+        longest = math.inf if self.max_length is None else self.max_length
+        if not 0 <= self.min_length <= longest:
+            raise ConfigError(
+                f"min_length={self.min_length} must be between 0 and max_length={self.max_length}"
+            )
+        if self.n_best > self.beam:
+            raise ConfigError(
+                f"n_best={self.n_best} hypotheses need a beam as wide; raise beam={self.beam}"
+            )
+        if not math.isfinite(self.alpha):
+            raise ConfigError(f"alpha={self.alpha} is not a number to raise lengths to")
+        if self.temperature is None:
+            if self.top_k is not None or self.top_p is not None:
+                raise ConfigError("top_k and top_p are for sampling; set temperature too")
+        else:
+            if not (self.temperature > 0.0 and math.isfinite(self.temperature)):
+                raise ConfigError(
+                    f"temperature={self.temperature} must be above 0; leave it out for greedy"
+                )
+            if self.beam > 1:
+                raise ConfigError(f"sampling follows one hypothesis; set beam={self.beam} to 1")
+        if self.top_k is not None:
+            _check_positive(self, "top_k")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1")
+
+
+def with_settings(config: C, settings: Mapping[str, str]) -> C:
+    """`config` with fields set from text, as the command line's `--set` gives them.
+
+    A value is read as JSON where it is JSON (0.1, true, null), else as a word.
+    """
+    values: dict[str, Any] = {}
+    for name, text in settings.items():
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return type(config).from_json({**config.to_json(), **values})
+
+
+def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
+    """The feed-forward width that gives `variant` as many parameters as `baseline` (§4.1).
+
+    The attention parameters that a variant saves are spread over its feed-forward layers. For
+    the paper's rows the division is exact: 5440 and 6784, 9088 and 9984. Elsewhere it is rounded.
+    """
+    fixed = ("task", "vocabulary", "d", "encoder_layers", "decoder_layers", "tied", "bias")
+    for name in fixed:
+        ours, theirs = getattr(variant, name), getattr(baseline, name)
+        if ours != theirs:
+            raise ConfigError(
+                f"widths can be matched only where {name} is equal; it is {ours} in the variant "
+                f"and {theirs} in the baseline"
+            )
+    saved = baseline.attention_layers * (
+        baseline.decoder_attention.parameters - variant.decoder_attention.parameters
+    )
+    column = 2 * variant.d + int(variant.bias)
+    f = round(baseline.f + saved / (variant.feed_forward_layers * column))
+    if f < 1:
+        raise ConfigError(
+            f"the variant's attention alone is larger than the baseline's layers (d_ff would be "
+            f"{f}); choose fewer or smaller heads"
+        )
+    return f
+
+
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
+
+
+def _check_types(config: Any) -> None:
+    """Raises where a field's value is not of its annotated type, as may happen with JSON."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not _fits(value, hint):
+            words = " or ".join(
+                " or ".join(map(repr, get_args(part)))
+                if get_origin(part) is Literal
+                else ("null" if part is types.NoneType else part.__name__)
+                for part in _members(hint)
+            )
+            raise ConfigError(f"{name}={value!r} is not {words}")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    for part in _members(hint):
+        if get_origin(part) is Literal:
+            if value in get_args(part):
+                return True
+        elif part is float:  # JSON writes 1.0 as 1
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, part) and not (isinstance(value, bool) and part is int):
+            return True
+    return False

@@ -1,0 +1,55 @@
+"""One tree of errors: each says what came, what was expected and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class WriteheadError(Exception):
+    """Everything this library raises on purpose; the command line prints it as one line."""
+
+
+class ConfigError(WriteheadError, ValueError):
+    """A size, option or preset that cannot be meant."""
+
+
+class ShapeError(WriteheadError, ValueError):
+    """A tensor whose shape, dtype or device does not fit."""
+
+
+class TokenError(WriteheadError, ValueError):
+    """A token id outside the vocabulary, or a sequence no model can start from."""
+
+
+class CacheError(WriteheadError, ValueError):
+    """A request that a cache cannot honour."""
+
+
+class CacheFull(CacheError):
+    """A position past the capacity that the cache was started with."""
+
+
+class BackendError(WriteheadError, RuntimeError):
+    """A backend asked for by name that cannot do the work; the message says why."""
+
+
+class SearchError(WriteheadError, RuntimeError):
+    """A search that cannot go on, such as one over scores that are not numbers."""
+
+
+class DataError(WriteheadError, ValueError):
+    """Text, a tokenizer or a dataset that cannot be used as it is."""
+
+
+class TrainingError(WriteheadError, RuntimeError):
+    """Training that cannot go on, such as one whose loss is not a number."""
+
+
+class RunError(WriteheadError, RuntimeError):
+    """A run directory that cannot be read or written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: the known name closest to `name`, or all of them if none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

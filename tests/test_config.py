@@ -1,0 +1,188 @@
+"""The sizes of the paper's models, and what a config refuses."""
+
+import dataclasses
+import json
+
+import pytest
+
+from helpers import config
+from writehead.config import AttentionConfig, DecodeConfig, ModelConfig, matched_d_ff
+from writehead.errors import ConfigError
+
+WMT14 = ModelConfig(
+    task="translation",
+    vocabulary=33280,
+    d=1024,
+    f=4096,
+    h=8,
+    g=8,
+    k=128,
+    v=128,
+    encoder_layers=6,
+    decoder_layers=6,
+    source_positions=256,
+)
+LM1B = ModelConfig(
+    task="language",
+    vocabulary=32000,
+    d=1024,
+    f=8192,
+    h=8,
+    g=8,
+    k=128,
+    v=128,
+    decoder_layers=6,
+    tied=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("h", "g", "kind"),
+    [
+        (6, 6, "multi-head"),
+        (6, 3, "grouped-query"),
+        (6, 2, "grouped-query"),
+        (6, 1, "multi-query"),
+        (1, 1, "multi-head"),
+    ],
+)
+def test_the_write_heads_alone_name_the_kind(h, g, kind):
+    assert AttentionConfig(d=17, h=h, g=g, k=7, v=11).kind == kind
+    assert config(h=h, g=g).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("baseline", "sizes", "f"),
+    [
+        (WMT14, {"g": 1}, 5440),
+        (WMT14, {"h": 1, "g": 1}, 6784),
+        (WMT14, {"h": 2, "g": 2, "k": 64, "v": 64}, 6784),
+        (WMT14, {"h": 4, "g": 4, "k": 32, "v": 32}, 6784),
+        (WMT14, {"g": 8, "k": 16, "v": 16}, 6784),
+        (LM1B, {"g": 1}, 9088),
+        (LM1B, {"h": 1, "g": 1}, 9984),
+        (LM1B, {"h": 2, "g": 2, "k": 64, "v": 64}, 9984),
+        (LM1B, {"h": 4, "g": 4, "k": 32, "v": 32}, 9984),
+        (LM1B, {"g": 8, "k": 16, "v": 16}, 9984),
+    ],
+)
+def test_the_papers_widths_follow_from_its_baselines(baseline, sizes, f):
+    assert matched_d_ff(dataclasses.replace(baseline, **sizes), baseline) == f
+
+
+def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
+    baseline = config("translation", g=6, bias=True)
+    variant = dataclasses.replace(baseline, g=2)
+
+    def layers(cfg: ModelConfig) -> int:
+        # P_k, P_v and their biases: the rest of attention is the same in both
+        attention = 8 * cfg.g * (cfg.k + cfg.v) * (cfg.d + 1)
+        return attention + 5 * ((cfg.d + 1) * cfg.f + (cfg.f + 1) * cfg.d)
+
+    def excess(f: int) -> int:
+        return abs(layers(dataclasses.replace(variant, f=f)) - layers(baseline))
+
+    best = min(range(1, 500), key=excess)
+    assert excess(best) > 0
+    assert matched_d_ff(variant, baseline) == best
+
+
+def test_a_model_matched_to_itself_keeps_its_width():
+    assert matched_d_ff(LM1B, LM1B) == 8192
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocabulary": 32001}, {"d": 1023}, {"decoder_layers": 7}, {"tied": True}]
+)
+def test_widths_are_matched_only_between_models_that_differ_in_their_heads(change):
+    (name,) = change
+    with pytest.raises(ConfigError, match=f"only where {name} is equal"):
+        matched_d_ff(dataclasses.replace(LM1B, **change), LM1B)
+
+
+def test_a_variant_with_larger_attention_than_the_whole_baseline_cannot_be_matched():
+    baseline = config(g=1, f=1)
+    with pytest.raises(ConfigError, match="choose fewer or smaller heads"):
+        matched_d_ff(dataclasses.replace(baseline, g=6), baseline)
+
+
+def test_with_write_heads_changes_the_heads_and_the_width_and_nothing_else():
+    variant = WMT14.with_write_heads(1)
+    assert (variant.g, variant.f, variant.kind) == (1, 5440, "multi-query")
+    assert dataclasses.replace(variant, g=8, f=4096) == WMT14
+
+
+def test_the_window_limits_the_decoder_alone():
+    cfg = config("translation", window=3)
+    assert cfg.decoder_attention.window == 3
+    assert cfg.encoder_attention.window is None
+
+
+def test_logits_are_scaled_by_the_root_of_d_only_where_embeddings_are_tied():
+    assert config(tied=True).effective_logit_scale == pytest.approx(14**-0.5)
+    assert config(tied=False).effective_logit_scale == 1.0
+    assert config(tied=True, logit_scale=0.25).effective_logit_scale == 0.25
+
+
+@pytest.mark.parametrize(
+    "cfg", [WMT14, LM1B, config(window=5, bias=True, norm="layer", logit_scale=2.0)]
+)
+def test_a_config_survives_json(cfg):
+    assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
+
+
+def test_json_may_write_a_float_as_an_integer():
+    assert ModelConfig.from_json(config().to_json() | {"logit_scale": 1}).logit_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
+        ({"d": "14"}, "d='14' is not int"),
+        ({"d": True}, "d=True is not int"),
+        ({"d": 14.0}, "d=14.0 is not int"),
+        ({"window": "3"}, "window='3' is not int or null"),
+        ({"tied": 1}, "tied=1 is not bool"),
+        ({"dropout": None}, "dropout=None is not float"),
+        ({"norm": "batch"}, "norm='batch' is not 'rms' or 'layer'"),
+        ({"task": ["language"]}, "is not 'translation' or 'language'"),
+    ],
+)
+def test_json_that_is_no_model_config_is_refused_by_field(change, sentence):
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_json(config().to_json() | change)
+    assert sentence in str(caught.value)
+
+
+def test_missing_fields_are_named():
+    data = config().to_json()
+    del data["h"], data["vocabulary"], data["pad"]
+    with pytest.raises(ConfigError, match="lacks vocabulary, h; add them"):
+        ModelConfig.from_json(data)
+
+
+def test_a_config_that_is_no_object_is_refused():
+    with pytest.raises(ConfigError, match="a JSON object, not list"):
+        ModelConfig.from_json([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_length": 0}, "max_length=0 must be at least 1"),
+        ({"min_length": 8}, "min_length=8 must be between 0 and max_length=7"),
+        ({"n_best": 3, "beam": 2}, "n_best=3 hypotheses need a beam as wide"),
+        ({"top_k": 5}, "set temperature too"),
+        ({"top_p": 0.5}, "set temperature too"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"temperature": 1.0, "beam": 2}, "set beam=2 to 1"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+    ],
+)
+def test_a_search_that_cannot_be_meant_is_refused(changes, sentence):
+    with pytest.raises(ConfigError) as caught:
+        DecodeConfig(**({"max_length": 7} | changes))
+    assert sentence in str(caught.value)
