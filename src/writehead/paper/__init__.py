@@ -1,0 +1,1 @@
+"""What ties this library to the paper: its listings, its rows, its figures."""

@@ -1,0 +1,98 @@
+"""§4.1: every row of Tables 1 and 3 as a config, and smaller families of the same shape.
+
+A preset is `family/row`. A family fixes the sizes of the multi-head baseline; a row changes its
+attention and nothing else, and `matched_d_ff` widens the feed-forward layers to keep the total.
+"""
+
+import dataclasses
+
+from writehead.config import ModelConfig, matched_d_ff
+from writehead.errors import ConfigError, nearest
+
+# the multi-head baseline of each family
+FAMILIES: dict[str, ModelConfig] = {
+    # Table 1; the vocabulary of about 33.3k follows from the total of 211M
+    "wmt14": ModelConfig(
+        task="translation",
+        vocabulary=33_280,
+        d=1024,
+        f=4096,
+        h=8,
+        g=8,
+        k=128,
+        v=128,
+        encoder_layers=6,
+        decoder_layers=6,
+        source_positions=256,
+        target_positions=256,
+    ),
+    # Table 3; the untied vocabulary of 32.0k follows from the total of 192M
+    "lm1b": ModelConfig(
+        task="language",
+        vocabulary=32_000,
+        d=1024,
+        f=8192,
+        h=8,
+        g=8,
+        k=128,
+        v=128,
+        decoder_layers=6,
+        tied=False,
+    ),
+}
+FAMILIES["wmt14-small"] = dataclasses.replace(
+    FAMILIES["wmt14"], vocabulary=16_384, d=512, f=2048, k=64, v=64
+)
+FAMILIES["lm1b-small"] = dataclasses.replace(
+    FAMILIES["lm1b"], vocabulary=16_384, d=512, f=4096, k=64, v=64
+)
+FAMILIES["tiny"] = dataclasses.replace(
+    FAMILIES["wmt14"],
+    vocabulary=1024,
+    d=128,
+    f=512,
+    k=16,
+    v=16,
+    encoder_layers=2,
+    decoder_layers=2,
+)
+FAMILIES["tiny-lm"] = dataclasses.replace(
+    FAMILIES["lm1b"], vocabulary=1024, d=128, f=512, k=16, v=16, decoder_layers=2
+)
+
+WINDOW = 32  # §4.1: the current position and the previous 31
+
+
+def rows(family: str) -> dict[str, ModelConfig]:
+    """The rows of a family in the order of the paper's table, by name.
+
+    The last four have as much K and V a position as multi-query has: one head's, split as h × k.
+    """
+    baseline = FAMILIES[family]
+    variants = {
+        "multi-head": baseline,
+        "multi-query": dataclasses.replace(baseline, g=1),
+    }
+    if baseline.task == "translation":
+        for kind in ("multi-head", "multi-query"):
+            variants[f"{kind}-local"] = dataclasses.replace(variants[kind], window=WINDOW)
+    for h in (1, 2, 4, 8):
+        k = baseline.k // h
+        variants[f"multi-head-{h}x{k}"] = dataclasses.replace(baseline, h=h, g=h, k=k, v=k)
+    return {
+        name: dataclasses.replace(variant, f=matched_d_ff(variant, baseline))
+        for name, variant in variants.items()
+    }
+
+
+def preset_names() -> list[str]:
+    """All presets, family by family, each in its table's order."""
+    return [f"{family}/{row}" for family in FAMILIES for row in rows(family)]
+
+
+def preset(name: str) -> ModelConfig:
+    """The config of a preset such as "wmt14/multi-query"."""
+    family, _, row = name.partition("/")
+    if family in FAMILIES and row in rows(family):
+        return rows(family)[row]
+    raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
