@@ -1,0 +1,24 @@
+"""The models, their caches and their run directories."""
+
+from writehead.model.attention import Attention, Memory
+from writehead.model.cache import KVCache
+from writehead.model.language import LanguageModel
+from writehead.model.runs import Run, load_run, make_model, read_config, save_run
+from writehead.model.state import DecoderState
+from writehead.model.transformer import Packing
+from writehead.model.translation import TranslationModel
+
+__all__ = [
+    "Attention",
+    "DecoderState",
+    "KVCache",
+    "LanguageModel",
+    "Memory",
+    "Packing",
+    "Run",
+    "TranslationModel",
+    "load_run",
+    "make_model",
+    "read_config",
+    "save_run",
+]

@@ -1,0 +1,128 @@
+"""§2.3-2.4, §3: one attention layer with g write-heads, over a whole sequence or step by step.
+
+Both forms take the same path: the keys and values of X are appended to a past, which says what
+there is to attend to. The past of a whole sequence is the sequence itself (`WholePast`); that of
+a decoding step is a cache.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from writehead.config import AttentionConfig
+from writehead.errors import ShapeError
+from writehead.kernels import Visibility, attend
+from writehead.kernels.attend import check_backend
+from writehead.model.dropout import shared_dropout
+
+
+class Past(Protocol):
+    """What self-attention appends to and reads from."""
+
+    def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
+        """Takes the new K and V; returns all there is to attend to, and who sees what."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholePast:
+    """The past of a sequence given at once: itself."""
+
+    visibility: Visibility
+
+    def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
+        """K and V as they are."""
+        return K, V, self.visibility
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A fixed memory, projected once: the encoder's K [b, g, m, k] and V [b, g, m, v]."""
+
+    K: Tensor
+    V: Tensor
+    visibility: Visibility
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V."""
+        return self.K.nbytes + self.V.nbytes
+
+
+class Attention(nn.Module):
+    """Multi-head, multi-query or grouped-query attention, by g alone.
+
+    The logits are scaled by k^-0.5. The paper folds that into P_q, which is the same function but
+    not the same training (docs/paper-map.md).
+    """
+
+    def __init__(
+        self, config: AttentionConfig, *, dropout: float = 0.0, backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        check_backend(backend)
+        self.config = config
+        self.dropout = dropout
+        self.backend = backend
+        d, h, g, k, v = config.d, config.h, config.g, config.k, config.v
+        self.P_q = init_projection(nn.Linear(d, h * k, bias=config.bias))
+        self.P_k = init_projection(nn.Linear(d, g * k, bias=config.bias))
+        self.P_v = init_projection(nn.Linear(d, g * v, bias=config.bias))
+        self.P_o = init_projection(nn.Linear(h * v, d, bias=config.bias))
+
+    def forward(self, X: Tensor, past: Past) -> Tensor:
+        """Self-attention of X [b, n, d] over `past` and itself: Y [b, n, d]."""
+        self._check(X)
+        K, V, visibility = past.append(*self.project_kv(X))
+        return self._attend(X, K, V, visibility)
+
+    def read(self, X: Tensor, memory: Memory) -> Tensor:
+        """Attention of X [b, n, d] over a fixed memory: Y [b, n, d]."""
+        self._check(X)
+        return self._attend(X, memory.K, memory.V, memory.visibility)
+
+    def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
+        """The keys and values of M [b, m, d], to be read any number of times."""
+        self._check(M)
+        return Memory(*self.project_kv(M), visibility)
+
+    def project_kv(self, M: Tensor) -> tuple[Tensor, Tensor]:
+        """K [b, g, m, k] and V [b, g, m, v] of M [b, m, d]."""
+        g = self.config.g
+        return _split(self.P_k(M), g), _split(self.P_v(M), g)
+
+    def _attend(self, X: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
+        Q = _split(self.P_q(X), self.config.h)  # [b, h, n, k]
+        if self.training and self.dropout > 0.0:
+            # dropping a position's values is dropping its weight for every query
+            V = shared_dropout(V, self.dropout, dim=3)
+        O = attend(  # noqa: E741
+            Q, K, V, visibility, scale=self.config.k**-0.5, backend=self.backend
+        )
+        Y: Tensor = self.P_o(O.transpose(1, 2).flatten(2))  # [b, n, h v] -> [b, n, d]
+        return Y
+
+    def _check(self, X: Tensor) -> None:
+        if X.dim() != 3 or X.shape[2] != self.config.d:
+            raise ShapeError(
+                f"attention takes [b, n, d={self.config.d}]; this input is {list(X.shape)}"
+            )
+        weight = self.P_q.weight
+        if X.device != weight.device:
+            raise ShapeError(f"this input is on {X.device} and the weights on {weight.device}")
+        if X.dtype != weight.dtype and not torch.is_autocast_enabled(X.device.type):
+            raise ShapeError(f"this input is {X.dtype} and the weights are {weight.dtype}")
+
+
+def init_projection(P: nn.Linear) -> nn.Linear:
+    """P with weights that keep the variance of its input, and no bias at the start."""
+    nn.init.normal_(P.weight, std=P.in_features**-0.5)
+    if P.bias is not None:
+        nn.init.zeros_(P.bias)
+    return P
+
+
+def _split(X: Tensor, heads: int) -> Tensor:
+    """[b, n, heads k] -> [b, heads, n, k]."""
+    return X.view(*X.shape[:2], heads, -1).transpose(1, 2)

@@ -1,0 +1,28 @@
+"""Dropout whose noise is the same at all positions of a row, as in the authors' library.
+
+One draw serves a whole row, so the noise costs next to nothing to make, where noise for every
+element would cost as much as the layers' arithmetic between the products.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def shared_dropout(X: Tensor, p: float, dim: int) -> Tensor:
+    """X, each element zeroed with probability p alike along `dim`, the rest scaled by 1/(1-p)."""
+    shape = list(X.shape)
+    shape[dim] = 1
+    kept = torch.rand(shape, device=X.device) >= p
+    return X * (kept / (1.0 - p)).to(X.dtype)
+
+
+class SharedDropout(nn.Module):
+    """`shared_dropout` over the positions of X [b, n, d], in training only."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, X: Tensor) -> Tensor:
+        """[b, n, d] -> [b, n, d]."""
+        return shared_dropout(X, self.p, dim=1) if self.training and self.p > 0.0 else X

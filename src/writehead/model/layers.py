@@ -1,0 +1,109 @@
+"""What a Transformer is made of besides attention: embeddings, norms, feed-forward, the layer.
+
+Every sublayer is X + dropout(sublayer(norm(X))): the norm comes first, as in the authors' library.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from writehead.config import AttentionConfig, ModelConfig
+from writehead.kernels import Visibility
+from writehead.model.attention import Attention, Memory, Past, init_projection
+from writehead.model.dropout import SharedDropout
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """RMS norm with a gain, or layer norm (with a bias where the model has biases)."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d, eps=config.norm_epsilon)
+    return nn.LayerNorm(config.d, eps=config.norm_epsilon, bias=config.bias)
+
+
+class FeedForward(nn.Module):
+    """d -> f -> d, with the activation between."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.widen = init_projection(nn.Linear(config.d, config.f, bias=config.bias))
+        self.narrow = init_projection(nn.Linear(config.f, config.d, bias=config.bias))
+        self.activation = config.activation
+        self.dropout = SharedDropout(config.dropout)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """[b, n, d] -> [b, n, d]."""
+        X = self.widen(X)
+        if self.activation == "relu":
+            X = torch.relu(X)
+        else:
+            approximate = "tanh" if self.activation == "gelu_tanh" else "none"
+            X = nn.functional.gelu(X, approximate=approximate)
+        Y: Tensor = self.narrow(self.dropout(X))
+        return Y
+
+
+class Layer(nn.Module):
+    """Self-attention, with `cross` attention to a memory, then feed-forward."""
+
+    def __init__(
+        self, config: ModelConfig, attention: AttentionConfig, *, cross: bool, backend: str
+    ) -> None:
+        super().__init__()
+        self.norm_attention = make_norm(config)
+        self.attention = Attention(attention, dropout=config.dropout, backend=backend)
+        if cross:
+            self.norm_cross = make_norm(config)
+            self.cross = Attention(
+                config.encoder_attention, dropout=config.dropout, backend=backend
+            )
+        self.norm_feed_forward = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = SharedDropout(config.dropout)
+
+    def forward(self, X: Tensor, past: Past, memory: Memory | None = None) -> Tensor:
+        """[b, n, d] -> [b, n, d]: a whole sequence or its next positions, as `past` has it."""
+        X = X + self.dropout(self.attention(self.norm_attention(X), past))
+        if memory is not None:
+            X = X + self.dropout(self.cross.read(self.norm_cross(X), memory))
+        Y: Tensor = X + self.dropout(self.feed_forward(self.norm_feed_forward(X)))
+        return Y
+
+
+class Stack(nn.Module):
+    """Learned positions, the layers of one side, and the norm after the last of them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: AttentionConfig,
+        *,
+        layers: int,
+        positions: int,
+        cross: bool,
+        backend: str,
+    ) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(positions, config.d)
+        self.layers = nn.ModuleList(
+            Layer(config, attention, cross=cross, backend=backend) for _ in range(layers)
+        )
+        self.norm = make_norm(config)
+        self.dropout = SharedDropout(config.dropout)
+
+    def memorize(self, M: Tensor, visibility: Visibility) -> list[Memory]:
+        """K and V of a memory M [b, m, d] for each layer: the same for every step and beam."""
+        crosses = (layer.cross for layer in self.layers if isinstance(layer, Layer))
+        return [cross.memorize(M, visibility) for cross in crosses]
+
+    def forward(
+        self, X: Tensor, positions: Tensor, pasts: list[Past], memories: list[Memory] | None = None
+    ) -> Tensor:
+        """Embedded tokens X [b, n, d] at positions [b or 1, n]: [b, n, d]."""
+        X = self.dropout(X + self.positions(positions))
+        kind = X.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            # what layers pass on is 16-bit too, as in the authors' library
+            X = X.to(torch.get_autocast_dtype(kind))
+        for i, layer in enumerate(self.layers):
+            X = layer(X, pasts[i], memories[i] if memories else None)
+        Y: Tensor = self.dropout(self.norm(X))
+        return Y

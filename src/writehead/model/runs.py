@@ -1,0 +1,217 @@
+"""Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
+
+A run is written beside its place and moved there whole, so what is at its place is always
+complete. Weights are safetensors and config is JSON: reading a run executes nothing from it.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from writehead import __version__
+from writehead.config import ModelConfig
+from writehead.errors import ConfigError, RunError, nearest
+from writehead.model.language import LanguageModel
+from writehead.model.transformer import Transformer
+from writehead.model.translation import TranslationModel
+
+FORMAT = 1
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A loaded run: the model, ready to decode, and its tokenizer's file where it has one."""
+
+    model: TranslationModel | LanguageModel
+    tokenizer: Path | None
+
+
+def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
+    """The model that a config describes, with fresh weights."""
+    kind = TranslationModel if config.task == "translation" else LanguageModel
+    return kind(config, backend)
+
+
+def save_run(
+    directory: Path | str,
+    model: Transformer,
+    *,
+    tokenizer: Path | str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a run at `directory`, whole or not at all; refuses to replace one unless told to."""
+    directory = Path(directory)
+    if directory.exists() and not overwrite:
+        raise RunError(f"{directory} exists; choose another place, or pass overwrite=True")
+    if directory.exists() and not (directory / CONFIG).is_file():
+        raise RunError(f"{directory} is not a run, so it is not overwritten; choose another place")
+    with atomic_directory(directory) as fresh:
+        write_model(fresh, model.config, model.state_dict())
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, fresh / TOKENIZER)
+
+
+def finish_run(
+    directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: bytes
+) -> None:
+    """Puts a run into a folder that holds other things too, such as its checkpoints."""
+    with atomic_directory(directory / ".finished") as fresh:
+        write_model(fresh, config, weights)
+        (fresh / TOKENIZER).write_bytes(tokenizer)
+    for name in (TOKENIZER, WEIGHTS, CONFIG):  # the config last: with it, the run is there
+        os.replace(directory / ".finished" / name, directory / name)
+    (directory / ".finished").rmdir()
+
+
+@contextmanager
+def atomic_directory(directory: Path) -> Iterator[Path]:
+    """A fresh folder that takes the place of `directory` when the block ends without an error."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        try:
+            yield fresh
+            fresh.chmod(0o755)  # mkdtemp makes it private
+            for path in (*fresh.iterdir(), fresh):
+                _sync(path)
+            _move(fresh, directory)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{directory} could not be written: {error}") from error
+
+
+def write_model(directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Puts config and weights into a folder, which is not a run until it is moved to its place."""
+    data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
+    (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_run(
+    directory: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> Run:
+    """Reads the run at `directory`; the model is in evaluation mode."""
+    directory = Path(directory)
+    config = read_config(directory)
+    with torch.device("meta"):
+        model = make_model(config, backend)
+    weights = read_weights(directory, model, device=device, dtype=dtype)
+    model.load_state_dict(weights, assign=True)
+    tokenizer = directory / TOKENIZER
+    return Run(model.eval(), tokenizer if tokenizer.is_file() else None)
+
+
+def read_config(directory: Path | str) -> ModelConfig:
+    """The config of the run at `directory`."""
+    path = Path(directory) / CONFIG
+    _require(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise RunError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(data, dict) or "format" not in data or "model" not in data:
+        raise RunError(f"{path} is not a run's config; it should have 'format' and 'model'")
+    known = ("format", "writehead", "model")
+    for name in data:
+        if name not in known:
+            raise RunError(f"{path} has an unknown key {name!r}; {nearest(name, known)}")
+    if not isinstance(data["format"], int) or data["format"] > FORMAT:
+        raise RunError(
+            f"{path} has format {data['format']} (written by writehead {data.get('writehead')}), "
+            f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
+        )
+    try:
+        return ModelConfig.from_json(data["model"])
+    except ConfigError as error:
+        raise RunError(f"{path}: {error}") from error
+
+
+def _move(fresh: Path, directory: Path) -> None:
+    """Puts `fresh` at `directory`; an earlier run there is out of the way for a moment only."""
+    old = directory.parent / f".{directory.name}.old"
+    if directory.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        directory.rename(old)
+    try:
+        fresh.rename(directory)
+    except OSError:
+        if old.exists():
+            old.rename(directory)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    _sync(directory.parent)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder is on disk, so that a crash cannot leave it half there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require(path: Path) -> None:
+    directory = path.parent
+    if path.is_file():
+        return
+    old = directory.parent / f".{directory.name}.old"
+    if not directory.exists() and old.is_dir():
+        raise RunError(
+            f"{directory} was being replaced; the run before it is in {old}: move it back"
+        )
+    if not directory.is_dir():
+        raise RunError(f"there is no run at {directory}; check the path")
+    raise RunError(f"{directory} has no {path.name}, so it is no complete run; save it again")
+
+
+def read_weights(
+    directory: Path,
+    model: Transformer,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> dict[str, torch.Tensor]:
+    """The run's tensors, which must be the model's, name by name and shape by shape."""
+    path = directory / WEIGHTS
+    _require(path)
+    expected = model.state_dict()
+    weights: dict[str, Any] = {}
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            names = set(file.keys())
+            for name in sorted(names - expected.keys()):
+                raise RunError(f"{path} has an unknown tensor {name!r}; {nearest(name, expected)}")
+            for name, tensor in expected.items():
+                if name not in names:
+                    raise RunError(f"{path} lacks the tensor {name!r} that its config asks for")
+                shape = file.get_slice(name).get_shape()
+                if list(shape) != list(tensor.shape):
+                    raise RunError(
+                        f"{path}: {name!r} has shape {list(shape)}, and its config asks for "
+                        f"{list(tensor.shape)}"
+                    )
+                weight = file.get_tensor(name)
+                weights[name] = weight if dtype is None else weight.to(dtype)
+    except (SafetensorError, OSError) as error:
+        raise RunError(
+            f"{path} is damaged or cut short: {error}; copy or save the run again"
+        ) from error
+    return weights

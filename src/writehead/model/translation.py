@@ -1,0 +1,109 @@
+"""§4.1: the encoder-decoder Transformer for translation."""
+
+import torch
+from torch import Tensor
+
+from writehead.config import ModelConfig
+from writehead.errors import ConfigError, ShapeError
+from writehead.kernels import Visibility
+from writehead.model.attention import WholePast
+from writehead.model.layers import Stack
+from writehead.model.state import DecoderState
+from writehead.model.transformer import Packing, Transformer
+
+
+class TranslationModel(Transformer):
+    """An encoder, and a decoder that reads it.
+
+    `forward` is training's form; `start` then `step`, again and again, are decoding's. The token
+    embedding serves source, target and, where `tied`, the output.
+    """
+
+    def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
+        if config.task != "translation":
+            raise ConfigError(f"a {config.task} config makes a LanguageModel; use that class")
+        super().__init__(config, backend)
+        self.encoder = Stack(
+            config,
+            config.encoder_attention,
+            layers=config.encoder_layers,
+            positions=config.source_positions,
+            cross=False,
+            backend=backend,
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_lengths: Tensor | None = None,
+        source_packing: Packing | None = None,
+        target_packing: Packing | None = None,
+    ) -> Tensor:
+        """Logits [b, n, vocabulary]: at each position of `target`, those of the token after it.
+
+        source: [b, m]. target: [b, n], as fed to the decoder, so beginning with the start token.
+        source_lengths: [b], where the source is padded. The packings keep attention inside each
+        of several sentences in a row: segment s of the target reads segment s of the source.
+        """
+        if (source_packing is None) != (target_packing is None):
+            raise ShapeError("pack both the source and the target, or neither")
+        self._check_tokens("source", source)
+        self._check_tokens("target", target)
+        if len(source) != len(target):
+            raise ShapeError(f"{len(source)} rows of source for {len(target)} rows of target")
+        M = self.encode(source, source_lengths=source_lengths, packing=source_packing)
+        visibility = Visibility(lengths=source_lengths)
+        if source_packing is not None and target_packing is not None:
+            visibility = Visibility(
+                query_segments=target_packing.segments, memory_segments=source_packing.segments
+            )
+        return self._decode(target, target_packing, self.decoder.memorize(M, visibility))
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        source_lengths: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """The encoder's output M [b, m, d] for source [b, m]."""
+        self._check_tokens("source", source)
+        self._check_lengths("source_lengths", source_lengths, source, least=0)
+        if source_lengths is not None and packing is not None:
+            raise ShapeError("a packed source says its padding by segment 0; leave the lengths out")
+        limit = self.config.source_positions
+        positions = self._whole_positions("source", source, packing, limit)
+        segments = None if packing is None else packing.segments
+        visibility = Visibility(
+            lengths=source_lengths, query_segments=segments, memory_segments=segments
+        )
+        pasts = [WholePast(visibility)] * self.config.encoder_layers
+        M: Tensor = self.encoder(self.tokens(source), positions, pasts)
+        return M
+
+    @torch.no_grad()
+    def start(
+        self,
+        source: Tensor,
+        max_length: int,
+        *,
+        source_lengths: Tensor | None = None,
+        beam: int = 1,
+        rewindable: int = 0,
+        padded: bool = False,
+    ) -> DecoderState:
+        """A state to decode up to `max_length` tokens from: the source encoded and projected once.
+
+        source: [b, m], with source_lengths [b] where padded. The state has b × beam rows.
+        `rewindable` and `padded` are the cache's.
+        """
+        if beam < 1:
+            raise ConfigError(f"beam={beam} must be at least 1")
+        self._check_tokens("source", source)
+        cache = self._new_cache(source.shape[0] * beam, max_length, rewindable, padded)
+        M = self.encode(source, source_lengths=source_lengths)
+        memories = self.decoder.memorize(M, Visibility(lengths=source_lengths))
+        first = torch.full((source.shape[0] * beam,), self.config.start, device=source.device)
+        return DecoderState(cache, memories, first, beam)
