@@ -1,0 +1,181 @@
+"""Beam search over a step function, with the length penalty ((5 + length) / 6)^alpha.
+
+Every sentence keeps `beam` live hypotheses, and the best that have ended. A step considers the
+2 × beam best continuations: those that end, if among the first `beam`, join the ended; the best of
+the others live on. A sentence is done when none of its live hypotheses could still enter its
+n-best, whatever came next; that is seen from its own numbers alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from writehead.config import DecodeConfig
+from writehead.decoding.search import (
+    Constraints,
+    Hypothesis,
+    S,
+    Step,
+    greedy,
+    length_penalty,
+    make_hypothesis,
+    next_logits,
+)
+from writehead.errors import ConfigError, ShapeError
+
+NEVER = float("-inf")
+
+
+def beam_search(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    end: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+) -> list[list[Hypothesis]]:
+    """For each sentence, its n_best hypotheses, best first; fewer where fewer exist.
+
+    A hypothesis that reaches its maximal length competes as it is, unfinished. A forced prefix
+    counts in scores and lengths. With beam=1 this is greedy search, whatever alpha.
+    """
+    if config.temperature is not None:
+        raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
+    if config.beam == 1:
+        best = greedy(step, state, config, end=end, prefixes=prefixes, max_lengths=max_lengths)
+        return [[hypothesis] for hypothesis in best]
+    if state.beam == 1:
+        state = state.expand(config.beam)
+    elif state.beam != config.beam:
+        raise ShapeError(
+            f"this state has {state.beam} beams a sentence, not {config.beam}; start it with "
+            f"beam={config.beam} or 1"
+        )
+    b = len(state.first) // config.beam
+    constraints = Constraints.make(config, end, prefixes, max_lengths, b, state.first.device)
+    beams = _Beams(config, constraints, b, state.first.device)
+    tokens = state.first
+    for t in range(constraints.longest):
+        logits = next_logits(step, tokens, state).view(b, config.beam, -1)
+        tokens, rows = beams.advance(constraints.log_probabilities(logits, t), t)
+        if beams.all_done():
+            break
+        state.reorder(rows)
+    return beams.results()
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Hypotheses of each sentence, best first. Every tensor is [b, count, …]."""
+
+    scores: Tensor  # what they are ranked by; NEVER where there is none
+    log_p: Tensor
+    tokens: Tensor  # [b, count, longest]
+    lengths: Tensor
+    ended: Tensor
+
+    def best(self, count: int) -> "_Pool":
+        """The `count` best, the earlier of equals first."""
+        order = self.scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        wide = order.unsqueeze(2).expand(-1, -1, self.tokens.shape[2])
+        return _Pool(
+            self.scores.gather(1, order),
+            self.log_p.gather(1, order),
+            self.tokens.gather(1, wide),
+            self.lengths.gather(1, order),
+            self.ended.gather(1, order),
+        )
+
+    def joined(self, other: "_Pool") -> "_Pool":
+        """These, then those of `other`."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Pool(*(torch.cat(pair, dim=1) for pair in pairs))
+
+
+class _Beams:
+    """The live hypotheses of b sentences and those that have ended, as tensors of fixed shape."""
+
+    def __init__(
+        self, config: DecodeConfig, constraints: Constraints, b: int, device: torch.device
+    ) -> None:
+        self.config, self.constraints = config, constraints
+        shape = (b, config.beam)
+        # all beams begin alike, so only the first may speak
+        self.live = torch.full(shape, NEVER, device=device)
+        self.live[:, 0] = 0.0
+        self.tokens = torch.zeros(*shape, constraints.longest, dtype=torch.long, device=device)
+        self.sentences = torch.arange(b, device=device).unsqueeze(1)
+        self.done = _Pool(
+            torch.full(shape, NEVER, device=device),
+            torch.full(shape, NEVER, device=device),
+            torch.zeros_like(self.tokens),
+            torch.zeros(shape, dtype=torch.long, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device),
+        )
+
+    def advance(self, log_p: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        """Takes log_p [b, beam, vocabulary]; returns the next tokens [rows] and whence they come.
+
+        The rows answered are those that a state is to be reordered by.
+        """
+        beam, vocabulary = log_p.shape[1:]
+        live = self.live.unsqueeze(2)
+        # where nothing lives, whatever the model says is not heard, NaN included
+        totals = torch.where(live == NEVER, NEVER, live + log_p).flatten(1)  # [b, beam vocabulary]
+        scores, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
+        parents, tokens = places // vocabulary, places % vocabulary  # [b, 2 beam]
+        histories = self.tokens[self.sentences, parents]
+        histories[:, :, t] = tokens
+        ended = tokens == self.constraints.end
+        cut = (t + 1 >= self.constraints.max_lengths).unsqueeze(1)
+
+        self._finish(scores[:, :beam], histories[:, :beam], ended[:, :beam], cut, t + 1)
+        scores = scores.masked_fill(ended | cut, NEVER)
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :beam]
+        self.live = scores.gather(1, order)
+        self.tokens = histories[self.sentences, order]
+        # a sentence that is done has nothing live, and so changes no more
+        self.live = self.live.masked_fill(self._decided(t + 1).unsqueeze(1), NEVER)
+        rows = self.sentences * beam + parents.gather(1, order)
+        return tokens.gather(1, order).flatten(), rows.flatten()
+
+    def all_done(self) -> bool:
+        """Whether no sentence has a live hypothesis; waits for the device."""
+        return bool((self.live == NEVER).all())
+
+    def results(self) -> list[list[Hypothesis]]:
+        """The n_best of each sentence."""
+        pools = zip(*(field.tolist() for field in vars(self.done).values()), strict=True)
+        return [
+            [
+                make_hypothesis(tokens, length, score, log_p, ended)
+                for i, (score, log_p, tokens, length, ended) in enumerate(zip(*pool, strict=True))
+                if i == 0 or score != NEVER  # a sentence without any is an error, raised there
+            ][: self.config.n_best]
+            for pool in pools
+        ]
+
+    def _finish(
+        self, log_p: Tensor, histories: Tensor, ended: Tensor, cut: Tensor, length: int
+    ) -> None:
+        """Adds to the done those of the candidates [b, beam] that end here or are cut here."""
+        penalty = float(length_penalty(length, self.config.alpha))
+        scores = (log_p / penalty).masked_fill(~(ended | cut), NEVER)
+        lengths = torch.full_like(histories[:, :, 0], length)
+        found = _Pool(scores, log_p, histories, lengths, ended)
+        self.done = self.done.joined(found).best(self.done.scores.shape[1])
+
+    def _decided(self, length: int) -> Tensor:
+        """[b]: whether no live hypothesis of `length` tokens can still enter the n-best.
+
+        Its log-probability can only fall, so at best it stays, and is divided by the penalty of
+        the longest possible sequence (of the shortest, where alpha is negative).
+        """
+        alpha = self.config.alpha
+        longest = self.constraints.max_lengths
+        penalty = length_penalty(longest if alpha >= 0 else length + 1, alpha).to(self.live.device)
+        bound = self.live.amax(dim=1) / penalty
+        return bound <= self.done.scores[:, self.config.n_best - 1]

@@ -1,0 +1,330 @@
+"""Greedy search and sampling over a step function; this file knows no model.
+
+A step function takes tokens [rows] and a state and returns logits [rows, vocabulary]; a captured
+graph is one more of them. Whatever happens to a row depends on that row alone: its limits, its
+seed and its logits.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from writehead.config import DecodeConfig
+from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+
+
+class SearchState(Protocol):
+    """What a search needs of a state; `DecoderState` is one."""
+
+    @property
+    def first(self) -> Tensor:
+        """[rows], the tokens to feed first."""
+
+    @property
+    def beam(self) -> int:
+        """How many neighbouring rows belong to one sentence."""
+
+    def expand(self, beam: int) -> Self:
+        """The state with `beam` rows for each of its own."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on from what was row rows[i]."""
+
+
+S = TypeVar("S", bound=SearchState)
+Step = Callable[[Tensor, S], Tensor]
+Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocabulary], t -> tokens [b]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A sequence that was found, without its end token.
+
+    `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
+    `finished` is false for a sequence that was cut at its maximal length.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_probability: float
+    finished: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Constraints:
+    """What each of b sentences must begin with, and how long it may and must be."""
+
+    end: int
+    min_length: int
+    max_lengths: Tensor  # [b]
+    longest: int
+    prefix: Tensor  # [b, longest prefix]
+    prefix_lengths: Tensor  # [b]
+
+    @classmethod
+    def make(
+        cls,
+        config: DecodeConfig,
+        end: int,
+        prefixes: Sequence[Sequence[int]] | None,
+        max_lengths: Sequence[int] | None,
+        b: int,
+        device: torch.device,
+    ) -> "Constraints":
+        """Constraints for b sentences, checked."""
+        if b < 1:
+            raise ShapeError("this state has no rows; start one with at least one sentence")
+        if end < 0:
+            raise TokenError(f"end={end} is no token id")
+        limits = _limits(config, max_lengths, b)
+        starts = [()] * b if prefixes is None else [tuple(prefix) for prefix in prefixes]
+        for name, given in (("max_lengths", limits), ("prefixes", starts)):
+            if len(given) != b:
+                raise ShapeError(f"{len(given)} {name} for {b} sentences; give one each")
+        least, most = max(1, config.min_length), config.max_length or math.inf
+        for limit, prefix in zip(limits, starts, strict=True):
+            if not least <= limit <= most:
+                raise ConfigError(f"a row's max_length={limit} must be from {least} to {most}")
+            if len(prefix) > limit:
+                raise ConfigError(
+                    f"a forced prefix of {len(prefix)} tokens does not fit max_length={limit}"
+                )
+            if end in prefix or min(prefix, default=0) < 0:
+                raise TokenError(
+                    f"a forced prefix must hold token ids other than the end token {end}"
+                )
+        width = max(map(len, starts))
+        padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in starts]
+        return cls(
+            end,
+            config.min_length,
+            torch.tensor(limits, device=device),
+            max(limits),
+            torch.tensor(padded, dtype=torch.long, device=device).view(b, width),
+            torch.tensor([len(prefix) for prefix in starts], device=device),
+        )
+
+    def log_probabilities(self, logits: Tensor, t: int) -> Tensor:
+        """log P of each token as the t-th from 0, -inf where it is not allowed.
+
+        logits: [b, …, vocabulary], of any floating type; the result is float32.
+        """
+        vocabulary = logits.shape[-1]
+        if t == 0:
+            largest = max(self.end, int(self.prefix.max()) if self.prefix.numel() else 0)
+            if largest >= vocabulary:
+                raise TokenError(f"token {largest} is outside the vocabulary of {vocabulary}")
+        log_p = torch.log_softmax(logits.float(), dim=-1)
+        tokens = torch.arange(vocabulary, device=logits.device)
+        if t + 1 < self.min_length:
+            log_p = log_p.masked_fill(tokens == self.end, float("-inf"))
+        if t < self.prefix.shape[1]:
+            forced = (t < self.prefix_lengths).unsqueeze(1)
+            other = forced & (tokens != self.prefix[:, t].unsqueeze(1))  # [b, vocabulary]
+            log_p = log_p.masked_fill(
+                other.view(len(other), *[1] * (logits.dim() - 2), vocabulary), float("-inf")
+            )
+        return log_p
+
+
+def _limits(config: DecodeConfig, max_lengths: Sequence[int] | None, b: int) -> list[int]:
+    """How long each of b rows may become."""
+    if max_lengths is not None:
+        return list(max_lengths)
+    if config.max_length is None:
+        raise ConfigError("nothing says when to stop; set max_length, or give max_lengths")
+    return [config.max_length] * b
+
+
+def next_logits(step: Step[S], tokens: Tensor, state: S) -> Tensor:
+    """What `step` returns for tokens [rows], once its shape is seen to be [rows, vocabulary]."""
+    logits = step(tokens, state)
+    if logits.dim() != 2 or len(logits) != len(tokens):
+        raise ShapeError(
+            f"the step function returned logits {list(logits.shape)}; they must be "
+            f"[{len(tokens)}, vocabulary]"
+        )
+    return logits
+
+
+def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
+    """((5 + length) / 6)^alpha: what a log-probability is divided by."""
+    return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
+
+
+def greedy(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    end: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+) -> list[Hypothesis]:
+    """For each row, the sequence whose every token is the likeliest after those before it.
+
+    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits.
+    """
+    _check_greedy(config)
+    constraints = Constraints.make(
+        config, end, prefixes, max_lengths, len(state.first), state.first.device
+    )
+    return _follow(step, state, constraints, config.alpha, _likeliest)
+
+
+def sample(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    end: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Hypothesis]:
+    """For each row, a sequence drawn from softmax(logits / temperature).
+
+    top_k keeps the k likeliest tokens, top_p the fewest that together reach probability p. Row i
+    draws by seeds[i] (config.seed + i unless given) and by nothing else.
+    """
+    if config.temperature is None:
+        raise ConfigError("sampling needs a temperature; 1.0 draws from the model as it is")
+    b, device = len(state.first), state.first.device
+    constraints = Constraints.make(config, end, prefixes, max_lengths, b, device)
+    seeds = range(config.seed, config.seed + b) if seeds is None else seeds
+    if len(seeds) != b:
+        raise ShapeError(f"{len(seeds)} seeds for {b} rows; give one each")
+    choose = _drawer(config, seeds, constraints.longest, device)
+    return _follow(step, state, constraints, config.alpha, choose)
+
+
+def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterator[int]:
+    """The tokens of a state's only row as they are chosen, without the end token.
+
+    They are those that `sample` would find where there is a temperature, else those of `greedy`.
+    """
+    if len(state.first) != 1:
+        raise ShapeError(f"this state has {len(state.first)} rows; only one can be streamed")
+    constraints = Constraints.make(config, end, None, None, 1, state.first.device)
+    if config.temperature is None:
+        _check_greedy(config)
+        choose: Choose = _likeliest
+    else:
+        choose = _drawer(config, [config.seed], constraints.longest, state.first.device)
+    return _stream(_walk(step, state, constraints, choose), end)
+
+
+def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], end: int) -> Iterator[int]:
+    for tokens, gained, _ in walk:
+        _check_number(float(gained))
+        token = int(tokens)
+        if token != end:
+            yield token
+
+
+def _check_greedy(config: DecodeConfig) -> None:
+    if config.beam > 1 or config.temperature is not None:
+        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
+
+
+def _likeliest(log_p: Tensor, t: int) -> Tensor:
+    return log_p.argmax(dim=-1)
+
+
+def _drawer(
+    config: DecodeConfig, seeds: Sequence[int], longest: int, device: torch.device
+) -> Choose:
+    """Draws up to `longest` tokens a row: one number a step, from the row's own generator."""
+    for seed in seeds:
+        if not -(2**63) <= seed < 2**64:
+            raise ConfigError(f"seed={seed} does not fit 64 bits; choose one from 0 to 2^64 - 1")
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    draws = torch.stack([torch.rand(longest, generator=generator) for generator in generators])
+    draws = draws.to(device)
+    return lambda log_p, t: _draw(log_p, draws[:, t], config)
+
+
+def _draw(log_p: Tensor, u: Tensor, config: DecodeConfig) -> Tensor:
+    """The tokens [b] at which the cumulative probability passes u [b]."""
+    assert config.temperature is not None
+    # what float32 can divide by; past either limit the draw would be the same
+    temperature = min(max(config.temperature, 1e-30), 1e30)
+    ordered, tokens = torch.sort(log_p / temperature, dim=-1, descending=True, stable=True)
+    if config.top_k is not None:
+        ordered[:, config.top_k :] = float("-inf")
+    p = torch.softmax(ordered, dim=-1)
+    if config.top_p is not None:
+        before = p.cumsum(dim=-1) - p
+        p = p.masked_fill(before >= config.top_p, 0.0)
+    reached = p.cumsum(dim=-1)
+    place = (reached <= u.unsqueeze(1) * reached[:, -1:]).sum(dim=-1)
+    # where rounding left a gap at the end; a row without numbers takes any token
+    place = torch.minimum(place, (p > 0.0).sum(dim=-1) - 1).clamp(min=0)
+    return tokens.gather(1, place.unsqueeze(1)).squeeze(1)
+
+
+def _walk(
+    step: Step[S], state: S, constraints: Constraints, choose: Choose
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Step by step: the tokens [b] chosen, their log-probabilities, and whether each counts."""
+    if state.beam != 1:
+        raise ConfigError(f"this state has {state.beam} beams a sentence; start one with beam=1")
+    tokens = state.first
+    over = torch.zeros_like(tokens, dtype=torch.bool)  # ended, or as long as may be
+    for t in range(constraints.longest):
+        log_p = constraints.log_probabilities(next_logits(step, tokens, state), t)
+        tokens = choose(log_p, t)
+        yield tokens, log_p.gather(1, tokens.unsqueeze(1)).squeeze(1), ~over
+        over = over | (tokens == constraints.end) | (t + 1 >= constraints.max_lengths)
+        if bool(over.all()):
+            return
+
+
+def _follow(
+    step: Step[S], state: S, constraints: Constraints, alpha: float, choose: Choose
+) -> list[Hypothesis]:
+    """One hypothesis a row, each next token by `choose` from log-probabilities [b, vocabulary]."""
+    b, device = len(state.first), state.first.device
+    produced = torch.zeros(b, constraints.longest, dtype=torch.long, device=device)
+    total = torch.zeros(b, device=device)
+    lengths = torch.zeros(b, dtype=torch.long, device=device)
+    ended = torch.zeros(b, dtype=torch.bool, device=device)
+    for t, (tokens, gained, live) in enumerate(_walk(step, state, constraints, choose)):
+        total = torch.where(live, total + gained, total)
+        produced[:, t] = tokens
+        lengths += live
+        ended |= live & (tokens == constraints.end)
+    scores = total / length_penalty(lengths, alpha).to(total.device)
+    rows = zip(
+        produced.tolist(),
+        scores.tolist(),
+        total.tolist(),
+        lengths.tolist(),
+        ended.tolist(),
+        strict=True,
+    )
+    return [
+        make_hypothesis(tokens, length, score, log_p, finished)
+        for tokens, score, log_p, length, finished in rows
+    ]
+
+
+def make_hypothesis(
+    tokens: list[int], length: int, score: float, log_probability: float, finished: bool
+) -> Hypothesis:
+    """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
+    _check_number(log_probability)
+    return Hypothesis(tuple(tokens[: length - int(finished)]), score, log_probability, finished)
+
+
+def _check_number(log_probability: float) -> None:
+    """Raises where no token could be chosen, or the model's logits are not numbers."""
+    if not math.isfinite(log_probability):
+        raise SearchError(
+            "the model's logits leave no token to choose; look for NaN in its weights, or for a "
+            "forced prefix or a min_length that they rule out"
+        )
