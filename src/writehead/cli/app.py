@@ -1,0 +1,72 @@
+"""The command line's frame: the verbs hang on `app`, and `main` says an error in one line.
+
+PyTorch takes seconds to load, so verbs import the rooms that need it when they run.
+"""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from writehead import __version__
+from writehead.errors import WriteheadError
+
+
+class Page(Console):
+    """A console that lets a reader leave early, as the verbs do."""
+
+    def on_broken_pipe(self) -> None:
+        """Passes on what rich would turn into an exit code of 1."""
+        raise BrokenPipeError
+
+
+class _Verbs(TyperGroup):
+    """The verbs; whichever runs, a reader that leaves early is no error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            # what is left unsaid goes nowhere, so that closing the stream cannot fail either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit() from error
+        return result
+
+
+app = typer.Typer(
+    name="writehead",
+    cls=_Verbs,
+    help="Transformers that decode fast because their keys and values have one head.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"writehead {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Transformers that decode fast because their keys and values have one head."""
+
+
+def main() -> None:
+    """The entry point: an error of ours is one red line and exit code 2."""
+    try:
+        app()
+    except WriteheadError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        sys.exit(2)

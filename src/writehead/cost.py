@@ -1,0 +1,431 @@
+"""Operations and bytes of any config at any point, and the least time they take on a chip.
+
+What is counted, here and everywhere in this library:
+- An operation is one multiplication or one addition of a matrix product. Norms, softmax and sums
+  are left out: next to the products they are few, and a good kernel hides them.
+- Bytes are of three kinds: weights, K and V of the memory that a step reads, and activations that
+  pass from one part to the next. The floor leaves activations out, because fused kernels and
+  on-chip caches can keep them from ever reaching memory.
+- Attention is counted over the visible pairs of query and memory position alone.
+- The floor of a part is the larger of its operations over the chip's matrix rate and its bytes
+  over the chip's bandwidth; the floor of a whole is the sum of its parts'.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from writehead.config import AttentionConfig, ModelConfig
+from writehead.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a floor is measured by: bytes of memory, bytes a second, operations a second."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "bandwidth", "flops"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"a chip's {name}={getattr(self, name)} must be above 0")
+
+
+_DATASHEET = "datasheet, dense 16-bit"
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("h200", 139 * 2**30, 4.3e12, 790e12, "measured: a copy, and an 8192³ bf16 product"),
+        Chip("h100", 80e9, 3.35e12, 989e12, _DATASHEET),
+        Chip("a100", 80e9, 2.04e12, 312e12, _DATASHEET),
+        Chip("l4", 24e9, 0.3e12, 121e12, _DATASHEET),
+        Chip("tpu-v2", 64e9, 2.4e12, 180e12, "datasheet of the four chips that the paper timed"),
+    )
+}
+
+
+def find_chip(name: str) -> Chip:
+    """The chip of that name; raises with the nearest one."""
+    if name not in CHIPS:
+        raise ConfigError(f"unknown chip {name!r}; {nearest(name, CHIPS)}")
+    return CHIPS[name]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decoded or trained on: `batch` sentences of `source` tokens into `target` tokens.
+
+    A language model has no source. `element` is the bytes of a weight or activation.
+    """
+
+    batch: int
+    source: int
+    target: int
+    beam: int = 1
+    element: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "target", "beam", "element"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.source < 0:
+            raise ConfigError(f"source={self.source} must not be negative")
+
+    @property
+    def rows(self) -> int:
+        """Hypotheses that step together."""
+        return self.batch * self.beam
+
+
+@dataclass(frozen=True)
+class Part:
+    """The work of one kind of layer: operations, and bytes by what they are."""
+
+    name: str
+    operations: int
+    weights: int
+    kv: int
+    activations: int
+
+    @property
+    def bytes(self) -> int:
+        """All bytes accessed."""
+        return self.weights + self.kv + self.activations
+
+    def times(self, factor: int) -> "Part":
+        """The same work, `factor` times."""
+        counts = (self.operations, self.weights, self.kv, self.activations)
+        return Part(self.name, *(factor * count for count in counts))
+
+    def floor(self, chip: Chip) -> float:
+        """The least seconds it takes: by operations, or by bytes of weights, K and V."""
+        return max(self.operations / chip.flops, (self.weights + self.kv) / chip.bandwidth)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Parts that are done one after another."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of all parts."""
+        return sum(part.operations for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes accessed by all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    def floor(self, chip: Chip) -> float:
+        """The least seconds that all parts take in turn."""
+        return sum(part.floor(chip) for part in self.parts)
+
+
+def parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part; their sum is the model's."""
+    d, feed_forward = config.d, _feed_forward_parameters(config)
+    norms = config.attention_layers + config.feed_forward_layers + 1 + bool(config.encoder_layers)
+    norm_size = d * (2 if config.norm == "layer" and config.bias else 1)
+    counts = {
+        "token embedding": config.vocabulary * d,
+        "output embedding": 0 if config.tied else config.vocabulary * d,
+        "positions": (config.source_positions + config.target_positions) * d,
+        "encoder attention": config.encoder_layers * config.encoder_attention.parameters,
+        "encoder feed-forward": config.encoder_layers * feed_forward,
+        "decoder self-attention": config.decoder_layers * config.decoder_attention.parameters,
+        "encoder-decoder attention": (config.attention_layers - config.feed_forward_layers)
+        * config.encoder_attention.parameters,
+        "decoder feed-forward": config.decoder_layers * feed_forward,
+        "norms": norms * norm_size,
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:
+    """Bytes of K and V: what a target and a source token add to them, and all that is allocated."""
+    position = config.decoder_layers * config.decoder_attention.kv_size * setting.element
+    has_source = config.encoder_layers > 0
+    kept = setting.target if config.window is None else min(config.window, setting.target)
+    source = position if has_source else 0
+    return {
+        "target_token": position,
+        "source_token": source,
+        "self": setting.rows * kept * position,
+        "encoder": setting.batch * setting.source * source,
+        "total": setting.rows * kept * position + setting.batch * setting.source * source,
+    }
+
+
+def encoder(config: ModelConfig, setting: Setting) -> Work:
+    """What `start` does: the encoder, and the K and V that the decoder will read."""
+    return _encoder(config, setting, setting.batch * setting.source**2)
+
+
+def decoder_step(
+    config: ModelConfig, setting: Setting, position: int | None = None, *, padded: bool = False
+) -> Work:
+    """One step of the decoder that feeds the token at `position` (from 0; the last by default).
+
+    `padded` reads the memory to its capacity whatever the position, as the paper's decoder did.
+    """
+    position = setting.target - 1 if position is None else position
+    if not 0 <= position < setting.target:
+        raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
+    attention, rows, e = config.decoder_attention, setting.rows, setting.element
+    m = setting.target if padded else position + 1
+    if config.window is not None:
+        m = min(m, config.window)
+    layers = config.decoder_layers
+    read = e * attention.kv_size
+    parts = [
+        _projections("self: projections", attention, rows, e).times(layers),
+        _mixing("self: K and V", attention, rows, rows * m, rows * m * read, e).times(layers),
+        _feed_forward("feed-forward", config, rows, e).times(layers),
+        _output(config, rows, e),
+    ]
+    if config.encoder_layers:
+        once = setting.batch * setting.source * read  # the beams of a sentence share it
+        pairs = rows * setting.source
+        parts[2:2] = [
+            _read_projections("cross: projections", attention, rows, e).times(layers),
+            _mixing("cross: K and V", attention, rows, pairs, once, e).times(layers),
+        ]
+    return Work(tuple(parts))
+
+
+def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
+    """All `target` steps of the decoder."""
+    steps = (
+        decoder_step(config, setting, position, padded=padded) for position in range(setting.target)
+    )
+    return Work(tuple(_sum(parts) for parts in zip(*(step.parts for step in steps), strict=True)))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Visible pairs of query and memory position in a whole batch, by kind of attention."""
+
+    encoder: int
+    self: int
+    cross: int
+
+
+def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
+    """Forward and backward over `batch` rows of source and target, the optimizer left out.
+
+    The backward pass does each product twice, once for either operand's gradient, so everything
+    counts three times. `pairs` are given where rows are packed with several sentences; otherwise
+    each row is one.
+    """
+    if pairs is None:
+        source, target = setting.source, setting.target
+        one = Pairs(source**2, visible_pairs(target, config.window), source * target)
+        pairs = Pairs(*(setting.batch * count for count in vars(one).values()))
+    attention, e = config.decoder_attention, setting.element
+    tokens, layers = setting.batch * setting.target, config.decoder_layers
+    parts = [
+        *_encoder(config, setting, pairs.encoder).parts,
+        _projections("self: projections", attention, tokens, e).times(layers),
+        _mixing("self: attention", attention, tokens, pairs.self, 0, e).times(layers),
+        _feed_forward("feed-forward", config, tokens, e).times(layers),
+        _output(config, tokens, e),
+    ]
+    if config.encoder_layers:
+        parts += [
+            _read_projections("cross: projections", attention, tokens, e).times(layers),
+            _mixing("cross: attention", attention, tokens, pairs.cross, 0, e).times(layers),
+        ]
+    return Work(tuple(part.times(3) for part in parts))
+
+
+def visible_pairs(n: int, window: int | None = None) -> int:
+    """Pairs of query and memory position in causal attention over n positions."""
+    w = n if window is None else min(window, n)
+    return w * (w + 1) // 2 + (n - w) * w
+
+
+def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
+    """The most sentences that decode together in the chip's memory.
+
+    Beside weights, K and V there is a workspace: the encoder's widest layer, or the logits of a
+    step and their float32 copy, whichever is more.
+    """
+    one = dataclasses.replace(setting, batch=1)
+    wide = setting.source * (2 * config.d + 2 * config.f) * setting.element
+    logits = setting.beam * config.vocabulary * (setting.element + 4)
+    sentence = kv_bytes(config, one)["total"] + max(wide, logits)
+    weights = sum(parameters(config).values()) * setting.element
+    return max(0, int((chip.memory - weights) // sentence))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Memory access over operations of one attention layer, as a section of the paper has it.
+
+    `theta` is the sum of the section's terms; `counted` is the elements of all tensors accessed
+    over the multiply-adds.
+    """
+
+    section: str
+    form: str
+    terms: str
+    theta: float
+    counted: float
+
+
+def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
+    """§2.3.1, §2.4.1 and §3.1 for self-attention over n positions, with this layer's own sizes.
+
+    The paper's terms hold for k = v = d/h and n ≤ d; the counts hold for any.
+    """
+    d, h, k = attention.d, attention.h, attention.k
+    multi_head = dataclasses.replace(attention, g=h, bias=False)
+    multi_query = dataclasses.replace(attention, g=1, bias=False)
+    return (
+        Ratio(
+            "§2.3.1",
+            f"batched {attention.kind}",
+            "1/k + 1/(bn)",
+            1 / k + 1 / (b * n),
+            _batched_ratio(dataclasses.replace(attention, bias=False), b, n),
+        ),
+        Ratio(
+            "§2.4.1",
+            "incremental multi-head",
+            "n/d + 1/b",
+            n / d + 1 / b,
+            _incremental_ratio(multi_head, b, n),
+        ),
+        Ratio(
+            "§3.1",
+            "incremental multi-query",
+            "1/d + n/(dh) + 1/b",
+            1 / d + n / (d * h) + 1 / b,
+            _incremental_ratio(multi_query, b, n),
+        ),
+    )
+
+
+def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
+    """X, M, Q, K, V, O, Y, the logits, the weights and the projections, over the multiply-adds."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    elements = b * n * (3 * d + h * (k + v) + attention.kv_size) + 2 * b * h * n**2
+    operations = b * n * attention.parameters + b * h * n**2 * (k + v)
+    return (elements + attention.parameters) / operations
+
+
+def _incremental_ratio(attention: AttentionConfig, b: int, n: int) -> float:
+    """The same over n calls, each of which reads K, V and the projections anew."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    pairs = visible_pairs(n, attention.window)
+    elements = b * n * (2 * d + h * (k + v)) + b * pairs * attention.kv_size
+    operations = b * n * attention.parameters + b * h * pairs * (k + v)
+    return (elements + n * attention.parameters) / operations
+
+
+def _encoder(config: ModelConfig, setting: Setting, pairs: int) -> Work:
+    if not config.encoder_layers:
+        return Work(())
+    attention, tokens = config.encoder_attention, setting.batch * setting.source
+    layers, e = config.encoder_layers, setting.element
+    memory = Part(
+        "cross: K and V projected",
+        operations=2 * tokens * attention.d * attention.kv_size,
+        weights=e * _kv_parameters(attention),
+        kv=0,
+        activations=e * tokens * (attention.d + attention.kv_size),
+    )
+    return Work(
+        (
+            _projections("encoder: projections", attention, tokens, e).times(layers),
+            _mixing("encoder: attention", attention, tokens, pairs, 0, e).times(layers),
+            _feed_forward("encoder: feed-forward", config, tokens, e).times(layers),
+            memory.times(config.decoder_layers),
+        )
+    )
+
+
+def _feed_forward_parameters(config: ModelConfig) -> int:
+    return 2 * config.d * config.f + (config.d + config.f if config.bias else 0)
+
+
+def _kv_parameters(attention: AttentionConfig) -> int:
+    """P_k and P_v, with their biases."""
+    return (attention.d + int(attention.bias)) * attention.kv_size
+
+
+def _projections(name: str, attention: AttentionConfig, tokens: int, e: int) -> Part:
+    """P_q, P_k, P_v and P_o over `tokens` positions."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    products = dataclasses.replace(attention, bias=False).parameters
+    return Part(
+        name,
+        operations=2 * tokens * products,
+        weights=e * attention.parameters,
+        kv=0,
+        activations=e * tokens * (2 * d + h * (k + v) + attention.kv_size),
+    )
+
+
+def _read_projections(name: str, attention: AttentionConfig, tokens: int, e: int) -> Part:
+    """P_q and P_o alone: the memory's K and V are projected once, before."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    return Part(
+        name,
+        operations=2 * tokens * d * h * (k + v),
+        weights=e * (attention.parameters - _kv_parameters(attention)),
+        kv=0,
+        activations=e * tokens * (2 * d + h * (k + v)),
+    )
+
+
+def _mixing(
+    name: str, attention: AttentionConfig, tokens: int, pairs: int, kv: int, e: int
+) -> Part:
+    """Logits and weighted sums: `tokens` queries over `pairs` visible positions in all."""
+    h, k, v = attention.h, attention.k, attention.v
+    return Part(
+        name,
+        operations=2 * pairs * h * (k + v),
+        weights=0,
+        kv=kv,
+        activations=e * tokens * h * (k + v),
+    )
+
+
+def _feed_forward(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
+    return Part(
+        name,
+        operations=4 * tokens * config.d * config.f,
+        weights=e * _feed_forward_parameters(config),
+        kv=0,
+        activations=e * tokens * 2 * (config.d + config.f),
+    )
+
+
+def _output(config: ModelConfig, tokens: int, e: int) -> Part:
+    return Part(
+        "output",
+        operations=2 * tokens * config.d * config.vocabulary,
+        weights=e * config.d * config.vocabulary,
+        kv=0,
+        activations=e * tokens * (config.d + config.vocabulary),
+    )
+
+
+def _sum(parts: Iterable[Part]) -> Part:
+    """Parts of one name as one."""
+    parts = tuple(parts)
+    return Part(
+        parts[0].name,
+        sum(part.operations for part in parts),
+        sum(part.weights for part in parts),
+        sum(part.kv for part in parts),
+        sum(part.activations for part in parts),
+    )

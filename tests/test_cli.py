@@ -1,0 +1,127 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from writehead.cli import app, main
+from writehead.model import make_model, save_run
+from writehead.paper.presets import preset, preset_names
+
+
+@pytest.fixture
+def writehead(monkeypatch, capsys):
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["writehead", *arguments])
+        monkeypatch.setenv("COLUMNS", "100")
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_explain_shows_211m_parameters_and_the_floor(writehead):
+    code, out, _ = writehead("explain", "wmt14/multi-query")
+    assert code == 0
+    assert "211M parameters" in out
+    assert "518 µs" in out
+    assert "gain" in out
+
+
+def test_explain_json_is_exact_and_complete(writehead):
+    code, out, _ = writehead("explain", "wmt14/multi-query", "--json", "--position", "0")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["parameters"]["total"] == sum(answer["parameters"]["parts"].values())
+    assert answer["decoder_step"]["position"] == 0
+    for key in ("training_step", "encoder", "decoder_step", "decoder_sequence"):
+        work = answer[key]
+        assert work["operations"] == sum(part["operations"] for part in work["parts"])
+        assert work["bytes"] == sum(part["bytes"] for part in work["parts"])
+        assert work["floor_us"] == pytest.approx(sum(p["floor_us"] for p in work["parts"]))
+    assert [ratio["section"] for ratio in answer["ratios"]] == ["§2.3.1", "§2.4.1", "§3.1"]
+    assert answer["comparison"]["multi-head"]["f"] == 4096
+    assert answer["comparison"]["gain"] > 1
+    assert answer["largest_batch"] == answer["comparison"]["multi-query"]["largest_batch"]
+
+
+def test_explain_takes_another_chip_or_the_users_own_figures(writehead):
+    floors = []
+    for options in (["--bandwidth", "1e12", "--flops", "1e30"], ["--bandwidth", "2e12"]):
+        arguments = ("explain", "lm1b/multi-head", "--json", "--flops", "1e30", *options)
+        floors.append(json.loads(writehead(*arguments)[1])["decoder_step"]["floor_us"])
+    assert floors[0] == pytest.approx(2 * floors[1])
+
+
+def test_explain_reads_the_config_of_a_run(writehead, tmp_path):
+    save_run(tmp_path / "run", make_model(preset("tiny/multi-query")))
+    code, out, _ = writehead("explain", str(tmp_path / "run"), "--json")
+    assert code == 0
+    assert json.loads(out)["config"] == preset("tiny/multi-query").to_json()
+
+
+def test_a_language_model_is_explained_without_a_source(writehead):
+    code, out, _ = writehead("explain", "lm1b/multi-query")
+    assert code == 0
+    assert "192M parameters" in out
+    assert "source" not in out
+
+
+def test_presets_are_listed(writehead):
+    code, out, _ = writehead("presets")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == preset_names()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
+        (["explain", "nothing-like-it"], "known: "),
+        (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
+        (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
+        (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
+        (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
+        (["explain", "."], "has no config.json"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    writehead, monkeypatch, tmp_path, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = writehead(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_every_verb_answers_help_with_an_example():
+    verbs = get_command(app).commands
+    assert {"explain", "presets"} <= verbs.keys()
+    for verb in verbs:
+        result = CliRunner().invoke(app, [verb, "--help"])
+        assert result.exit_code == 0
+        assert f"Example: writehead {verb}" in " ".join(result.output.split())
+
+
+def test_a_reader_who_leaves_early_is_no_error():
+    command = f"{sys.executable} -m writehead explain wmt14/multi-query | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_line_answers_before_pytorch_has_loaded():
+    code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
