@@ -1,0 +1,203 @@
+"""A prepared dataset on disk: tokens in memory-mapped files, told by `dataset.json`."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from writehead import __version__
+from writehead.config import PrepareConfig, Task
+from writehead.data.tokenizer import Tokenizer
+from writehead.errors import ConfigError, DataError, nearest
+
+FORMAT = 1
+INFO, TOKENIZER = "dataset.json", "tokenizer.model"
+SIDES: dict[Task, tuple[str, ...]] = {
+    "translation": ("source", "target"),
+    "language": ("target",),
+}
+
+Tokens = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a split: sequence i is tokens[offsets[i] : offsets[i + 1]], without an end."""
+
+    tokens: Tokens
+    offsets: NDArray[np.uint64]
+
+    def __getitem__(self, index: int) -> Tokens:
+        return self.tokens[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence, the end not counted."""
+        return np.diff(self.offsets).astype(np.int32)
+
+
+class Split:
+    """The sequences of train, dev or test, in the order of the text."""
+
+    def __init__(self, name: str, sides: dict[str, Side]) -> None:
+        self.name = name
+        self.sides = sides
+
+    def __len__(self) -> int:
+        return len(self.sides["target"].offsets) - 1
+
+    def source(self, index: int) -> Tokens:
+        """The source ids of a pair, without an end."""
+        return self._source[index]
+
+    def target(self, index: int) -> Tokens:
+        """The target ids, or a language model's text, without an end."""
+        return self.sides["target"][index]
+
+    @property
+    def source_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each source, without the end."""
+        return self._source.lengths
+
+    @property
+    def target_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each target, without the end."""
+        return self.sides["target"].lengths
+
+    @property
+    def _source(self) -> Side:
+        if "source" not in self.sides:
+            raise DataError(
+                f"the {self.name} split is text for a language model and has no source; prepare "
+                f"pairs with --source and --target"
+            )
+        return self.sides["source"]
+
+
+class Dataset:
+    """A complete dataset; `Dataset.open` checks that it is one."""
+
+    def __init__(self, directory: Path, info: dict[str, Any], config: PrepareConfig) -> None:
+        self.directory = directory
+        self.info = info
+        self.config = config
+
+    @classmethod
+    def open(cls, directory: Path | str) -> "Dataset":
+        """The dataset in a folder that `writehead prepare` made; its files are checked by size."""
+        directory = Path(directory)
+        info = read_info(directory)
+        try:
+            config = PrepareConfig.from_json(info["config"])
+        except ConfigError as error:
+            raise DataError(f"{directory / INFO}: {error}") from error
+        dataset = cls(directory, info, config)
+        found = dataset.tokenizer.fingerprint
+        if found != info["tokenizer"]:
+            raise DataError(
+                f"{directory / TOKENIZER} is {found}, and the tokens were made with "
+                f"{info['tokenizer']}; prepare the dataset again"
+            )
+        for name in info["splits"]:
+            dataset.split(name)
+        return dataset
+
+    @property
+    def task(self) -> Task:
+        """translation or language."""
+        return self.config.task
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return int(self.info["vocabulary"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens."""
+        return Tokenizer.load(self.directory / TOKENIZER)
+
+    @property
+    def splits(self) -> list[str]:
+        """train, and dev and test where there are any."""
+        return list(self.info["splits"])
+
+    def split(self, name: str) -> Split:
+        """A split by name, mapped into memory."""
+        if name not in self.info["splits"]:
+            raise DataError(f"{self.directory} has no split {name!r}; {nearest(name, self.splits)}")
+        counts = self.info["splits"][name]
+        sides = {
+            side: self._side(name, side, counts["sequences"], counts[f"{side}_tokens"])
+            for side in SIDES[self.task]
+        }
+        return Split(name, sides)
+
+    def _side(self, split: str, side: str, sequences: int, tokens: int) -> Side:
+        stem = self.directory / f"{split}.{side}"
+        ids: Tokens = _mapped(
+            stem.with_suffix(f".{side}.tokens"), token_dtype(self.vocabulary), tokens
+        )
+        offsets: NDArray[np.uint64] = _mapped(
+            stem.with_suffix(f".{side}.offsets"), np.dtype(np.uint64), sequences + 1
+        )
+        if int(offsets[0]) != 0 or int(offsets[-1]) != tokens or np.any(offsets[1:] < offsets[:-1]):
+            raise DataError(
+                f"{stem}.offsets do not fit the {tokens:,} tokens; the dataset is damaged: "
+                f"prepare it again"
+            )
+        return Side(ids, offsets)
+
+
+def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest type of a dataset's files that holds every id."""
+    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def read_info(directory: Path) -> dict[str, Any]:
+    """What `dataset.json` says, once it is sure that we wrote it."""
+    path = directory / INFO
+    if not directory.is_dir():
+        raise DataError(f"there is no dataset at {directory}; make one with `writehead prepare`")
+    if not path.is_file():
+        raise DataError(
+            f"{directory} has no {INFO}, so it is no dataset; make one with `writehead prepare`"
+        )
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is not readable JSON: {error}; prepare it again") from error
+    if not isinstance(info, dict) or not isinstance(info.get("format"), int):
+        raise DataError(f"{path} was not written by `writehead prepare`; check the path")
+    if info["format"] > FORMAT:
+        raise DataError(
+            f"{path} has format {info['format']} (written by writehead {info.get('writehead')}), "
+            f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
+        )
+    wanted = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
+    missing = [name for name in wanted if name not in info]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}; prepare the dataset again")
+    return info
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """A file's `count` values, read as they are looked at; raises where the size is another."""
+    try:
+        size = path.stat().st_size
+        if size != count * dtype.itemsize:
+            raise DataError(
+                f"{path} has {size:,} bytes, and {INFO} asks for {count * dtype.itemsize:,}; the "
+                f"dataset is damaged: prepare it again"
+            )
+        if count == 0:  # an empty file cannot be mapped
+            return np.empty(0, dtype=dtype)
+        return np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; prepare the dataset again"
+        ) from error

@@ -1,0 +1,128 @@
+"""Text to token ids and back: sentencepiece BPE with byte fallback, so that no text is unknown.
+
+Ids 0, 1 and 2 are padding, end and unknown. A decoder starts from padding, as in the paper's
+library, so there is no start token of its own. Text is normalised here and nowhere else, so a
+model is asked in the form it was trained on, and ids give back the normalised text exactly.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import sentencepiece
+
+from writehead.data.cleaning import normalise
+from writehead.errors import DataError
+
+PAD, END, UNKNOWN = 0, 1, 2
+BYTES = 256  # byte fallback has a token for each
+MAX_PIECE = 16  # characters of the longest token
+
+
+class Tokenizer:
+    """One vocabulary for all sides; a sentencepiece model and nothing else."""
+
+    def __init__(self, model: bytes, origin: str = "the tokenizer") -> None:
+        self.model = model
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError(f"{origin} is not a sentencepiece model; make it again") from error
+        if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, END):
+            raise DataError(
+                f"{origin} has padding {self._pieces.pad_id()} and end {self._pieces.eos_id()}, "
+                f"not {PAD} and {END}; train one with `writehead prepare`"
+            )
+
+    @classmethod
+    def train(cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0) -> "Tokenizer":
+        """A tokenizer of exactly `vocabulary` ids, learnt from `sentences`; the same each time."""
+        if vocabulary < BYTES + 3 + 1:
+            raise DataError(
+                f"vocabulary={vocabulary} has no room for 256 bytes and the special tokens; ask "
+                f"for {BYTES + 4} or more"
+            )
+        model = io.BytesIO()
+        sentencepiece.set_random_generator_seed(seed)
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=map(normalise, sentences),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocabulary,
+                byte_fallback=True,
+                character_coverage=0.9999,
+                normalization_rule_name="identity",
+                max_sentencepiece_length=MAX_PIECE,
+                pad_id=PAD,
+                eos_id=END,
+                unk_id=UNKNOWN,
+                bos_id=-1,
+                num_threads=1,
+                minloglevel=2,
+                max_sentence_length=1 << 16,
+            )
+        except RuntimeError as error:
+            raise DataError(_why_not(vocabulary, str(error))) from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Tokenizer":
+        """The tokenizer in a file that `save` wrote."""
+        try:
+            return cls(Path(path).read_bytes(), str(path))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
+
+    def save(self, path: Path) -> None:
+        """Writes the model to a file."""
+        path.write_bytes(self.model)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return int(self._pieces.vocab_size())
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells two tokenizers apart."""
+        return hashlib.sha256(self.model).hexdigest()[:16]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without the end token."""
+        ids: list[int] = self._pieces.encode(normalise(text))
+        return ids
+
+    def encode_all(self, texts: Iterable[str], *, threads: int = -1) -> list[list[int]]:
+        """The ids of many texts; by default with a thread for each core."""
+        ids: list[list[int]] = self._pieces.encode(
+            [normalise(text) for text in texts], num_threads=threads
+        )
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; padding and end say nothing."""
+        text: str = self._pieces.decode([int(i) for i in ids if i not in (PAD, END)])
+        return text
+
+
+def _why_not(vocabulary: int, error: str) -> str:
+    """Why sentencepiece learnt nothing, in a sentence."""
+    most = re.search(r"value <= (\d+)", error)
+    if most:
+        return (
+            f"this text gives a vocabulary of {most[1]} at most, not {vocabulary}; ask for a "
+            f"smaller one or give more text"
+        )
+    least = re.search(r"smaller than required_chars\. \d+ vs (\d+)", error)
+    if least:
+        return (
+            f"vocabulary={vocabulary} is smaller than the {least[1]} that this text's bytes and "
+            f"characters need alone; ask for a larger one"
+        )
+    return (
+        f"no vocabulary of {vocabulary} can be learnt from this text ({error}); give more text or "
+        f"a smaller vocabulary"
+    )

@@ -1,0 +1,81 @@
+"""Small text that several tests prepare, and what they know about it without our code."""
+
+import random
+from pathlib import Path
+
+from writehead.config import PrepareConfig
+from writehead.data.dataset import Dataset
+from writehead.data.prepare import prepare
+from writehead.data.sources import Inputs, parallel_files, text_files
+
+SYLLABLES = [
+    "ka",
+    "lo",
+    "mi",
+    "tü",
+    "ße",
+    "ro",
+    "na",
+    "wi",
+    "äu",
+    "de",
+    "fö",
+    "gu",
+    "han",
+    "sel",
+    "ber",
+    "ling",
+]
+
+
+def sentences(count: int, seed: int, longest: int = 24) -> list[str]:
+    """Distinct lines of made-up words, one of them a single word."""
+    generator = random.Random(seed)
+    made: dict[str, None] = {}
+    while len(made) < count:
+        words = (
+            "".join(generator.choices(SYLLABLES, k=generator.randint(1, 4)))
+            for _ in range(generator.randint(1, longest))
+        )
+        made[" ".join(words).capitalize() + "."] = None
+    return list(made)
+
+
+def pairs(count: int, seed: int = 0, longest: int = 24) -> list[tuple[str, str]]:
+    """A line and its reverse in capitals: of the same length, and not the same."""
+    return [(line, line[::-1].upper()) for line in sentences(count, seed, longest)]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def write_pairs(folder: Path, name: str, rows: list[tuple[str, str]]) -> tuple[Path, Path]:
+    return (
+        write(folder / f"{name}.a", [source for source, _ in rows]),
+        write(folder / f"{name}.b", [target for _, target in rows]),
+    )
+
+
+def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:
+    source, target = write_pairs(folder, "train", rows)
+    return parallel_files([source], [target], [], [])
+
+
+def translation_dataset(folder: Path, count: int = 400, longest: int = 24) -> Dataset:
+    """A dataset of `pairs(count)`, none held out."""
+    config = PrepareConfig(task="translation", vocabulary=400, dev=0)
+    inputs = pair_inputs(folder, pairs(count, longest=longest))
+    return prepare(folder / "translation", inputs, config, workers=1)
+
+
+def language_dataset(folder: Path, count: int = 300, longest: int = 60) -> Dataset:
+    config = PrepareConfig(task="language", vocabulary=400, dev=0)
+    text = write(folder / "text", sentences(count, seed=5, longest=longest))
+    return prepare(folder / "language", text_files([text], []), config, workers=1)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder, to compare byte for byte."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
