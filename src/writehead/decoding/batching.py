@@ -1,0 +1,111 @@
+"""What is decoded together: windows of lines, batches within a budget, long lines in pieces."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from writehead.errors import ConfigError
+
+SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
+SPACE = re.compile(r"\s+")
+WINDOW_TOKENS = 1 << 20  # what a window may hold, however few its lines
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How much an engine does at once.
+
+    `tokens` is the budget of a batch: rows × beam × (longest source or prompt + longest output),
+    padding included; by default 16,384 on a CPU and 131,072 elsewhere. `lines` are read before
+    any is decoded, so that lines of like length meet in a batch.
+    """
+
+    tokens: int | None = None
+    lines: int = 4096
+
+    def __post_init__(self) -> None:
+        for name, value in (("tokens", self.tokens), ("lines", self.lines)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+
+    def budget(self, device: str) -> int:
+        """Tokens a batch on a kind of device."""
+        if self.tokens is not None:
+            return self.tokens
+        return 16_384 if device == "cpu" else 131_072
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One row to decode: a line, a piece of a long one, or one of several samples of a prompt."""
+
+    tokens: list[int]  # what the model starts from
+    max_length: int
+    seed: int = 0
+    prefix: tuple[int, ...] = ()
+    last: bool = True  # of its line
+
+
+def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
+    """The jobs of up to `most` lines at a time, fewer where they are long."""
+    window: list[list[Job]] = []
+    tokens = 0
+    for jobs in lines:
+        window.append(jobs)
+        tokens += sum(len(job.tokens) + job.max_length for job in jobs)
+        if len(window) == most or tokens >= WINDOW_TOKENS:
+            yield window
+            window, tokens = [], 0
+    if window:
+        yield window
+
+
+def longest_first(jobs: Sequence[Job]) -> list[int]:
+    """The places of jobs, longest first: what does not fit the memory is met at once."""
+    return sorted(
+        range(len(jobs)),
+        key=lambda i: (len(jobs[i].tokens), jobs[i].max_length),
+        reverse=True,
+    )
+
+
+def batch_cost(jobs: Sequence[Job], beam: int) -> int:
+    """Tokens that a batch of these jobs holds at its end, padding included."""
+    longest = max(len(job.tokens) for job in jobs) + max(job.max_length for job in jobs)
+    return len(jobs) * beam * longest
+
+
+def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> int:
+    """How many of the first jobs make one batch; one does, whatever its size."""
+    low, high = 1, len(jobs)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(jobs[:middle]) else (low, middle - 1)
+    return low
+
+
+def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
+    """The tokens of a text in pieces of at most `limit`; none where the text says nothing.
+
+    A piece ends where a sentence does if it can, else at a space, else inside a word. Of the
+    places to cut, the one nearest the middle is taken, so that no piece is a short remainder.
+    """
+    tokens = encode(text)
+    if not tokens:
+        return []
+    if len(tokens) <= limit:
+        return [tokens]
+    if len(text) == 1:  # a character of more bytes than the model has positions
+        return [tokens[i : i + limit] for i in range(0, len(tokens), limit)]
+    cut = _cut(text)
+    return split_text(text[:cut], encode, limit) + split_text(text[cut:], encode, limit)
+
+
+def _cut(text: str) -> int:
+    """Where to cut a text of several characters in two, neither of them empty."""
+    middle = len(text) // 2
+    for ends in (SENTENCE_END, SPACE):
+        places = [match.end() for match in ends.finditer(text) if match.end() < len(text)]
+        if places:
+            return min(places, key=lambda place: abs(place - middle))
+    return middle

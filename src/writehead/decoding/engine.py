@@ -1,0 +1,291 @@
+"""Text in, text out: a model and its tokenizer, fed in batches, answering in the order asked."""
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+from writehead.config import DecodeConfig
+from writehead.data.tokenizer import END, Tokenizer
+from writehead.decoding.batching import Batching, Job, split_text
+from writehead.decoding.devices import find_device, find_dtype
+from writehead.decoding.search import Hypothesis, length_penalty, stream
+from writehead.decoding.worker import Progress, Worker
+from writehead.errors import ConfigError, DataError, RunError
+from writehead.model import LanguageModel, TranslationModel, load_run
+
+log = logging.getLogger(__name__)
+
+PAPER = DecodeConfig(beam=4, alpha=0.6)  # as in §4.2
+ROOM = 50  # a translation may be this many tokens longer than its source
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """One answer; its numbers are those of its `Hypothesis`."""
+
+    text: str
+    score: float
+    log_probability: float
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """What became of one line: its hypotheses best first, or its samples as they were drawn.
+
+    `pieces` is how many parts the line was translated in: more than one where it was longer than
+    the model can read, none where it was empty.
+    """
+
+    hypotheses: tuple[ScoredText, ...]
+    pieces: int = 1
+
+    @property
+    def text(self) -> str:
+        """The first of the texts."""
+        return self.hypotheses[0].text
+
+
+NOTHING = Output((ScoredText("", 0.0, 0.0, True),), pieces=0)
+
+
+class Engine:
+    """A model that speaks text. What becomes of a line does not depend on the lines around it."""
+
+    def __init__(
+        self,
+        model: TranslationModel | LanguageModel,
+        tokenizer: Tokenizer,
+        batching: Batching | None = None,
+    ) -> None:
+        _check_partners(model, tokenizer)
+        self.model = model
+        self.tokenizer = tokenizer
+        self._worker = Worker(model, tokenizer.vocabulary, batching or Batching())
+
+    @classmethod
+    def load(
+        cls,
+        run: Path | str,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str | None = None,
+        backend: str = "auto",
+        batching: Batching | None = None,
+    ) -> "Engine":
+        """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32."""
+        place = find_device(device)
+        loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
+        if loaded.tokenizer is None:
+            raise RunError(
+                f"{run} has no tokenizer.model, so it knows no text; save it with its tokenizer"
+            )
+        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching)
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        options: DecodeConfig | None = None,
+        *,
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Output]:
+        """The translation of each line, in order; by the paper's beam search unless told.
+
+        `lines` may go on for ever: they are read a window at a time. `prefixes` are what each
+        translation must begin with. Without a max_length, a translation may have 50 tokens more
+        than its source. Line i, from 0, draws by seed + i.
+        """
+        if not isinstance(self.model, TranslationModel):
+            raise ConfigError("a language model does not translate; ask it to generate")
+        if self.model.config.source_positions < 2:
+            raise ConfigError("a model of one source position can read no text; train with more")
+        options = self._checked(options or PAPER, lines)
+        jobs = (
+            self._translation_jobs(i, line, prefix, options)
+            for i, (line, prefix) in enumerate(_paired(lines, prefixes))
+        )
+        return (
+            self._translated(found, options.alpha)
+            for _, found in self._worker.work(jobs, options, progress)
+        )
+
+    def generate(
+        self,
+        prompts: Iterable[str],
+        options: DecodeConfig | None = None,
+        *,
+        samples: int = 1,
+        progress: Progress | None = None,
+    ) -> Iterator[Output]:
+        """How each prompt goes on, in order and without the prompt itself; greedy unless told.
+
+        Without a max_length, a text goes on until it ends or the model's positions do. Sample j
+        of prompt i, both from 0, draws by seed + i × samples + j.
+        """
+        options = self._checked_prompting(options, prompts)
+        if samples < 1:
+            raise ConfigError(f"samples={samples} must be at least 1")
+        if samples > 1 and options.temperature is None:
+            raise ConfigError(f"{samples} samples would all be alike; set a temperature")
+        jobs = (self._prompt_jobs(i, one, options, samples) for i, one in enumerate(prompts))
+        work = self._worker.work(jobs, options, progress)
+        return (
+            Output(tuple(self._scored(one, line[0].tokens[1:]) for row in found for one in row))
+            for line, found in work
+        )
+
+    def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
+        """The text that `generate` would answer with, in pieces as they come.
+
+        A character of several byte tokens comes whole.
+        """
+        options = self._checked_prompting(options, [prompt])
+        if options.beam > 1:
+            raise ConfigError("a beam knows its text only at the end; stream with beam=1")
+        [job] = self._prompt_jobs(0, prompt, options, samples=1)
+        config = dataclasses.replace(options, max_length=job.max_length)
+        tokens = stream(self._worker.step, self._worker.start([job], beam=1), config, end=END)
+        return self._pieces(job.tokens[1:], tokens)
+
+    def _pieces(self, prompt: list[int], tokens: Iterator[int]) -> Iterator[str]:
+        """What each token adds to the text, once later tokens cannot change it."""
+        seen = list(prompt)
+        said = len(self.tokenizer.decode(seen))
+        for token in tokens:
+            seen.append(token)
+            # bytes that may yet become a character read as this one until they do
+            text = self.tokenizer.decode(seen).rstrip("\N{REPLACEMENT CHARACTER}")
+            if len(text) > said:
+                yield text[said:]
+                said = len(text)
+        if rest := self.tokenizer.decode(seen)[said:]:
+            yield rest
+
+    def _checked(self, options: DecodeConfig, lines: Iterable[str]) -> DecodeConfig:
+        """The options, if the model's positions allow them and the lines are not one text."""
+        positions = self.model.config.target_positions
+        for name in ("max_length", "min_length"):
+            if (getattr(options, name) or 0) > positions:
+                raise ConfigError(
+                    f"{name}={getattr(options, name)} is past the model's {positions} positions; "
+                    f"ask for at most that"
+                )
+        if isinstance(lines, str):
+            raise DataError("one text came where lines are read; put it in a list")
+        return options
+
+    def _checked_prompting(
+        self, options: DecodeConfig | None, prompts: Iterable[str]
+    ) -> DecodeConfig:
+        if not isinstance(self.model, LanguageModel):
+            raise ConfigError("a translation model continues no prompts; ask it to translate")
+        return self._checked(options or DecodeConfig(), prompts)
+
+    def _translation_jobs(
+        self, line: int, text: str, prefix: str, options: DecodeConfig
+    ) -> list[Job]:
+        """A job for each piece of a line; the forced prefix begins the first."""
+        limit = self.model.config.source_positions - 1  # the end token takes one
+        pieces = split_text(text, self.tokenizer.encode, limit)
+        if len(pieces) > 1:
+            log.warning(
+                "line %d is longer than the %d tokens that the model reads; it is translated in "
+                "%d pieces",
+                line + 1,
+                limit,
+                len(pieces),
+            )
+        forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
+        jobs = []
+        for i, tokens in enumerate(pieces):
+            length = options.max_length or len(forced) + len(tokens) + ROOM
+            length = min(max(length, options.min_length), self.model.config.target_positions)
+            if len(forced) > length:
+                raise DataError(
+                    f"the prefix of line {line + 1} has {len(forced)} tokens and its translation "
+                    f"may have {length}; shorten it"
+                )
+            jobs.append(
+                Job([*tokens, END], length, options.seed + line, forced, i == len(pieces) - 1)
+            )
+            forced = ()
+        return jobs
+
+    def _prompt_jobs(
+        self, line: int, prompt: str, options: DecodeConfig, samples: int
+    ) -> list[Job]:
+        """A job for each sample of a prompt."""
+        positions, least = self.model.config.target_positions, max(1, options.min_length)
+        tokens = [self.model.config.start, *self.tokenizer.encode(prompt)]
+        room = positions - len(tokens) + 1  # the last token found is not fed
+        if room < least:
+            raise DataError(
+                f"prompt {line + 1} has {len(tokens) - 1} tokens, and the model's {positions} "
+                f"positions leave room for {positions - least}; shorten it"
+            )
+        length = min(options.max_length or room, room)
+        return [
+            Job(tokens, length, options.seed + line * samples + j, last=j == samples - 1)
+            for j in range(samples)
+        ]
+
+    def _scored(self, found: Hypothesis, prompt: Sequence[int] = ()) -> ScoredText:
+        """A hypothesis as text, as it reads after the prompt."""
+        said = len(self.tokenizer.decode(prompt))
+        text = self.tokenizer.decode([*prompt, *found.tokens])[said:]
+        return ScoredText(text, found.score, found.log_probability, found.finished)
+
+    def _translated(self, pieces: list[list[Hypothesis]], alpha: float) -> Output:
+        """The output of a line from its pieces' hypotheses: the best with the best, and so on."""
+        if not pieces:
+            return NOTHING
+        if len(pieces) == 1:
+            return Output(tuple(self._scored(one) for one in pieces[0]))
+        joined = []
+        for rank in range(max(map(len, pieces))):
+            parts = [piece[min(rank, len(piece) - 1)] for piece in pieces]
+            texts = [self._scored(part).text for part in parts]
+            total = sum(part.log_probability for part in parts)
+            length = sum(len(part.tokens) + part.finished for part in parts)
+            joined.append(
+                ScoredText(
+                    " ".join(text for text in texts if text),
+                    total / float(length_penalty(length, alpha)),
+                    total,
+                    all(part.finished for part in parts),
+                )
+            )
+        joined.sort(key=lambda one: one.score, reverse=True)
+        return Output(tuple(joined), len(pieces))
+
+
+def _check_partners(model: TranslationModel | LanguageModel, tokenizer: Tokenizer) -> None:
+    """Raises where a tokenizer cannot be the model's."""
+    config = model.config
+    if tokenizer.vocabulary > config.vocabulary:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocabulary} tokens and the model {config.vocabulary}; "
+            f"use the tokenizer that the model was trained with"
+        )
+    if config.end != END:
+        raise DataError(
+            f"the model ends with token {config.end} and the tokenizer with {END}; use the "
+            f"tokenizer that the model was trained with"
+        )
+
+
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix, which is empty where none are given."""
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
+        if line is None or prefix is None:
+            lacking = "line" if line is None else "prefix"
+            raise DataError(f"there is no {lacking} {i + 1}; give one prefix for each line")
+        yield line, prefix
