@@ -1,0 +1,63 @@
+"""What every result says of itself: hardware, versions, commit, date and command."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from writehead import __version__
+from writehead.errors import RunError
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The facts that a figure depends on."""
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu"
+    return {
+        "hardware": {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "versions": {
+            "writehead": __version__,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda if cuda else None,
+            "python": platform.python_version(),
+        },
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["writehead", *sys.argv[1:]]),
+    }
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result as JSON, whole or not at all."""
+    fresh = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
+
+
+def _commit() -> str | None:
+    """The commit of the code that runs, with a + where it was changed since; None outside git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,130 @@
+"""`bench train`: microseconds a token of a training step, and how much of the chip that uses."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from writehead import cost
+from writehead.bench.record import environment
+from writehead.config import ModelConfig, PrepareConfig, TrainConfig
+from writehead.data.batches import Batch, PackedBatches
+from writehead.data.dataset import Dataset
+from writehead.data.prepare import prepare
+from writehead.data.sources import embedded
+from writehead.decoding.devices import find_device
+from writehead.errors import ConfigError
+from writehead.training.distributed import World
+from writehead.training.step import Stepper
+from writehead.training.throughput import matrix_rate
+
+GRAMMAR_PAIRS = 20_000
+PRODUCT = 8192  # the matrix product that utilisation is measured against
+
+
+def bench_preset(
+    name: str,
+    model: ModelConfig,
+    config: TrainConfig,
+    dataset: Path | None,
+    *,
+    device: str,
+    steps: int,
+    warmup: int,
+) -> dict[str, Any]:
+    """`bench_train` on a dataset's text, or on the built-in grammar's, with the preset's sizes.
+
+    The model keeps its own vocabulary, of which the text uses a part: the time is the same.
+    """
+    with ExitStack() as stack:
+        if dataset is None:
+            folder = stack.enter_context(TemporaryDirectory())
+            dataset = Path(folder) / "grammar"
+            vocabulary = PrepareConfig(task=model.task, vocabulary=2000)
+            prepare(dataset, embedded(GRAMMAR_PAIRS), vocabulary)
+        data = Dataset.open(dataset)
+        if data.task != model.task or data.vocabulary > model.vocabulary:
+            raise ConfigError(
+                f"{dataset} is a {data.task} dataset of {data.vocabulary} ids, and {name} is a "
+                f"{model.task} model of {model.vocabulary}; choose one that fits"
+            )
+        batches = PackedBatches(
+            data.split("train"),
+            data.task,
+            rows=config.rows,
+            source_length=config.source_length,
+            target_length=config.target_length,
+            seed=config.seed,
+        )
+        place = find_device(device)
+        return bench_train(name, model, config, batches, place, steps=steps, warmup=warmup)
+
+
+def bench_train(
+    name: str,
+    model: ModelConfig,
+    config: TrainConfig,
+    batches: Iterator[Batch],
+    device: torch.device,
+    *,
+    steps: int,
+    warmup: int,
+) -> dict[str, Any]:
+    """Times `steps` training steps on packed batches, after `warmup`.
+
+    Utilisation is the operations that the batches need, padding included and attention over
+    visible pairs only, over the rate of one large matrix product measured in the same run. As in
+    the paper, microseconds a token are the time of a step over its target positions.
+    """
+    stepper = Stepper(model, config, World(0, 1, device))
+    for i in range(warmup):
+        stepper.update(next(batches), i)
+    _wait(device)
+    times, operations, labels = [], [], []
+    for i in range(steps):
+        batch = next(batches)
+        began = time.perf_counter()
+        stepper.update(batch, warmup + i)
+        _wait(device)
+        times.append(time.perf_counter() - began)
+        operations.append(_operations(model, config, batch))
+        labels.append(batch.tokens)
+    dtype = torch.bfloat16 if stepper.half else torch.float32
+    rate = matrix_rate(device, dtype, PRODUCT if device.type == "cuda" else 0)
+    seconds, positions = statistics.median(times), config.rows * config.target_length
+    return {
+        "name": name,
+        "environment": environment(device),
+        "model": model.to_json(),
+        "train": config.to_json(),
+        "steps": steps,
+        "warmup": warmup,
+        "step_ms": seconds * 1e3,
+        "step_ms_spread": [min(times) * 1e3, max(times) * 1e3],
+        "us_per_token": seconds / positions * 1e6,
+        "us_per_label": seconds / statistics.mean(labels) * 1e6,
+        "fill": statistics.mean(labels) / positions,
+        "operations": statistics.mean(operations),
+        "matrix_rate": rate,
+        "floor_us_per_token": statistics.mean(operations) / rate / positions * 1e6,
+        "utilisation": statistics.mean(operations) / seconds / rate,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else None,
+    }
+
+
+def _operations(model: ModelConfig, config: TrainConfig, batch: Batch) -> int:
+    source = config.source_length if model.encoder_layers else 0
+    setting = cost.Setting(config.rows, source, config.target_length)
+    return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

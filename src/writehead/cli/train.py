@@ -1,0 +1,193 @@
+"""`writehead train`, `writehead average`, `writehead evaluate` and `writehead bench`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from writehead.cli.app import Page, app
+from writehead.config import ModelConfig, TrainConfig, with_settings
+from writehead.errors import ConfigError
+from writehead.paper.presets import preset
+
+BENCH = """Measure: ours beside the floor.
+
+Example: writehead bench train --preset wmt14/multi-query
+"""
+bench_app = typer.Typer(no_args_is_help=True, help=BENCH)
+app.add_typer(bench_app, name="bench")
+
+Preset = Annotated[str, typer.Option(help="What to train; see `writehead presets`.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="train.NAME=VALUE or model.NAME=VALUE; repeatable."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+@app.command(name="train")
+def train_command(
+    dataset: Annotated[Path, typer.Argument(help="A folder that `prepare` made.")],
+    preset_name: Annotated[str, typer.Option("--preset", help="See `writehead presets`.")],
+    run: Annotated[
+        Path | None, typer.Option(help="The folder to train into; runs/DATASET/PRESET by default.")
+    ] = None,
+    settings: Settings = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model, or go on with one: the same command again goes on where it stopped.
+
+    Many processes train one model under torchrun: torchrun --nproc-per-node 8 -m writehead train …
+
+    Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
+    """
+    model, config = _configs(preset_name, settings)
+    folder = run or Path("runs") / dataset.name / preset_name
+    from writehead.training.loop import train
+
+    outcome = train(dataset, folder, model, config, device=device)
+    if int(os.environ.get("RANK", "0")) == 0:
+        if outcome.stopped_by is not None:
+            typer.echo(
+                f"stopped after step {outcome.step} of {config.steps}, which is saved; run the "
+                f"same command again to go on",
+                err=True,
+            )
+        else:
+            typer.echo(f"{folder}: {outcome.step} steps done", err=True)
+    if outcome.stopped_by is not None:
+        raise typer.Exit(128 + outcome.stopped_by)
+
+
+@app.command(name="average")
+def average_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a training.")],
+    output: Annotated[Path, typer.Argument(help="The folder of the new run.")],
+    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+) -> None:
+    """Make a run whose weights are the mean of a training's last checkpoints.
+
+    Example: writehead average runs/ende/wmt14-small/multi-query averaged --last 3
+    """
+    from writehead.training.checkpoint import average_run
+
+    paths = average_run(run, output, last)
+    typer.echo(f"{output}: the mean of {', '.join(path.name for path in paths)}", err=True)
+
+
+@app.command(name="evaluate")
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    source: Annotated[Path | None, typer.Option(help="Sentences to translate.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    test_set: Annotated[
+        str | None, typer.Option(help="A test set by name, as sacrebleu has it: wmt13, wmt14.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Text, for a language model.")] = None,
+    search: Annotated[
+        list[str] | None, typer.Option(help="greedy or beam-4; both by default, repeatable.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the result as JSON too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ….")] = None,
+) -> None:
+    """Score a model: BLEU and ln(PPL) of translations, or perplexity of text.
+
+    Example: writehead evaluate runs/ende --source newstest2013.en --reference newstest2013.de
+    """
+    from writehead.bench.record import environment, write_result
+    from writehead.decoding import Engine, textio
+    from writehead.training.evaluate import evaluate_text, evaluate_translation, named_test_set
+
+    chosen = [name for name in (source, test_set, text) if name is not None]
+    if len(chosen) != 1 or (source is None) != (reference is None):
+        raise ConfigError("give --source with --reference, or --test-set, or --text; one of them")
+    engine = Engine.load(run, device, dtype)
+    if text is not None:
+        scores = evaluate_text(engine, list(textio.read_lines(str(text))))
+    else:
+        if source is not None and reference is not None:
+            given = list(textio.read_lines(str(source)))
+            wanted = list(textio.read_lines(str(reference)))
+        else:
+            given, wanted = named_test_set(str(test_set))
+        with textio.counting(not as_json) as progress:
+            scores = evaluate_translation(engine, given, wanted, search or None, show=progress)
+    on = str(text or test_set or source)
+    result = {"run": str(run), "on": on, **scores, **environment(engine.model.device)}
+    if output is not None:
+        write_result(output, result)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        Page().print(_score_table(result))
+
+
+@bench_app.command(name="train")
+def bench_train_command(
+    preset_name: Annotated[str, typer.Option("--preset", help="See `writehead presets`.")],
+    dataset: Annotated[
+        Path | None, typer.Option(help="Text to pack; the built-in grammar's by default.")
+    ] = None,
+    settings: Settings = None,
+    steps: Annotated[int, typer.Option(help="Steps to time.")] = 20,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 5,
+    output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Time training steps on packed batches: µs a token, and the share of the chip's matrix rate.
+
+    Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
+    """
+    model, config = _configs(preset_name, settings)
+    from writehead.bench.record import write_result
+    from writehead.bench.train import bench_preset
+
+    result = bench_preset(
+        preset_name, model, config, dataset, device=device, steps=steps, warmup=warmup
+    )
+    if output is not None:
+        write_result(output, result)
+    page = Page()
+    page.print(
+        f"{preset_name}: {result['us_per_token']:.3g} µs a token ({result['step_ms']:.4g} ms a "
+        f"step), utilisation {result['utilisation']:.1%}, floor "
+        f"{result['floor_us_per_token']:.3g} µs, rows {result['fill']:.1%} full",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _configs(name: str, settings: list[str] | None) -> tuple[ModelConfig, TrainConfig]:
+    """The preset and the training defaults, changed as `--set` says."""
+    changes: dict[str, dict[str, str]] = {"model": {}, "train": {}}
+    for setting in settings or []:
+        path, equals, value = setting.partition("=")
+        room, dot, field = path.partition(".")
+        if not (equals and dot and room in changes):
+            raise ConfigError(f"--set {setting} is not train.NAME=VALUE or model.NAME=VALUE")
+        changes[room][field] = value
+    model = with_settings(preset(name), changes["model"])
+    return model, with_settings(TrainConfig(), changes["train"])
+
+
+def _score_table(result: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("score", style="cyan")
+    table.add_column("value", justify="right")
+    table.add_column("how")
+    table.add_row("ln(PPL)", f"{result['ln_ppl']:.4f}", f"a subword token, {result['tokens']:,}")
+    if "ppl_per_word" in result:
+        words = f"a word, {result['words']:,} with line ends"
+        table.add_row("perplexity", f"{result['ppl_per_word']:.2f}", words)
+    for search, scores in result.get("bleu", {}).items():
+        for tokenization in ("intl", "13a"):
+            how = scores[f"{tokenization}_signature"]
+            table.add_row(f"BLEU, {search}", f"{scores[tokenization]:.2f}", how)
+    if result.get("skipped"):
+        table.add_row("left out", str(result["skipped"]), "pairs longer than its positions")
+    return table

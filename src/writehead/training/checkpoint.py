@@ -1,0 +1,165 @@
+"""Checkpoints: each is a run directory with the optimizer's state and the place in the data.
+
+One format whatever the number of processes: tensors are whole, under the parameters' names, so a
+run can go on with another world. They are written beside their place and moved there.
+"""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from writehead.config import ModelConfig
+from writehead.errors import ConfigError, RunError
+from writehead.model.runs import (
+    TOKENIZER,
+    atomic_directory,
+    make_model,
+    read_config,
+    read_weights,
+    write_model,
+)
+from writehead.training.distributed import World
+
+FOLDER, OPTIMIZER, PROGRESS = "checkpoints", "optimizer.safetensors", "training.json"
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come: steps done, the place in the data, and the dev losses so far."""
+
+    step: int
+    data: dict[str, Any]
+    dev: dict[str, float]  # ln(PPL) by step
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / FOLDER / f"step-{step:08d}"
+
+
+def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints of a run with their steps, oldest first."""
+    found = []
+    for path in (run / FOLDER).glob("step-*"):
+        match = re.fullmatch(r"step-(\d{8})", path.name)
+        if match:
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def save_checkpoint(
+    run: Path,
+    model: nn.Module,
+    config: ModelConfig,
+    optimizer: Optimizer,
+    tokenizer: bytes,
+    progress: Progress,
+    world: World,
+) -> None:
+    """Writes the checkpoint of `progress.step`; every process takes part, the first one writes."""
+    weights = get_model_state_dict(model, options=_WHOLE)
+    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["state"]
+    if world.is_first:
+        with atomic_directory(checkpoint_path(run, progress.step)) as fresh:
+            write_model(fresh, config, weights)  # type: ignore[arg-type]
+            (fresh / TOKENIZER).write_bytes(tokenizer)
+            save_file(_flatten(moments), fresh / OPTIMIZER)
+            (fresh / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
+    world.barrier()
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, config: ModelConfig, optimizer: Optimizer
+) -> Progress:
+    """Puts a checkpoint into model and optimizer; returns how far it had come."""
+    with torch.device("meta"):
+        expected = make_model(config)
+    weights = read_weights(path, expected)
+    try:
+        progress = Progress(**json.loads((path / PROGRESS).read_text(encoding="utf-8")))
+        flat = load_file(path / OPTIMIZER)
+        whole = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(model, weights, options=whole)  # type: ignore[arg-type]
+        state = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+        state["state"] = _unflatten(flat)  # type: ignore[assignment]
+        set_optimizer_state_dict(model, optimizer, state, options=whole)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"checkpoint {path} is damaged or cut short: {error}; delete that folder to go on from "
+            f"the one before"
+        ) from error
+    return progress
+
+
+def prune_checkpoints(run: Path, keep: int, best: int | None) -> None:
+    """Deletes all checkpoints but the last `keep` and the best, and what a crash left behind."""
+    for _, path in list_checkpoints(run)[:-keep]:
+        if best is None or path != checkpoint_path(run, best):
+            shutil.rmtree(path)
+    for path in (run / FOLDER).glob(".step-*"):
+        shutil.rmtree(path)
+
+
+def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.Tensor]:
+    """The mean of the weights of several checkpoints, in float32."""
+    with torch.device("meta"):
+        expected = make_model(config)
+    total: dict[str, torch.Tensor] = {}
+    for path in paths:
+        for name, T in read_weights(path, expected).items():
+            total[name] = total[name] + T.double() if name in total else T.double()
+    return {name: (T / len(paths)).float() for name, T in total.items()}
+
+
+def average_run(run: Path, output: Path, last: int) -> list[Path]:
+    """Writes a run of the mean weights of a training's last checkpoints; returns which."""
+    if last < 1:
+        raise ConfigError(f"last={last} checkpoints cannot be averaged; ask for 1 or more")
+    paths = [path for _, path in list_checkpoints(run)][-last:]
+    if len(paths) < last:
+        raise RunError(
+            f"{run} has {len(paths)} checkpoints and {last} are to be averaged; train with a "
+            f"larger train.keep, or ask for fewer"
+        )
+    if output.exists():
+        raise RunError(f"{output} exists; choose another place")
+    config = read_config(paths[-1])
+    weights = average_weights(paths, config)
+    with atomic_directory(output) as fresh:
+        write_model(fresh, config, weights)
+        shutil.copyfile(paths[-1] / TOKENIZER, fresh / TOKENIZER)
+    return paths
+
+
+def _flatten(state: Any) -> dict[str, torch.Tensor]:
+    """The optimizer's tensors, each under "parameter|moment"."""
+    return {
+        f"{name}|{moment}": value.detach().cpu().contiguous()
+        for name, moments in state.items()
+        for moment, value in moments.items()
+    }
+
+
+def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in flat.items():
+        name, moment = key.split("|")
+        state.setdefault(name, {})[moment] = value
+    return state

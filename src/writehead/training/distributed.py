@@ -1,0 +1,98 @@
+"""One process or many: `torchrun` sets the world, DDP or FSDP2 spreads the model over it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from writehead.config import TrainConfig
+from writehead.decoding.devices import find_device
+from writehead.errors import ConfigError
+from writehead.model.layers import Layer
+from writehead.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among how many, and the device it works on."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def sum(self, *values: Tensor) -> Tensor:
+        """The values stacked, summed over all processes."""
+        total = torch.stack([value.double() for value in values])
+        if self.size > 1:
+            dist.all_reduce(total)
+        return total
+
+    def count(self, number: int) -> int:
+        """The sum of a number over all processes."""
+        if self.size == 1:
+            return number
+        return int(self.sum(torch.tensor(number, device=self.device))[0])
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so; all of them get the same answer."""
+        if self.size == 1:
+            return flag
+        value = torch.tensor(int(flag), device=self.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return bool(value)
+
+    def barrier(self) -> None:
+        """Waits until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: str) -> Iterator[World]:
+    """This process's place in the world that `torchrun` set up, or alone without it."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    chosen = find_device(device)
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if size > 1:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def spread(model: Transformer, config: TrainConfig, world: World, half: bool) -> nn.Module:
+    """The model as all processes train it together; with one process, the model itself."""
+    if config.parallel == "fsdp" and world.size > 1:
+        if config.optimizer == "adafactor":
+            raise ConfigError(
+                "Adafactor factors whole tensors, which FSDP splits; use parallel=ddp, or "
+                "optimizer=adamw"
+            )
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32
+        )
+        for module in model.modules():
+            if isinstance(module, Layer):
+                fully_shard(module, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return model
+    if world.size > 1:
+        index = [world.device.index] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=index)
+    return model

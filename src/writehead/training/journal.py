@@ -1,0 +1,98 @@
+"""What a run says while it trains: a progress line, `log.jsonl`, and TensorBoard."""
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+LOG, BOARD = "log.jsonl", "tensorboard"
+
+
+class Journal:
+    """A run's log, on disk and on the screen. Entries after `start`, which a crash left, go.
+
+    A `quiet` one says and writes nothing: of many processes one speaks.
+    """
+
+    def __init__(self, run: Path, start: int, steps: int, *, quiet: bool = False) -> None:
+        self._start, self._steps, self._quiet = start, steps, quiet
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=start, line="")
+        self._began = time.monotonic()
+        if not quiet:
+            kept = [entry for entry in read_log(run) if entry["step"] <= start]
+            fresh = run / f".{LOG}"
+            fresh.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+            os.replace(fresh, run / LOG)
+            self._file = (run / LOG).open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(run / BOARD), purge_step=start)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        if not self._quiet:
+            self._file.close()
+            self._board.close()
+
+    def log(self, step: int, entry: dict[str, float]) -> None:
+        """Adds an entry of the step, and shows it."""
+        if self._quiet or not entry:
+            return
+        self._file.write(json.dumps({"step": step, **entry}) + "\n")
+        self._file.flush()
+        for name, value in entry.items():
+            self._board.add_scalar(name, value, step)
+        line = " ".join(_show(name, value) for name, value in entry.items())
+        self._bar.update(self._task, completed=step, line=line)
+        if not self._console.is_terminal:
+            pace = (time.monotonic() - self._began) / max(1, step - self._start)
+            left = pace * (self._steps - step)
+            self.say(f"step {step}/{self._steps} {line} left={left:.0f}s")
+
+    def say(self, sentence: str) -> None:
+        """Prints a sentence above the progress line."""
+        self._console.print(sentence, soft_wrap=True, highlight=False)
+
+
+def read_log(run: Path) -> list[dict[str, float]]:
+    """The entries of a run's log, without a last one that a crash cut short."""
+    path = run / LOG
+    entries: list[dict[str, float]] = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return entries
+
+
+def _show(name: str, value: float) -> str:
+    if name == "tokens_per_second":
+        return f"tokens/s={value:,.0f}"
+    if name == "utilisation":
+        return f"utilisation={value:.0%}"
+    return f"{name}={value:.4g}"

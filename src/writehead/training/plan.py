@@ -1,0 +1,90 @@
+"""What a run was started with, so that the same command goes on and another one is refused."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from writehead import __version__
+from writehead.config import ModelConfig, TrainConfig
+from writehead.data.dataset import Dataset
+from writehead.errors import ConfigError, RunError
+from writehead.training.distributed import World
+
+PLAN = "train.json"
+# what may change when a run goes on: it does not enter what a step computes, or is meant to
+FREE = {
+    "steps",
+    "accumulate",
+    "compile",
+    "parallel",
+    "log_every",
+    "evaluate_every",
+    "evaluate_sequences",
+    "checkpoint_every",
+    "keep",
+    "average",
+}
+
+
+def agree_on_plan(
+    run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
+) -> ModelConfig:
+    """The model to train: the preset's, with the dataset's vocabulary.
+
+    Writes the plan of a new run; raises where an old one is at odds with it.
+    """
+    if data.task != model.task:
+        raise ConfigError(
+            f"the dataset is for a {data.task} model and the preset is a {model.task} model; "
+            f"choose a preset for {data.task}"
+        )
+    model = replace(model, vocabulary=data.vocabulary)
+    lengths = (config.source_length, model.source_positions) if model.encoder_layers else (0, 0)
+    longest = (lengths, (config.target_length, model.target_positions))
+    for length, positions in longest:
+        if length > positions:
+            raise ConfigError(
+                f"rows of {length} tokens are longer than the {positions} learned positions; set "
+                f"train.source_length and train.target_length to {positions} or less"
+            )
+    plan = {
+        "format": 1,
+        "writehead": __version__,
+        "tokenizer": data.tokenizer.fingerprint,
+        "model": model.to_json(),
+        "train": config.to_json(),
+    }
+    path = run / PLAN
+    if path.is_file():
+        _compare(path, plan)
+    elif run.exists() and any(run.iterdir()):
+        raise RunError(f"{run} holds something else than a run in training; choose another folder")
+    world.barrier()
+    if world.is_first:
+        run.mkdir(parents=True, exist_ok=True)
+        fresh = run / f".{PLAN}"
+        fresh.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        os.replace(fresh, path)
+    world.barrier()
+    return model
+
+
+def _compare(path: Path, plan: dict[str, object]) -> None:
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+        differences = [
+            f"{room}.{name} was {old[room].get(name)!r} and is {value!r}"
+            for room in ("model", "train")
+            for name, value in dict(plan[room]).items()  # type: ignore[call-overload]
+            if old[room].get(name) != value and not (room == "train" and name in FREE)
+        ]
+        if old["tokenizer"] != plan["tokenizer"]:
+            differences.insert(0, "the dataset has another vocabulary")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise RunError(f"{path} is damaged: {error}; start in another folder") from error
+    if differences:
+        raise ConfigError(
+            f"{path.parent} was started differently: {'; '.join(differences)}. Use the same "
+            f"settings to go on, or another folder to start anew"
+        )

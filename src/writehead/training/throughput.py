@@ -1,0 +1,26 @@
+"""The matrix rate that a device reaches, by which utilisation is told."""
+
+import time
+
+import torch
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
+    """Operations a second of a size³ product of random matrices, by the best of ten runs."""
+    size = size or (4096 if device.type == "cuda" else 1024)
+    A, B = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(3):
+        A @ B
+    times = []
+    for _ in range(10):
+        _wait(device)
+        began = time.perf_counter()
+        A @ B
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
