@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -125,3 +126,20 @@ def test_a_reader_who_leaves_early_is_no_error():
 def test_the_command_line_answers_before_pytorch_has_loaded():
     code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_with_no_multi_head_twin_is_explained_without_it(writehead, tmp_path):
+    config = dataclasses.replace(preset("tiny/multi-query"), f=8)
+    save_run(tmp_path / "run", make_model(config))
+    code, out, _ = writehead("explain", str(tmp_path / "run"))
+    assert code == 0
+    assert "Work and its floor" in out
+    assert "parameters equal" not in out
+
+
+def test_a_local_model_has_the_papers_ratios_too(writehead):
+    local, whole = (
+        json.loads(writehead("explain", f"wmt14/multi-query{suffix}", "--json")[1])["ratios"]
+        for suffix in ("-local", "")
+    )
+    assert local == whole

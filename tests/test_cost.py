@@ -1,5 +1,6 @@
 """Costs against brute force: the same things counted from real tensors as the models run."""
 
+import dataclasses
 import itertools
 import math
 from unittest.mock import patch
@@ -10,13 +11,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from writehead import cost
-from writehead.config import AttentionConfig, ModelConfig
+from writehead.config import ModelConfig
 from writehead.cost import CHIPS, Chip, Setting
 from writehead.errors import ConfigError
 from writehead.kernels import Visibility
 from writehead.model import LanguageModel, TranslationModel, make_model
 from writehead.model import attention as attention_module
-from writehead.paper import listings
 from writehead.paper.presets import preset, preset_names
 
 TRANSLATION = ModelConfig(
@@ -206,67 +206,26 @@ def test_visible_pairs_are_those_of_the_mask(n, window):
     assert cost.visible_pairs(n, window) == int(mask.sum())
 
 
-def test_a_sequence_is_the_sum_of_its_steps_and_a_padded_one_repeats_the_last():
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("base", [TRANSLATION, LANGUAGE], ids=["translation", "language"])
+def test_a_sequence_is_the_sum_of_its_steps_part_by_part(base, window):
+    config = dataclasses.replace(base, window=window)
+    setting = Setting(2, 7 if base.encoder_layers else 0, 11, beam=3)
+    for padded in (False, True):
+        steps = [cost.decoder_step(config, setting, t, padded=padded) for t in range(11)]
+        whole = cost.decoder_sequence(config, setting, padded=padded)
+        for parts in zip(whole.parts, *(step.parts for step in steps), strict=True):
+            for count in ("operations", "weights", "kv", "activations"):
+                total, *each = (getattr(part, count) for part in parts)
+                assert total == sum(each), (parts[0].name, count)
+            assert {part.name for part in parts} == {parts[0].name}
+
+
+def test_every_padded_step_costs_as_much_as_the_last():
     setting = Setting(2, 7, 11)
-    steps = [cost.decoder_step(TRANSLATION, setting, position) for position in range(11)]
-    whole = cost.decoder_sequence(TRANSLATION, setting)
-    assert whole.operations == sum(step.operations for step in steps)
-    assert whole.bytes == sum(step.bytes for step in steps)
-    padded = cost.decoder_sequence(TRANSLATION, setting, padded=True)
-    assert padded.bytes == 11 * steps[-1].bytes
-
-
-class Einsum:
-    """Stands in for the listings' einsum, and counts multiply-adds and the tensors it is given."""
-
-    def __init__(self) -> None:
-        self.multiply_adds = 0
-        self.seen: dict[int, torch.Tensor] = {}
-
-    def __call__(self, equation: str, *operands: torch.Tensor) -> torch.Tensor:
-        result = torch.einsum(equation, *operands)
-        sizes: dict[str, int] = {}
-        for letters, T in zip(equation.split("->")[0].split(","), operands, strict=True):
-            sizes.update(zip(letters, T.shape, strict=True))
-        self.multiply_adds += math.prod(sizes.values())
-        self.seen.update({id(T): T for T in (*operands, result)})
-        return result
-
-
-def test_the_batched_ratio_counts_the_tensors_of_the_listing():
-    b, n, d, h, k, v = 2, 3, 5, 7, 11, 13
-    X, M = torch.randn(b, n, d), torch.randn(b, n, d)
-    P = (torch.randn(h, d, k), torch.randn(d, k), torch.randn(d, v), torch.randn(h, d, v))
-    einsum = Einsum()
-    with patch.object(listings, "einsum", einsum):
-        listings.MultiqueryAttentionBatched(X, M, torch.zeros(b, h, n, n), *P)
-    elements = sum(T.numel() for T in einsum.seen.values())
-    ratio = cost.ratios(AttentionConfig(d, h, 1, k, v), b, n)[0]
-    assert ratio.counted == pytest.approx(elements / einsum.multiply_adds)
-    assert ratio.theta == pytest.approx(1 / k + 1 / (b * n))
-
-
-@pytest.mark.parametrize("g", [3, 1], ids=["multi-head", "multi-query"])
-def test_the_incremental_ratios_count_the_tensors_of_the_listings(g):
-    b, n, d, h, k, v = 2, 4, 5, 3, 11, 13
-    heads = (h,) if g == h else ()
-    P_q, P_o = torch.randn(h, d, k), torch.randn(h, d, v)
-    P_k, P_v = torch.randn(*heads, d, k), torch.randn(*heads, d, v)
-    K, V = torch.empty(b, *heads, 0, k), torch.empty(b, *heads, 0, v)
-    step = (
-        listings.MultiheadSelfAttentionIncremental
-        if g == h
-        else listings.MultiquerySelfAttentionIncremental
-    )
-    elements, einsum = 0, Einsum()
-    with patch.object(listings, "einsum", einsum):
-        for _ in range(n):
-            x = torch.randn(b, d)
-            y, K, V = step(x, K, V, P_q, P_k, P_v, P_o)
-            q_and_o = b * h * (k + v)
-            elements += q_and_o + sum(T.numel() for T in (x, y, K, V, P_q, P_k, P_v, P_o))
-    ratio = cost.ratios(AttentionConfig(d, h, h, k, v), b, n)[1 if g == h else 2]
-    assert ratio.counted == pytest.approx(elements / einsum.multiply_adds)
+    last = cost.decoder_step(TRANSLATION, setting)
+    assert cost.decoder_step(TRANSLATION, setting, 0, padded=True) == last
+    assert cost.decoder_sequence(TRANSLATION, setting, padded=True).bytes == 11 * last.bytes
 
 
 @pytest.mark.parametrize(
@@ -312,6 +271,8 @@ def test_a_model_larger_than_the_chip_has_a_largest_batch_of_zero():
         (lambda: Setting(1, -1, 1), "source=-1 must not be negative"),
         (lambda: cost.find_chip("h20"), "did you mean 'h200'"),
         (lambda: Chip("x", 1, 0, 1, ""), "bandwidth=0 must be above 0"),
+        (lambda: Chip("x", 1, 1, math.inf, ""), "flops=inf must be above 0 and finite"),
+        (lambda: Chip("x", math.inf, 1, 1, ""), "memory=inf must be above 0 and finite"),
         (lambda: cost.decoder_step(LANGUAGE, Setting(1, 0, 4), 4), "from 0 to 3"),
         (lambda: cost.decoder_step(LANGUAGE, Setting(1, 0, 4), -1), "from 0 to 3"),
     ],

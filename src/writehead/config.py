@@ -6,47 +6,15 @@ and V. `g = h` is multi-head attention, `g = 1` multi-query, anything between gr
 """
 
 import dataclasses
-import json
 import math
-import types
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Self
 
-from writehead.errors import ConfigError, nearest
+from writehead.errors import ConfigError
+from writehead.schema import JsonConfig, check_positive, check_types
 
 Kind = Literal["multi-head", "multi-query", "grouped-query"]
 Task = Literal["translation", "language"]
-
-
-class JsonConfig:
-    """JSON in and out for the dataclasses below."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """The config that `to_json` wrote; an unknown, missing or ill-typed field is an error."""
-        what = cls.__name__.removesuffix("Config").lower()
-        if not isinstance(data, dict):
-            raise ConfigError(f"a {what} config is a JSON object, not {type(data).__name__}")
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for name in data:
-            if name not in fields:
-                raise ConfigError(f"unknown {what} field {name!r}; {nearest(str(name), fields)}")
-        missing = [
-            name
-            for name, field in fields.items()
-            if field.default is dataclasses.MISSING and name not in data
-        ]
-        if missing:
-            raise ConfigError(f"the {what} config lacks {', '.join(missing)}; add them")
-        return cls(**data)
-
-
-C = TypeVar("C", bound=JsonConfig)
 
 
 @dataclass(frozen=True)
@@ -65,10 +33,10 @@ class AttentionConfig:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_positive(self, "d", "h", "g", "k", "v")
+        check_types(self)
+        check_positive(self, "d", "h", "g", "k", "v")
         if self.window is not None:
-            _check_positive(self, "window")
+            check_positive(self, "window")
         if self.h % self.g:
             divisors = [g for g in range(1, self.h + 1) if self.h % g == 0]
             raise ConfigError(
@@ -129,10 +97,10 @@ class ModelConfig(JsonConfig):
     end: int = 1
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_positive(self, "vocabulary", "d", "f", "decoder_layers", "target_positions")
+        check_types(self)
+        check_positive(self, "vocabulary", "d", "f", "decoder_layers", "target_positions")
         if self.task == "translation":
-            _check_positive(self, "encoder_layers", "source_positions")
+            check_positive(self, "encoder_layers", "source_positions")
         elif self.encoder_layers or self.source_positions:
             raise ConfigError(
                 "a language model has no encoder; leave encoder_layers and source_positions at 0"
@@ -214,10 +182,10 @@ class PrepareConfig(JsonConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_positive(self, "vocabulary", "sample")
+        check_types(self)
+        check_positive(self, "vocabulary", "sample")
         if self.max_tokens is not None:
-            _check_positive(self, "max_tokens")
+            check_positive(self, "max_tokens")
         if not (self.max_ratio >= 1.0 and math.isfinite(self.max_ratio)):
             raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
         if self.dev < 0:
@@ -269,10 +237,10 @@ class TrainConfig(JsonConfig):
     average: int = 1
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         counts = ("steps", "rows", "source_length", "target_length", "accumulate", "warmup")
         periods = ("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every")
-        _check_positive(self, *counts, *periods, "keep", "average")
+        check_positive(self, *counts, *periods, "keep", "average")
         if self.rows % self.accumulate:
             raise ConfigError(
                 f"rows={self.rows} cannot be split into accumulate={self.accumulate} equal parts"
@@ -314,10 +282,10 @@ class DecodeConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_positive(self, "beam", "n_best")
+        check_types(self)
+        check_positive(self, "beam", "n_best")
         if self.max_length is not None:
-            _check_positive(self, "max_length")
+            check_positive(self, "max_length")
         longest = math.inf if self.max_length is None else self.max_length
         if not 0 <= self.min_length <= longest:
             raise ConfigError(
@@ -327,8 +295,8 @@ class DecodeConfig:
             raise ConfigError(
                 f"n_best={self.n_best} hypotheses need a beam as wide; raise beam={self.beam}"
             )
-        if not math.isfinite(self.alpha):
-            raise ConfigError(f"alpha={self.alpha} is not a number to raise lengths to")
+        if not -10.0 <= self.alpha <= 10.0:
+            raise ConfigError(f"alpha={self.alpha} must be from -10 to 10; the paper's is 0.6")
         if self.temperature is None:
             if self.top_k is not None or self.top_p is not None:
                 raise ConfigError("top_k and top_p are for sampling; set temperature too")
@@ -340,23 +308,9 @@ class DecodeConfig:
             if self.beam > 1:
                 raise ConfigError(f"sampling follows one hypothesis; set beam={self.beam} to 1")
         if self.top_k is not None:
-            _check_positive(self, "top_k")
+            check_positive(self, "top_k")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1")
-
-
-def with_settings(config: C, settings: Mapping[str, str]) -> C:
-    """`config` with fields set from text, as the command line's `--set` gives them.
-
-    A value is read as JSON where it is JSON (0.1, true, null), else as a word.
-    """
-    values: dict[str, Any] = {}
-    for name, text in settings.items():
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-    return type(config).from_json({**config.to_json(), **values})
 
 
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
@@ -384,40 +338,3 @@ def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
             f"{f}); choose fewer or smaller heads"
         )
     return f
-
-
-def _check_positive(config: Any, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
-
-
-def _check_types(config: Any) -> None:
-    """Raises where a field's value is not of its annotated type, as may happen with JSON."""
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if not _fits(value, hint):
-            words = " or ".join(
-                " or ".join(map(repr, get_args(part)))
-                if get_origin(part) is Literal
-                else ("null" if part is types.NoneType else part.__name__)
-                for part in _members(hint)
-            )
-            raise ConfigError(f"{name}={value!r} is not {words}")
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    for part in _members(hint):
-        if get_origin(part) is Literal:
-            if value in get_args(part):
-                return True
-        elif part is float:  # JSON writes 1.0 as 1
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return True
-        elif isinstance(value, part) and not (isinstance(value, bool) and part is int):
-            return True
-    return False

@@ -12,7 +12,7 @@ What is counted, here and everywhere in this library:
 """
 
 import dataclasses
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
 from writehead.config import AttentionConfig, ModelConfig
@@ -31,8 +31,10 @@ class Chip:
 
     def __post_init__(self) -> None:
         for name in ("memory", "bandwidth", "flops"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"a chip's {name}={getattr(self, name)} must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"a chip's {name}={getattr(self, name)} must be above 0 and finite"
+                )
 
 
 _DATASHEET = "datasheet, dense 16-bit"
@@ -177,34 +179,38 @@ def decoder_step(
     position = setting.target - 1 if position is None else position
     if not 0 <= position < setting.target:
         raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
-    attention, rows, e = config.decoder_attention, setting.rows, setting.element
     m = setting.target if padded else position + 1
-    if config.window is not None:
-        m = min(m, config.window)
-    layers = config.decoder_layers
-    read = e * attention.kv_size
-    parts = [
-        _projections("self: projections", attention, rows, e).times(layers),
-        _mixing("self: K and V", attention, rows, rows * m, rows * m * read, e).times(layers),
-        _feed_forward("feed-forward", config, rows, e).times(layers),
-        _output(config, rows, e),
-    ]
-    if config.encoder_layers:
-        once = setting.batch * setting.source * read  # the beams of a sentence share it
-        pairs = rows * setting.source
-        parts[2:2] = [
-            _read_projections("cross: projections", attention, rows, e).times(layers),
-            _mixing("cross: K and V", attention, rows, pairs, once, e).times(layers),
-        ]
-    return Work(tuple(parts))
+    return _decoder(config, setting, 1, m if config.window is None else min(m, config.window))
 
 
 def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
     """All `target` steps of the decoder."""
-    steps = (
-        decoder_step(config, setting, position, padded=padded) for position in range(setting.target)
-    )
-    return Work(tuple(_sum(parts) for parts in zip(*(step.parts for step in steps), strict=True)))
+    n = setting.target
+    if padded:
+        return _decoder(config, setting, n, n * min(n, config.window or n))
+    return _decoder(config, setting, n, visible_pairs(n, config.window))
+
+
+def _decoder(config: ModelConfig, setting: Setting, steps: int, pairs: int) -> Work:
+    """`steps` steps in which each row reads `pairs` positions of its own memory in all."""
+    attention, rows, e = config.decoder_attention, setting.rows, setting.element
+    passes = config.decoder_layers * steps
+    read = e * attention.kv_size
+    own = _mixing("self: K and V", attention, rows * steps, rows * pairs, rows * pairs * read, e)
+    parts = [
+        _projections("self: projections", attention, rows, e).times(passes),
+        own.times(config.decoder_layers),
+        _feed_forward("feed-forward", config, rows, e).times(passes),
+        _output(config, rows, e).times(steps),
+    ]
+    if config.encoder_layers:
+        once = setting.batch * setting.source * read  # the beams of a sentence share it
+        cross = _mixing("cross: K and V", attention, rows, rows * setting.source, once, e)
+        parts[2:2] = [
+            _read_projections("cross: projections", attention, rows, e).times(passes),
+            cross.times(passes),
+        ]
+    return Work(tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -262,71 +268,6 @@ def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
     sentence = kv_bytes(config, one)["total"] + max(wide, logits)
     weights = sum(parameters(config).values()) * setting.element
     return max(0, int((chip.memory - weights) // sentence))
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Memory access over operations of one attention layer, as a section of the paper has it.
-
-    `theta` is the sum of the section's terms; `counted` is the elements of all tensors accessed
-    over the multiply-adds.
-    """
-
-    section: str
-    form: str
-    terms: str
-    theta: float
-    counted: float
-
-
-def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
-    """§2.3.1, §2.4.1 and §3.1 for self-attention over n positions, with this layer's own sizes.
-
-    The paper's terms hold for k = v = d/h and n ≤ d; the counts hold for any.
-    """
-    d, h, k = attention.d, attention.h, attention.k
-    multi_head = dataclasses.replace(attention, g=h, bias=False)
-    multi_query = dataclasses.replace(attention, g=1, bias=False)
-    return (
-        Ratio(
-            "§2.3.1",
-            f"batched {attention.kind}",
-            "1/k + 1/(bn)",
-            1 / k + 1 / (b * n),
-            _batched_ratio(dataclasses.replace(attention, bias=False), b, n),
-        ),
-        Ratio(
-            "§2.4.1",
-            "incremental multi-head",
-            "n/d + 1/b",
-            n / d + 1 / b,
-            _incremental_ratio(multi_head, b, n),
-        ),
-        Ratio(
-            "§3.1",
-            "incremental multi-query",
-            "1/d + n/(dh) + 1/b",
-            1 / d + n / (d * h) + 1 / b,
-            _incremental_ratio(multi_query, b, n),
-        ),
-    )
-
-
-def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
-    """X, M, Q, K, V, O, Y, the logits, the weights and the projections, over the multiply-adds."""
-    d, h, k, v = attention.d, attention.h, attention.k, attention.v
-    elements = b * n * (3 * d + h * (k + v) + attention.kv_size) + 2 * b * h * n**2
-    operations = b * n * attention.parameters + b * h * n**2 * (k + v)
-    return (elements + attention.parameters) / operations
-
-
-def _incremental_ratio(attention: AttentionConfig, b: int, n: int) -> float:
-    """The same over n calls, each of which reads K, V and the projections anew."""
-    d, h, k, v = attention.d, attention.h, attention.k, attention.v
-    pairs = visible_pairs(n, attention.window)
-    elements = b * n * (2 * d + h * (k + v)) + b * pairs * attention.kv_size
-    operations = b * n * attention.parameters + b * h * pairs * (k + v)
-    return (elements + n * attention.parameters) / operations
 
 
 def _encoder(config: ModelConfig, setting: Setting, pairs: int) -> Work:
@@ -416,16 +357,4 @@ def _output(config: ModelConfig, tokens: int, e: int) -> Part:
         weights=e * config.d * config.vocabulary,
         kv=0,
         activations=e * tokens * (config.d + config.vocabulary),
-    )
-
-
-def _sum(parts: Iterable[Part]) -> Part:
-    """Parts of one name as one."""
-    parts = tuple(parts)
-    return Part(
-        parts[0].name,
-        sum(part.operations for part in parts),
-        sum(part.weights for part in parts),
-        sum(part.kv for part in parts),
-        sum(part.activations for part in parts),
     )

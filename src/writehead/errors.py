@@ -49,7 +49,10 @@ class RunError(WriteheadError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the known name closest to `name`, or all of them if none is close."""
+    """The end of a sentence: the known name closest to `name`, or some of them if none is close."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"known: {', '.join(names[:12])}{more}"

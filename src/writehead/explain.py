@@ -10,6 +10,8 @@ from rich.text import Text
 from writehead import cost
 from writehead.config import ModelConfig
 from writehead.cost import Chip, Setting, Work
+from writehead.errors import ConfigError
+from writehead.paper.ratios import ratios
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def explain(question: Question) -> dict[str, Any]:
         ),
         "ratios": [
             asdict(ratio)
-            for ratio in cost.ratios(config.decoder_attention, setting.rows, setting.target)
+            for ratio in ratios(config.encoder_attention, setting.rows, setting.target)
         ],
         "comparison": _comparison(question, position),
         "largest_batch": cost.largest_batch(config, setting, chip),
@@ -68,12 +70,18 @@ def _work(work: Work, chip: Chip, tokens: int) -> dict[str, Any]:
     }
 
 
-def _comparison(question: Question, position: int) -> dict[str, Any]:
-    """This config as multi-head and as multi-query, with the same number of parameters."""
+def _comparison(question: Question, position: int) -> dict[str, Any] | None:
+    """This config as multi-head and as multi-query, with the same number of parameters.
+
+    None where feed-forward layers are too narrow to make up for the difference.
+    """
     config, setting, chip = question.config, question.setting, question.chip
     answer: dict[str, Any] = {}
     for kind, g in (("multi-head", config.h), ("multi-query", 1)):
-        variant = config if config.g == g else config.with_write_heads(g)
+        try:
+            variant = config if config.g == g else config.with_write_heads(g)
+        except ConfigError:
+            return None
         answer[kind] = {
             "f": variant.f,
             "kv_bytes": cost.kv_bytes(variant, setting)["total"],
@@ -87,7 +95,9 @@ def _comparison(question: Question, position: int) -> dict[str, Any]:
 
 def render(answer: dict[str, Any], console: Console) -> None:
     """Prints the answer as a page."""
-    tables = (_parameters, _totals, _step, _ratios, _gain)
+    tables = [_parameters, _totals, _step, _ratios]
+    if answer["comparison"] is not None:
+        tables.append(_gain)
     console.print(_headline(answer))
     for table in tables:
         console.print(table(answer))

@@ -65,6 +65,9 @@ class Recomputed:
             [list(history) for history in self.histories for _ in range(beam)],
         )
 
+    def stop(self, rows: Tensor) -> None:
+        """Recomputing has room for everybody."""
+
     def reorder(self, rows: Tensor) -> None:
         self.histories = [list(self.histories[row]) for row in rows.tolist()]
 
@@ -227,3 +230,41 @@ def test_a_state_of_other_beams_is_an_error_that_says_how_to_start_one():
             beam_search(model.step, state, DecodeConfig(max_length=4, beam=beam), end=END)
     with pytest.raises(CacheError, match="3 beams already"):
         state.expand(2)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_row_that_has_ended_leaves_room_for_one_that_goes_on(beam, window):
+    torch.manual_seed(0)
+    config = ModelConfig(
+        task="language",
+        vocabulary=17,
+        d=8,
+        f=12,
+        h=4,
+        g=1,
+        k=3,
+        v=5,
+        window=window,
+        decoder_layers=2,
+        target_positions=12,
+        dropout=0.0,
+    )
+    model = LanguageModel(config).double().eval()
+    prompts, limits = ([3, 4, 5, 6, 7, 8, 9, 10, 11], [12, 13]), [3, 10]
+    options = DecodeConfig(beam=beam, n_best=beam, max_length=10)
+
+    def search(rows):
+        width = max(len(prompts[row]) for row in rows)
+        prompt = torch.tensor([prompts[row] + [0] * (width - len(prompts[row])) for row in rows])
+        lengths = torch.tensor([len(prompts[row]) for row in rows])
+        state = model.start(prompt, 12, prompt_lengths=lengths)
+        return beam_search(
+            model.step, state, options, end=1, max_lengths=[limits[row] for row in rows]
+        )
+
+    together = search([0, 1])
+    for row in (0, 1):
+        [alone] = search([row])
+        assert [one.tokens for one in together[row]] == [one.tokens for one in alone]
+        assert [one.score for one in together[row]] == pytest.approx([one.score for one in alone])

@@ -155,3 +155,14 @@ def test_dropout_acts_in_training_and_not_in_evaluation():
     assert not torch.equal(module(X, past), module(X, past))
     module.eval()
     assert torch.equal(module(X, past), module(X, past))
+
+
+@pytest.mark.parametrize("g", [h, 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_wide_product_in_training_equals_three(g, bias):
+    module, X = Attention(AttentionConfig(d, h, g, k, v, bias=bias)).double(), random(b, m, d)
+    if bias:
+        for P in (module.P_q, module.P_k, module.P_v, module.P_o):
+            torch.nn.init.normal_(P.bias)
+    past = WholePast(Visibility(causal=True))
+    assert_close(module.train()(X, past), module.eval()(X, past))

@@ -129,6 +129,12 @@ class Caches(RuleBasedStateMachine):
         counts = data.draw(st.lists(st.integers(0, n), min_size=sentences, max_size=sentences))
         self.write(n, [count for count in counts for _ in range(self.beam)])
 
+    @precondition(lambda self: not self.cache.is_ring)
+    @rule(n=st.integers(1, 4), data=st.data())
+    def append_to_each_beam_unevenly(self, n, data):
+        rows = len(self.history.rows)
+        self.write(n, data.draw(st.lists(st.integers(0, n), min_size=rows, max_size=rows)))
+
     @rule(r=st.integers(0, 5))
     def rewind(self, r):
         try:
@@ -143,6 +149,11 @@ class Caches(RuleBasedStateMachine):
         beam, rows = self.beam, len(self.history.rows)
         chosen = data.draw(st.lists(st.integers(0, beam - 1), min_size=rows, max_size=rows))
         parents = [row // beam * beam + choice for row, choice in enumerate(chosen)]
+        lengths = [len(row) for row in self.history.rows]
+        if [lengths[parent] for parent in parents] != lengths:
+            with pytest.raises(CacheError, match="rows of different lengths"):
+                self.cache.reorder(torch.tensor(parents))
+            return
         self.cache.reorder(torch.tensor(parents))
         self.history.rows = [list(self.history.rows[parent]) for parent in parents]
 
@@ -291,6 +302,16 @@ def test_rows_of_different_lengths_may_not_trade_places():
     write(cache, *written(2, 4), torch.tensor([4, 2]))
     with pytest.raises(CacheError, match="rows of different lengths cannot trade places"):
         cache.reorder(torch.tensor([1, 0]))
+
+
+def test_rows_that_share_and_have_grown_apart_are_not_rewound_into_what_they_share():
+    cache = new_cache(2, 10)
+    write(cache, *written(2, 5))
+    cache.reorder(torch.tensor([0, 0]))
+    write(cache, *written(2, 2), torch.tensor([0, 2]))
+    with pytest.raises(CacheError, match="rewind before rows that share K and V grow apart"):
+        cache.rewind(1)  # row 0 would write position 4 anew, which row 1 reads there
+    assert cache.lengths.tolist() == [5, 7]
 
 
 def test_rows_that_share_a_ring_grow_together():

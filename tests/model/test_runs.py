@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from writehead.errors import RunError
+from writehead.errors import ConfigError, RunError
 from writehead.model import load_run, make_model, runs, save_run
 from writehead.paper.presets import preset
 
@@ -135,6 +135,9 @@ def test_a_missing_run_or_file_says_which(run):
         ({"model": {"g": 3}}, "g=3 write-heads cannot serve h=8"),
         ({"model": {"d": "24"}}, "d='24' is not int"),
         ({"formatt": 1}, "unknown key 'formatt'; did you mean 'format'"),
+        ({"format": 0}, "format 0; this writehead writes 1"),
+        ({"format": "1"}, "format '1'; this writehead writes 1"),
+        ({"format": True}, "format True; this writehead writes 1"),
         ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer one"),
         ({"model": {"d": 32}}, "has shape .* and its config asks for"),
         ({"model": {"tied": False}}, "lacks the tensor 'output.weight'"),
@@ -161,6 +164,31 @@ def test_an_unknown_tensor_is_named_with_the_nearest(run):
         load_run(run)
 
 
+def change_weight(run, name, dtype):
+    weights = load_file(run / runs.WEIGHTS)
+    weights[name] = weights[name].to(dtype)
+    save_file(weights, run / runs.WEIGHTS)
+
+
+def test_weights_that_are_not_floating_point_are_refused(run):
+    change_weight(run, "tokens.weight", torch.int64)
+    with pytest.raises(RunError, match=r"'tokens\.weight' is torch\.int64"):
+        load_run(run)
+
+
+def test_weights_of_several_dtypes_ask_for_one(run):
+    change_weight(run, "tokens.weight", torch.bfloat16)
+    with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; give the dtype"):
+        load_run(run)
+    assert load_run(run, dtype=torch.float32).model.tokens.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
+def test_a_device_that_is_not_there_is_not_blamed_on_the_file(run, device):
+    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used"):
+        load_run(run, device=device)
+
+
 @pytest.mark.parametrize("kept", [0, 7, 200, -1])
 def test_a_file_cut_short_is_one_of_our_errors(run, kept):
     path = run / runs.WEIGHTS
@@ -174,3 +202,10 @@ def test_a_pickle_in_place_of_the_weights_is_not_read(run):
     shutil.move(run / "pickle", run / runs.WEIGHTS)
     with pytest.raises(RunError, match="damaged or cut short"):
         load_run(run)
+
+
+def test_a_run_with_checkpoints_beside_it_is_not_overwritten(run):
+    (run / "checkpoints").mkdir()
+    with pytest.raises(RunError, match=r"holds more than a run \(checkpoints\)"):
+        save_run(run, make_model(TINY), overwrite=True)
+    assert (run / "checkpoints").is_dir()

@@ -9,6 +9,7 @@ import typer
 from writehead import cost
 from writehead.cli.app import Page, app
 from writehead.config import ModelConfig
+from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
 from writehead.paper.presets import preset, preset_names
 
@@ -75,6 +76,11 @@ def explain_command(
 def config_of(model: str) -> ModelConfig:
     """The config of a run's folder where there is one, else of a preset."""
     if not Path(model).is_dir():
+        if model not in preset_names():
+            raise ConfigError(
+                f"{model!r} is neither a preset nor the folder of a run; "
+                f"{nearest(model, preset_names())}"
+            )
         return preset(model)
     from writehead.model.runs import read_config  # brings PyTorch, which takes seconds
 

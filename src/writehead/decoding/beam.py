@@ -64,6 +64,7 @@ def beam_search(
         if beams.all_done():
             break
         state.reorder(rows)
+        state.stop(beams.over())
     return beams.results()
 
 
@@ -141,6 +142,10 @@ class _Beams:
         self.live = self.live.masked_fill(self._decided(t + 1).unsqueeze(1), NEVER)
         rows = self.sentences * beam + parents.gather(1, order)
         return tokens.gather(1, order).flatten(), rows.flatten()
+
+    def over(self) -> Tensor:
+        """[rows], whether the row's sentence has no live hypothesis left."""
+        return (self.live == NEVER).all(dim=1).repeat_interleave(self.live.shape[1])
 
     def all_done(self) -> bool:
         """Whether no sentence has a live hypothesis; waits for the device."""

@@ -34,6 +34,9 @@ class SearchState(Protocol):
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what was row rows[i]."""
 
+    def stop(self, rows: Tensor) -> None:
+        """Rows where `rows` is true have ended; what they are fed from now on means nothing."""
+
 
 S = TypeVar("S", bound=SearchState)
 Step = Callable[[Tensor, S], Tensor]
@@ -167,7 +170,8 @@ def greedy(
 ) -> list[Hypothesis]:
     """For each row, the sequence whose every token is the likeliest after those before it.
 
-    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits.
+    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits. All rows are
+    stepped until the last is done, so a state needs room in every row for the longest of them.
     """
     _check_greedy(config)
     constraints = Constraints.make(
@@ -282,6 +286,7 @@ def _walk(
         over = over | (tokens == constraints.end) | (t + 1 >= constraints.max_lengths)
         if bool(over.all()):
             return
+        state.stop(over)
 
 
 def _follow(

@@ -23,9 +23,10 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
     b, h, n, k = Q.shape
     g, m, v = K.shape[1], K.shape[2], V.shape[3]
     mask, causal = _arguments(visibility, n, m, Q.device)
-    if n == 1:
-        # the read-heads of one write-head become queries of one head: K and V are read once
-        Q = Q.reshape(b, g, h // g, k)
+    if not causal and (mask is None or mask.shape[2] == 1):
+        # all queries see the same, so those of all read-heads (and beams) that share a write-head
+        # become queries of one head, and K and V are read once
+        Q = Q.reshape(b, g, h // g * n, k)
     elif g < h:
         # write-heads join the batch, and their read-heads see them through a stride of zero
         Q = Q.reshape(b * g, h // g, n, k)

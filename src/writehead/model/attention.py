@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from writehead.config import AttentionConfig
 from writehead.errors import ShapeError
@@ -74,13 +75,14 @@ class Attention(nn.Module):
     def forward(self, X: Tensor, past: Past) -> Tensor:
         """Self-attention of X [b, n, d] over `past` and itself: Y [b, n, d]."""
         self._check(X)
-        K, V, visibility = past.append(*self.project_kv(X))
-        return self._attend(X, K, V, visibility)
+        Q, K, V = self._project(X)
+        return self._attend(Q, *past.append(K, V))
 
     def read(self, X: Tensor, memory: Memory) -> Tensor:
         """Attention of X [b, n, d] over a fixed memory: Y [b, n, d]."""
         self._check(X)
-        return self._attend(X, memory.K, memory.V, memory.visibility)
+        Q = _split(self.P_q(X), self.config.h)
+        return self._attend(Q, memory.K, memory.V, memory.visibility)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
         """The keys and values of M [b, m, d], to be read any number of times."""
@@ -92,8 +94,19 @@ class Attention(nn.Module):
         g = self.config.g
         return _split(self.P_k(M), g), _split(self.P_v(M), g)
 
-    def _attend(self, X: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
-        Q = _split(self.P_q(X), self.config.h)  # [b, h, n, k]
+    def _project(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q [b, h, n, k], K [b, g, n, k] and V [b, g, n, v] of X [b, n, d]."""
+        if not self.training:
+            return _split(self.P_q(X), self.config.h), *self.project_kv(X)
+        # one wide product instead of three; a decoding step would rather not copy the weights
+        parts = (self.P_q, self.P_k, self.P_v)
+        weight = torch.cat([P.weight for P in parts])
+        bias = torch.cat([P.bias for P in parts]) if self.config.bias else None
+        Q, K, V = torch.split(linear(X, weight, bias), [P.out_features for P in parts], dim=2)
+        return _split(Q, self.config.h), _split(K, self.config.g), _split(V, self.config.g)
+
+    def _attend(self, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
+        """Y [b, n, d] of the queries Q [b, h, n, k]."""
         if self.training and self.dropout > 0.0:
             # dropping a position's values is dropping its weight for every query
             V = shared_dropout(V, self.dropout, dim=3)
@@ -125,4 +138,4 @@ def init_projection(P: nn.Linear) -> nn.Linear:
 
 def _split(X: Tensor, heads: int) -> Tensor:
     """[b, n, heads k] -> [b, heads, n, k]."""
-    return X.view(*X.shape[:2], heads, -1).transpose(1, 2)
+    return X.reshape(*X.shape[:2], heads, -1).transpose(1, 2)

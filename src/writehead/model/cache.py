@@ -132,7 +132,8 @@ class KVCache:
         self.V = torch.zeros(layers, rows, g, self.size, v, dtype=dtype, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.rows = torch.arange(rows, device=device)
-        self.ancestors: Tensor | None = None  # [b, size], once rows have traded places
+        self.growing = torch.ones(rows, dtype=torch.long, device=device)  # 0 where stopped
+        self.ancestors: Tensor | None = None  # [b, size], where rows may trade places
         self.bound = 0  # no row is longer: what the host knows of `lengths`
         self._taken_back = 0  # positions that a row wrote, rewound and has not written again
 
@@ -162,6 +163,8 @@ class KVCache:
         self._check_room(n, counts)
         steps = torch.arange(n, device=self.rows.device)
         start = self.lengths.unsqueeze(1)
+        if counts is None:
+            start = start.clamp(max=self.capacity - n)  # a stopped row writes where there is room
         positions = start + steps  # [b, n]
         sources = None
         written = positions[:, -self.size :]
@@ -178,10 +181,17 @@ class KVCache:
     def advance(self, reservation: Reservation) -> None:
         """Makes the reserved positions count; the only place where lengths grow."""
         n, counts = reservation.n, reservation.counts
-        self.lengths += n if counts is None else counts
+        self.lengths += n * self.growing if counts is None else counts
         self.bound = min(self.bound + n, self.capacity)
         if counts is None:
             self._taken_back = max(0, self._taken_back - n)
+
+    def stop(self, rows: Tensor) -> None:
+        """Rows where `rows` [b] is true grow no more, so that others can go on past their room.
+
+        What such a row holds is given up: its next steps mean nothing.
+        """
+        self.growing.masked_fill_(rows, 0)
 
     def rewind(self, r: int) -> None:
         """Takes back the last r positions of every row, as if they had not been written."""
@@ -197,6 +207,7 @@ class KVCache:
         shortest = int(self.lengths.min()) if self.lengths.device.type == "cpu" else self.bound
         if r > shortest:
             raise CacheError(f"{r} positions cannot be rewound: a row has only {shortest}")
+        self._check_shared(r)
         self.lengths -= r
         self.bound -= r
         self._taken_back += r
@@ -219,9 +230,14 @@ class KVCache:
                 raise CacheError(f"rows must be from 0 to {len(self.rows) - 1}")
             if not torch.equal(self.lengths[rows], self.lengths):
                 raise CacheError("rows of different lengths cannot trade places")
+        self.share()
+        assert self.ancestors is not None
+        self.ancestors.copy_(self.ancestors[rows])
+
+    def share(self) -> None:
+        """Makes the table of ancestors, which a step captured before it would never read."""
         if self.ancestors is None:
             self.ancestors = self.rows.unsqueeze(1).repeat(1, self.size)
-        self.ancestors.copy_(self.ancestors[rows])
 
     def expand(self, beam: int) -> "KVCache":
         """A cache of `beam` rows for each of these; what was written is kept once for them all."""
@@ -263,11 +279,23 @@ class KVCache:
             if shared is not None and bool((counts[shared] != counts.unsqueeze(1)).any()):
                 raise CacheError("rows that share a ring must grow by equal counts")
 
+    def _check_shared(self, r: int) -> None:
+        """Raises where, rewound by r, a row would write over what a longer one still reads."""
+        if self.ancestors is None or self.ancestors.device.type != "cpu":
+            return  # elsewhere, looking would wait for the device
+        lengths, slots = self.lengths - r, torch.arange(self.size)
+        read = slots < lengths.unsqueeze(1)
+        if bool((read & (slots >= lengths[self.ancestors])).any()):
+            raise CacheError(
+                f"{r} positions cannot be rewound: a row reads some of them in the place of a "
+                f"shorter one; rewind before rows that share K and V grow apart"
+            )
+
     def _check_room(self, n: int, counts: Tensor | None) -> None:
         if self.bound + n <= self.capacity:
             return
         # the bound may be loose where rows differ, so this rare case looks at the lengths
-        needed = int((self.lengths + (n if counts is None else counts)).max())
+        needed = int((self.lengths + (n * self.growing if counts is None else counts)).max())
         if needed > self.capacity:
             raise CacheFull(
                 f"position {needed - 1} is past capacity {self.capacity}; start with "

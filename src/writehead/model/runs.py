@@ -56,6 +56,13 @@ def save_run(
         raise RunError(f"{directory} exists; choose another place, or pass overwrite=True")
     if directory.exists() and not (directory / CONFIG).is_file():
         raise RunError(f"{directory} is not a run, so it is not overwritten; choose another place")
+    if directory.is_dir():
+        others = {path.name for path in directory.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER}
+        if others:
+            raise RunError(
+                f"{directory} holds more than a run ({', '.join(sorted(others)[:3])}), which "
+                f"overwriting would delete; choose another place"
+            )
     with atomic_directory(directory) as fresh:
         write_model(fresh, model.config, model.state_dict())
         if tokenizer is not None:
@@ -98,6 +105,7 @@ def write_model(directory: Path, config: ModelConfig, weights: dict[str, torch.T
     (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
 
 
 def load_run(
@@ -110,6 +118,7 @@ def load_run(
     """Reads the run at `directory`; the model is in evaluation mode."""
     directory = Path(directory)
     config = read_config(directory)
+    _check_device(device)
     with torch.device("meta"):
         model = make_model(config, backend)
     weights = read_weights(directory, model, device=device, dtype=dtype)
@@ -132,7 +141,9 @@ def read_config(directory: Path | str) -> ModelConfig:
     for name in data:
         if name not in known:
             raise RunError(f"{path} has an unknown key {name!r}; {nearest(name, known)}")
-    if not isinstance(data["format"], int) or data["format"] > FORMAT:
+    if type(data["format"]) is not int or data["format"] < 1:
+        raise RunError(f"{path} has format {data['format']!r}; this writehead writes {FORMAT}")
+    if data["format"] > FORMAT:
         raise RunError(
             f"{path} has format {data['format']} (written by writehead {data.get('writehead')}), "
             f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
@@ -166,6 +177,15 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _check_device(device: torch.device | str) -> None:
+    """Raises unless a tensor can be put on `device`."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {str(device)!r} cannot be used ({reason}); try 'cpu'") from error
 
 
 def _require(path: Path) -> None:
@@ -209,9 +229,16 @@ def read_weights(
                         f"{list(tensor.shape)}"
                     )
                 weight = file.get_tensor(name)
+                if not weight.is_floating_point():
+                    raise RunError(
+                        f"{path}: {name!r} is {weight.dtype}; weights are floating-point numbers"
+                    )
                 weights[name] = weight if dtype is None else weight.to(dtype)
     except (SafetensorError, OSError) as error:
         raise RunError(
             f"{path} is damaged or cut short: {error}; copy or save the run again"
         ) from error
+    dtypes = sorted({str(weight.dtype) for weight in weights.values()})
+    if len(dtypes) > 1:
+        raise RunError(f"{path} mixes {' and '.join(dtypes)}; give the dtype to load it in")
     return weights

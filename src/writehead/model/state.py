@@ -54,6 +54,10 @@ class DecoderState:
             raise CacheError("a row goes on only from a beam of its own sentence")
         self.cache.reorder(rows)
 
+    def stop(self, rows: Tensor) -> None:
+        """Rows where `rows` [rows] is true have ended, and take no more room."""
+        self.cache.stop(rows)
+
     def rewind(self, r: int) -> None:
         """Takes back the last r positions of every row."""
         self.cache.rewind(r)

@@ -103,6 +103,8 @@ class TranslationModel(Transformer):
             raise ConfigError(f"beam={beam} must be at least 1")
         self._check_tokens("source", source)
         cache = self._new_cache(source.shape[0] * beam, max_length, rewindable, padded)
+        if beam > 1:
+            cache.share()
         M = self.encode(source, source_lengths=source_lengths)
         memories = self.decoder.memorize(M, Visibility(lengths=source_lengths))
         first = torch.full((source.shape[0] * beam,), self.config.start, device=source.device)

@@ -1,0 +1,72 @@
+"""§2.3.1, §2.4.1, §3.1: memory access over operations, the paper's terms beside exact counts."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from writehead.config import AttentionConfig
+from writehead.cost import visible_pairs
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Memory access over operations of one attention layer, as a section of the paper has it.
+
+    `theta` is the sum of the section's terms; `counted` is the elements of all tensors accessed
+    over the multiply-adds.
+    """
+
+    section: str
+    form: str
+    terms: str
+    theta: float
+    counted: float
+
+
+def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
+    """§2.3.1, §2.4.1 and §3.1 for self-attention over n positions, with this layer's own sizes.
+
+    The paper's terms hold for k = v = d/h and n ≤ d; the counts hold for any.
+    """
+    d, h, k = attention.d, attention.h, attention.k
+    multi_head = dataclasses.replace(attention, g=h, bias=False)
+    multi_query = dataclasses.replace(attention, g=1, bias=False)
+    return (
+        Ratio(
+            "§2.3.1",
+            f"batched {attention.kind}",
+            "1/k + 1/(bn)",
+            1 / k + 1 / (b * n),
+            _batched_ratio(dataclasses.replace(attention, bias=False), b, n),
+        ),
+        Ratio(
+            "§2.4.1",
+            "incremental multi-head",
+            "n/d + 1/b",
+            n / d + 1 / b,
+            _incremental_ratio(multi_head, b, n),
+        ),
+        Ratio(
+            "§3.1",
+            "incremental multi-query",
+            "1/d + n/(dh) + 1/b",
+            1 / d + n / (d * h) + 1 / b,
+            _incremental_ratio(multi_query, b, n),
+        ),
+    )
+
+
+def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
+    """X, M, Q, K, V, O, Y, the logits, the weights and the projections, over the multiply-adds."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    elements = b * n * (3 * d + h * (k + v) + attention.kv_size) + 2 * b * h * n**2
+    operations = b * n * attention.parameters + b * h * n**2 * (k + v)
+    return (elements + attention.parameters) / operations
+
+
+def _incremental_ratio(attention: AttentionConfig, b: int, n: int) -> float:
+    """The same over n calls, each of which reads K, V and the projections anew."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    pairs = visible_pairs(n)
+    elements = b * n * (2 * d + h * (k + v)) + b * pairs * attention.kv_size
+    operations = b * n * attention.parameters + b * h * pairs * (k + v)
+    return (elements + n * attention.parameters) / operations

@@ -1,0 +1,91 @@
+"""What makes a frozen dataclass a schema: JSON in and out, and checks that say what to do."""
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from writehead.errors import ConfigError, nearest
+
+
+class JsonConfig:
+    """JSON in and out for the dataclasses below."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The config that `to_json` wrote; an unknown, missing or ill-typed field is an error."""
+        what = cls.__name__.removesuffix("Config").lower()
+        if not isinstance(data, dict):
+            raise ConfigError(f"a {what} config is a JSON object, not {type(data).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in data:
+            if name not in fields:
+                raise ConfigError(f"unknown {what} field {name!r}; {nearest(str(name), fields)}")
+        missing = [
+            name
+            for name, field in fields.items()
+            if field.default is dataclasses.MISSING and name not in data
+        ]
+        if missing:
+            raise ConfigError(f"the {what} config lacks {', '.join(missing)}; add them")
+        return cls(**data)
+
+
+C = TypeVar("C", bound=JsonConfig)
+
+
+def with_settings(config: C, settings: Mapping[str, str]) -> C:
+    """`config` with fields set from text, as the command line's `--set` gives them.
+
+    A value is read as JSON where it is JSON (0.1, true, null), else as a word.
+    """
+    values: dict[str, Any] = {}
+    for name, text in settings.items():
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return type(config).from_json({**config.to_json(), **values})
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Raises where a named field is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
+
+
+def check_types(config: Any) -> None:
+    """Raises where a field's value is not of its annotated type, as may happen with JSON."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not _fits(value, hint):
+            words = " or ".join(
+                " or ".join(map(repr, get_args(part)))
+                if get_origin(part) is Literal
+                else ("null" if part is types.NoneType else part.__name__)
+                for part in _members(hint)
+            )
+            raise ConfigError(f"{name}={value!r} is not {words}")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    for part in _members(hint):
+        if get_origin(part) is Literal:
+            if value in get_args(part):
+                return True
+        elif part is float:  # JSON writes 1.0 as 1
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, part) and not (isinstance(value, bool) and part is int):
+            return True
+    return False

@@ -1,0 +1,64 @@
+"""The paper's ratios against the tensors of its listings, counted one by one."""
+
+import math
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from writehead.config import AttentionConfig
+from writehead.paper import listings
+from writehead.paper.ratios import ratios
+
+
+class Einsum:
+    """Stands in for the listings' einsum, and counts multiply-adds and the tensors it is given."""
+
+    def __init__(self) -> None:
+        self.multiply_adds = 0
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def __call__(self, equation: str, *operands: torch.Tensor) -> torch.Tensor:
+        result = torch.einsum(equation, *operands)
+        sizes: dict[str, int] = {}
+        for letters, T in zip(equation.split("->")[0].split(","), operands, strict=True):
+            sizes.update(zip(letters, T.shape, strict=True))
+        self.multiply_adds += math.prod(sizes.values())
+        self.seen.update({id(T): T for T in (*operands, result)})
+        return result
+
+
+def test_the_batched_ratio_counts_the_tensors_of_the_listing():
+    b, n, d, h, k, v = 2, 3, 5, 7, 11, 13
+    X, M = torch.randn(b, n, d), torch.randn(b, n, d)
+    P = (torch.randn(h, d, k), torch.randn(d, k), torch.randn(d, v), torch.randn(h, d, v))
+    einsum = Einsum()
+    with patch.object(listings, "einsum", einsum):
+        listings.MultiqueryAttentionBatched(X, M, torch.zeros(b, h, n, n), *P)
+    elements = sum(T.numel() for T in einsum.seen.values())
+    ratio = ratios(AttentionConfig(d, h, 1, k, v), b, n)[0]
+    assert ratio.counted == pytest.approx(elements / einsum.multiply_adds)
+    assert ratio.theta == pytest.approx(1 / k + 1 / (b * n))
+
+
+@pytest.mark.parametrize("g", [3, 1], ids=["multi-head", "multi-query"])
+def test_the_incremental_ratios_count_the_tensors_of_the_listings(g):
+    b, n, d, h, k, v = 2, 4, 5, 3, 11, 13
+    heads = (h,) if g == h else ()
+    P_q, P_o = torch.randn(h, d, k), torch.randn(h, d, v)
+    P_k, P_v = torch.randn(*heads, d, k), torch.randn(*heads, d, v)
+    K, V = torch.empty(b, *heads, 0, k), torch.empty(b, *heads, 0, v)
+    step = (
+        listings.MultiheadSelfAttentionIncremental
+        if g == h
+        else listings.MultiquerySelfAttentionIncremental
+    )
+    elements, einsum = 0, Einsum()
+    with patch.object(listings, "einsum", einsum):
+        for _ in range(n):
+            x = torch.randn(b, d)
+            y, K, V = step(x, K, V, P_q, P_k, P_v, P_o)
+            q_and_o = b * h * (k + v)
+            elements += q_and_o + sum(T.numel() for T in (x, y, K, V, P_q, P_k, P_v, P_o))
+    ratio = ratios(AttentionConfig(d, h, h, k, v), b, n)[1 if g == h else 2]
+    assert ratio.counted == pytest.approx(elements / einsum.multiply_adds)
