@@ -375,3 +375,11 @@ def test_what_cannot_be_drawn_is_refused():
         pairs("train", -1)
     assert list(pairs("dev", 0)) == []
     assert {noun.english for noun in nouns("'living_room' sky")} == {"living room", "sun"}
+
+
+def test_short_sentences_are_the_short_ones_among_all():
+    short = list(pairs("train", 200, seed=3, max_words=6))
+    every = list(pairs("train", 600, seed=3))
+    assert short[:50] == [pair for pair in every if len(pair[0].split()) <= 6][:50]
+    with pytest.raises(DataError, match="max_words=1 leaves no sentence"):
+        pairs("train", 1, max_words=1)

@@ -35,6 +35,9 @@ def prepare_command(
         bool, typer.Option("--embedded", help="English and German from the built-in grammar.")
     ] = False,
     pairs: Annotated[int, typer.Option(help="With --embedded: how many to train on.")] = 200_000,
+    max_words: Annotated[
+        int | None, typer.Option(help="With --embedded: only sentences of so many words or fewer.")
+    ] = None,
     vocabulary: Annotated[int, typer.Option(help="Tokens, shared by all sides.")] = 32_000,
     sample: Annotated[int, typer.Option(help="Lines to learn the tokenizer from.")] = 500_000,
     max_tokens: Annotated[
@@ -70,6 +73,7 @@ def prepare_command(
         pair=pair,
         embedded=embedded,
         pairs=pairs,
+        max_words=max_words,
     )
     inputs = choice.inputs()
     config = PrepareConfig(

@@ -22,6 +22,7 @@ class Choice:
     pair: str | None = None
     embedded: bool = False
     pairs: int = 0
+    max_words: int | None = None
 
     def inputs(self) -> Inputs:
         """The one kind of text that was named; none, or several, is an error."""
@@ -41,7 +42,7 @@ class Choice:
         if self.embedded:
             if self.pairs < 1:
                 raise DataError(f"--pairs {self.pairs} must be at least 1")
-            return embedded(self.pairs)
+            return embedded(self.pairs, max_words=self.max_words)
         if self.text:
             return text_files(self.text, self.dev_text)
         return parallel_files(self.source, self.target, self.dev_source, self.dev_target)
@@ -55,6 +56,7 @@ class Choice:
             ),
             "--dev-text": (self.dev_text, "--text"),
             "--pair": (self.pair, "--hub"),
+            "--max-words": (self.max_words, "--embedded"),
         }
         for name, (given, kind) in belongs.items():
             if given and kind != chosen:

@@ -141,17 +141,19 @@ class Embedded:
     split: str
     pairs: int
     seed: int = 0
+    max_words: int | None = None
     sides: int = 2
 
     def identity(self) -> dict[str, Any]:
         """The split and size: the grammar makes the same pairs each time."""
-        return {"embedded": self.split, "pairs": self.pairs, "seed": self.seed}
+        facts = {"embedded": self.split, "pairs": self.pairs, "seed": self.seed}
+        return facts if self.max_words is None else {**facts, "max_words": self.max_words}
 
     def chunks(self) -> Iterator[Chunk]:
         """The pairs as the grammar makes them."""
         from writehead.data.grammar import pairs
 
-        rows = pairs(self.split, self.pairs, seed=self.seed)
+        rows = pairs(self.split, self.pairs, self.seed, self.max_words)
         return chunked(((0.0, row) for row in rows), 2, total=self.pairs)
 
 
@@ -177,13 +179,15 @@ def text_files(text: Paths, dev_text: Paths) -> Inputs:
     )
 
 
-def embedded(pairs: int, seed: int = 0) -> Inputs:
-    """The embedded corpus, with held-out sets of a thousand pairs."""
-    held_out = min(1000, pairs)
+def embedded(
+    pairs: int, seed: int = 0, *, max_words: int | None = None, held_out: int = 1000
+) -> Inputs:
+    """The embedded corpus with its held-out sets; all sentences, or those of a few words."""
+    held_out = min(held_out, pairs)
     return Inputs(
-        train=(Embedded("train", pairs, seed),),
-        dev=(Embedded("dev", held_out, seed),),
-        test=(Embedded("test", held_out, seed),),
+        train=(Embedded("train", pairs, seed, max_words),),
+        dev=(Embedded("dev", held_out, seed, max_words),),
+        test=(Embedded("test", held_out, seed, max_words),),
     )
 
 

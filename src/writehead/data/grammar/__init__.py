@@ -39,20 +39,25 @@ def _fingerprint(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def pairs(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
+def pairs(
+    split: str, count: int, seed: int = 0, max_words: int | None = None
+) -> Iterator[tuple[str, str]]:
     """`count` different pairs of an English sentence and its German translation.
 
-    The same seed gives the same pairs everywhere, and fewer of them are the first of more. No
-    sentence belongs to two splits, whatever the seeds.
+    The same seed gives the same pairs everywhere, and fewer of them are the first of more; those
+    of at most `max_words` English words are the short ones among them all. No sentence belongs to
+    two splits, whatever the seeds.
     """
     if split not in SPLITS:
         raise DataError(f"there is no split {split!r}; {nearest(split, SPLITS)}")
     if count < 0:
         raise DataError(f"count={count} is not a number of pairs; ask for 0 or more")
-    return _pairs(split, count, seed)
+    if max_words is not None and max_words < 2:
+        raise DataError(f"max_words={max_words} leaves no sentence; the shortest have 2 words")
+    return _pairs(split, count, seed, max_words)
 
 
-def _pairs(split: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
+def _pairs(split: str, count: int, seed: int, max_words: int | None) -> Iterator[tuple[str, str]]:
     dice = Dice(f"writehead {split} {seed}")
     seen: set[int] = set()  # fingerprints: millions of sentences would not fit as well
     misses = 0
@@ -60,7 +65,8 @@ def _pairs(split: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         tree = draw(dice)
         source = english.sentence(tree)
         mark = _fingerprint(source)
-        if mark in seen or split_of(source) != split:
+        long = max_words is not None and len(source.split()) > max_words
+        if long or mark in seen or split_of(source) != split:
             misses += 1
             if misses > PATIENCE:
                 raise DataError(
