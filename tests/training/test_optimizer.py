@@ -59,3 +59,26 @@ def test_weight_decay_spares_vectors():
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
     assert decays == {id(model.weight): 0.1, id(model.bias): 0.0}
+
+
+def test_adafactor_makes_pytorchs_updates_and_has_its_state():
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = dataclasses.replace(CONFIG, weight_decay=0.03)
+    optimizer = make_optimizer(ours, config)
+    reference = torch.optim.Adafactor(
+        [{"params": [p], "weight_decay": 0.03 * (p.dim() > 1)} for p in theirs.parameters()]
+    )
+    for step in range(30):
+        X = torch.randn(11, 7) * 10.0 ** (step % 5 - 2)
+        set_learning_rate(optimizer, 0.3 / (step + 1))
+        set_learning_rate(reference, 0.3 / (step + 1))
+        for model, used in ((ours, optimizer), (theirs, reference)):
+            used.zero_grad()
+            (model(X) - 1.0).square().mean().backward()
+            used.step()
+    for P, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(P, expected, rtol=1e-4, atol=1e-5)
+        for name, value in reference.state[expected].items():
+            torch.testing.assert_close(optimizer.state[P][name], value, rtol=1e-4, atol=1e-6)

@@ -9,9 +9,10 @@ import typer
 from rich.table import Table
 
 from writehead.cli.app import Page, app
-from writehead.config import ModelConfig, TrainConfig, with_settings
+from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
 from writehead.paper.presets import preset
+from writehead.schema import with_settings
 
 BENCH = """Measure: ours beside the floor.
 
@@ -33,14 +34,20 @@ def train_command(
     dataset: Annotated[Path, typer.Argument(help="A folder that `prepare` made.")],
     preset_name: Annotated[str, typer.Option("--preset", help="See `writehead presets`.")],
     run: Annotated[
-        Path | None, typer.Option(help="The folder to train into; runs/DATASET/PRESET by default.")
+        Path | None,
+        typer.Option(
+            "--run",
+            "--into",  # torchrun takes --run for its own --run-path
+            help="The folder to train into; runs/DATASET/PRESET by default.",
+        ),
     ] = None,
     settings: Settings = None,
     device: Device = "auto",
 ) -> None:
     """Train a model, or go on with one: the same command again goes on where it stopped.
 
-    Many processes train one model under torchrun: torchrun --nproc-per-node 8 -m writehead train …
+    Many processes train one model under torchrun, where --run must be called --into:
+    torchrun --nproc-per-node 8 -m writehead train data/ende --preset wmt14/multi-query --into run
 
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
     """
@@ -49,17 +56,15 @@ def train_command(
     from writehead.training.loop import train
 
     outcome = train(dataset, folder, model, config, device=device)
+    if outcome.stopped_by is None:
+        return
     if int(os.environ.get("RANK", "0")) == 0:
-        if outcome.stopped_by is not None:
-            typer.echo(
-                f"stopped after step {outcome.step} of {config.steps}, which is saved; run the "
-                f"same command again to go on",
-                err=True,
-            )
-        else:
-            typer.echo(f"{folder}: {outcome.step} steps done", err=True)
-    if outcome.stopped_by is not None:
-        raise typer.Exit(128 + outcome.stopped_by)
+        typer.echo(
+            f"stopped after step {outcome.step} of {config.steps}, which is saved; run the same "
+            f"command again to go on",
+            err=True,
+        )
+    raise typer.Exit(128 + outcome.stopped_by)
 
 
 @app.command(name="average")
@@ -101,11 +106,13 @@ def evaluate_command(
     """
     from writehead.bench.record import environment, write_result
     from writehead.decoding import Engine, textio
+    from writehead.training.checkpoint import check_finished
     from writehead.training.evaluate import evaluate_text, evaluate_translation, named_test_set
 
     chosen = [name for name in (source, test_set, text) if name is not None]
     if len(chosen) != 1 or (source is None) != (reference is None):
         raise ConfigError("give --source with --reference, or --test-set, or --text; one of them")
+    check_finished(run)
     engine = Engine.load(run, device, dtype)
     if text is not None:
         scores = evaluate_text(engine, list(textio.read_lines(str(text))))

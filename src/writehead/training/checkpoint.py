@@ -7,7 +7,7 @@ run can go on with another world. They are written beside their place and moved 
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from writehead.config import ModelConfig
-from writehead.errors import ConfigError, RunError
+from writehead.errors import ConfigError, RunError, TrainingError
 from writehead.model.runs import (
+    CONFIG,
     TOKENIZER,
     atomic_directory,
     make_model,
@@ -37,16 +38,22 @@ from writehead.model.runs import (
 from writehead.training.distributed import World
 
 FOLDER, OPTIMIZER, PROGRESS = "checkpoints", "optimizer.safetensors", "training.json"
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # for the first process alone
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come: steps done, the place in the data, and the dev losses so far."""
+    """How far training has come: steps done, the place in the data, and the dev losses so far.
+
+    `meter` is what the steps since the last log entry add up to. An `interim` checkpoint was saved
+    because training was told to stop, and goes when the next one is there.
+    """
 
     step: int
     data: dict[str, Any]
     dev: dict[str, float]  # ln(PPL) by step
+    meter: dict[str, float] = field(default_factory=dict)
+    interim: bool = False
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -64,6 +71,16 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def check_finished(run: Path) -> None:
+    """Raises where a run is still in training, and says what can be loaded instead."""
+    checkpoints = list_checkpoints(run)
+    if checkpoints and not (run / CONFIG).is_file():
+        raise RunError(
+            f"{run} has not finished training; train on, or load its last checkpoint, which is a "
+            f"run too: {checkpoints[-1][1]}"
+        )
+
+
 def save_checkpoint(
     run: Path,
     model: nn.Module,
@@ -75,12 +92,18 @@ def save_checkpoint(
 ) -> None:
     """Writes the checkpoint of `progress.step`; every process takes part, the first one writes."""
     weights = get_model_state_dict(model, options=_WHOLE)
-    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["state"]
+    if world.any(not all(T.isfinite().all() for T in weights.values())):  # type: ignore[union-attr]
+        raise TrainingError(
+            f"a weight is no longer a number at step {progress.step}, which is not saved; the last "
+            f"checkpoint is from before. Lower train.learning_rate, and go on"
+        )
+    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     if world.is_first:
         with atomic_directory(checkpoint_path(run, progress.step)) as fresh:
             write_model(fresh, config, weights)  # type: ignore[arg-type]
             (fresh / TOKENIZER).write_bytes(tokenizer)
-            save_file(_flatten(moments), fresh / OPTIMIZER)
+            save_file(_flatten(moments["state"]), fresh / OPTIMIZER)
+            (fresh / OPTIMIZER).chmod(0o644)  # safetensors makes it private
             (fresh / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
     world.barrier()
 
@@ -97,23 +120,52 @@ def load_checkpoint(
         flat = load_file(path / OPTIMIZER)
         whole = StateDictOptions(full_state_dict=True)
         set_model_state_dict(model, weights, options=whole)  # type: ignore[arg-type]
-        state = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+        state = get_optimizer_state_dict(model, optimizer, options=whole)
+        fresh = _flatten(state["state"])
+        if {name: T.shape for name, T in flat.items()} != {n: T.shape for n, T in fresh.items()}:
+            raise ValueError("the moments are not those of this optimizer and model")
         state["state"] = _unflatten(flat)  # type: ignore[assignment]
         set_optimizer_state_dict(model, optimizer, state, options=whole)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"checkpoint {path} is damaged or cut short: {error}; delete that folder to go on from "
-            f"the one before"
-        ) from error
+        raise damaged(path, error) from error
     return progress
 
 
-def prune_checkpoints(run: Path, keep: int, best: int | None) -> None:
-    """Deletes all checkpoints but the last `keep` and the best, and what a crash left behind."""
+def damaged(path: Path, error: Exception) -> RunError:
+    """What to say of a checkpoint that cannot be read."""
+    return RunError(
+        f"checkpoint {path} is damaged or cut short: {error}; delete that folder to go on from the "
+        f"one before"
+    )
+
+
+def best_checkpoint(run: Path, dev: dict[str, float]) -> tuple[int, Path] | None:
+    """The checkpoint with the lowest dev loss, with its step."""
+    scored = [one for one in list_checkpoints(run) if str(one[0]) in dev]
+    return min(scored, key=lambda one: dev[str(one[0])], default=None)
+
+
+def prune_checkpoints(run: Path, keep: int, best: Path | None) -> None:
+    """Deletes all checkpoints but the last `keep` and the best."""
     for _, path in list_checkpoints(run)[:-keep]:
-        if best is None or path != checkpoint_path(run, best):
-            shutil.rmtree(path)
-    for path in (run / FOLDER).glob(".step-*"):
+        if path != best:
+            delete_checkpoint(path)
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Deletes a checkpoint so that at no moment half of one stands in its place."""
+    gone = path.with_name(f".{path.name}.gone")
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Deletes what a crash left half written or half deleted."""
+    for path in (
+        *(run / FOLDER).glob(".step-*"),
+        *run.glob(".finished"),
+        *run.glob("..finished.*"),
+    ):
         shutil.rmtree(path)
 
 

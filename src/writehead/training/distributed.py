@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from writehead.config import TrainConfig
 from writehead.decoding.devices import find_device
 from writehead.errors import ConfigError
+from writehead.model.attention import Attention
 from writehead.model.layers import Layer
 from writehead.model.transformer import Transformer
 
@@ -31,31 +32,25 @@ class World:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
-    def sum(self, *values: Tensor) -> Tensor:
-        """The values stacked, summed over all processes."""
-        total = torch.stack([value.double() for value in values])
-        if self.size > 1:
-            dist.all_reduce(total)
-        return total
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all processes.
 
-    def count(self, number: int) -> int:
-        """The sum of a number over all processes."""
+        Hosts tell each other, so no device is waited for; so do `any` and `barrier`.
+        """
         if self.size == 1:
-            return number
-        return int(self.sum(torch.tensor(number, device=self.device))[0])
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        sums: list[float] = total.tolist()
+        return sums
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so; all of them get the same answer."""
-        if self.size == 1:
-            return flag
-        value = torch.tensor(int(flag), device=self.device)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-        return bool(value)
+        return self.sum(float(flag))[0] > 0.0
 
     def barrier(self) -> None:
         """Waits until every process is here."""
-        if self.size > 1:
-            dist.barrier()
+        self.any(False)
 
 
 @contextmanager
@@ -68,7 +63,8 @@ def join_world(device: str) -> Iterator[World]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size > 1:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        # gradients travel by nccl, and what hosts tell each other by gloo
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(rank, size, chosen)
     finally:
@@ -89,6 +85,9 @@ def spread(model: Transformer, config: TrainConfig, world: World, half: bool) ->
         )
         for module in model.modules():
             if isinstance(module, Layer):
+                cross = getattr(module, "cross", None)
+                if isinstance(cross, Attention):  # these work before their layer does
+                    fully_shard([cross.P_k, cross.P_v], mp_policy=policy)
                 fully_shard(module, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         return model

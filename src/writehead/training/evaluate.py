@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from writehead.data.dataset import Side, Split
 from writehead.data.rows import Units
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
+from writehead.decoding.textio import read_lines
 from writehead.decoding.worker import Progress
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.model import LanguageModel, TranslationModel
@@ -167,14 +167,13 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
     if name not in known:
         raise DataError(f"sacrebleu has no en-de test set {name!r}; {nearest(name, known)}")
     try:
-        paths = get_source_file(name, "en-de"), get_reference_files(name, "en-de")[0]
-        source, reference = (Path(path).read_text(encoding="utf-8") for path in paths)
-    except (OSError, SystemExit) as error:
+        source, reference = get_source_file(name, "en-de"), get_reference_files(name, "en-de")[0]
+    except (OSError, SystemExit) as error:  # sacrebleu exits where it cannot fetch
         raise DataError(
             f"the test set {name} could not be fetched ({error}); with no network, give its files "
             f"with --source and --reference"
         ) from error
-    return source.splitlines(), reference.splitlines()
+    return list(read_lines(source)), list(read_lines(reference))
 
 
 def _side(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

@@ -3,12 +3,13 @@
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.utils.tensorboard import SummaryWriter
 
 LOG, BOARD = "log.jsonl", "tensorboard"
@@ -28,7 +29,6 @@ class Journal:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[line]}"),
-            TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
@@ -40,7 +40,7 @@ class Journal:
             fresh.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
             os.replace(fresh, run / LOG)
             self._file = (run / LOG).open("a", encoding="utf-8")
-            self._board = SummaryWriter(str(run / BOARD), purge_step=start)
+            self._board = SummaryWriter(str(run / BOARD), purge_step=start + 1)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -65,12 +65,12 @@ class Journal:
         self._file.flush()
         for name, value in entry.items():
             self._board.add_scalar(name, value, step)
-        line = " ".join(_show(name, value) for name, value in entry.items())
+        pace = (time.monotonic() - self._began) / max(1, step - self._start)
+        left = timedelta(seconds=round(pace * (self._steps - step)))
+        line = " ".join([*(_show(name, value) for name, value in entry.items()), f"left={left}"])
         self._bar.update(self._task, completed=step, line=line)
         if not self._console.is_terminal:
-            pace = (time.monotonic() - self._began) / max(1, step - self._start)
-            left = pace * (self._steps - step)
-            self.say(f"step {step}/{self._steps} {line} left={left:.0f}s")
+            self.say(f"step {step}/{self._steps} {line}")
 
     def say(self, sentence: str) -> None:
         """Prints a sentence above the progress line."""

@@ -4,6 +4,7 @@ What a step does follows from the config, the seed and the step's number alone (
 anew each step), so a run that was stopped, or killed, goes on as if it had not been.
 """
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -19,14 +20,19 @@ from writehead import cost
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
-from writehead.errors import TrainingError
-from writehead.model.runs import finish_run
+from writehead.errors import RunError, TrainingError
+from writehead.model.runs import CONFIG, finish_run
 from writehead.training.checkpoint import (
     Progress,
     average_weights,
+    best_checkpoint,
+    checkpoint_path,
+    damaged,
+    delete_checkpoint,
     list_checkpoints,
     load_checkpoint,
     prune_checkpoints,
+    remove_leftovers,
     save_checkpoint,
 )
 from writehead.training.distributed import World, join_world
@@ -54,13 +60,13 @@ def train(
     The model takes the dataset's vocabulary. Under `torchrun` all processes train one model.
     """
     data = Dataset.open(dataset)
-    with join_world(device) as world:
-        model = agree_on_plan(run, data, model, config, world)
+    with join_world(device) as world, _writing(run):
+        model, changes = agree_on_plan(run, data, model, config, world)
         trainer = Trainer(data, run, model, config, world)
-        if trainer.step >= config.steps:
-            return Outcome(trainer.step)
         steps = (trainer.step, config.steps)
         with _signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
+            if trainer.step:
+                journal.say("; ".join([f"going on after step {trainer.step}", *changes]))
             return trainer.run_to_end(journal, told)
 
 
@@ -85,55 +91,81 @@ class Trainer:
         )
         self.step = 0
         self.dev: dict[str, float] = {}
+        self.meter = Meter(world)
+        self.interim: Path | None = None  # a checkpoint that the next one replaces
+        if world.is_first:
+            remove_leftovers(run)
         checkpoints = list_checkpoints(run)
         if checkpoints:
-            stepper = self.stepper
-            path = checkpoints[-1][1]
-            progress = load_checkpoint(path, stepper.model, model, stepper.optimizer)
-            self.step, self.dev = progress.step, progress.dev
-            self.batches.restore(progress.data)
+            self._restore(checkpoints[-1][1])
+        elif (run / CONFIG).is_file():
+            raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
         dtype = torch.bfloat16 if self.stepper.half else torch.float32
         self.rate = matrix_rate(world.device, dtype)
 
+    def _restore(self, path: Path) -> None:
+        model, optimizer = self.stepper.model, self.stepper.optimizer
+        progress = load_checkpoint(path, model, self.model_config, optimizer)
+        self.step, self.dev = progress.step, progress.dev
+        try:
+            self.batches.restore(progress.data)
+            if progress.meter:
+                self.meter.restore(progress.meter)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(path, error) from error
+        self.interim = path if progress.interim else None
+
     def run_to_end(self, journal: Journal, told: list[int]) -> Outcome:
         """Steps until the config's last one or a signal, with all that is due along the way."""
-        config, meter = self.config, _Meter(self.world)
+        config = self.config
+        self.meter.start_clock()
         while self.step < config.steps:
             batch = next(self.batches)
-            meter.add(self.stepper.update(batch, self.step), self._operations(batch))
+            values = self.stepper.update(batch, self.step)
+            self.meter.add(values, batch.tokens, self._operations(batch))
             self.step += 1
             stop = self.world.any(bool(told))
             last = self.step == config.steps
-            if self.step % config.log_every == 0 or last or stop:
-                journal.log(self.step, self._entry(meter))
-                meter = _Meter(self.world)
-            if self.step % config.evaluate_every == 0 or last:
-                journal.log(self.step, self._evaluate())
-                meter = _Meter(self.world)  # its clock must not count this
-            if self.step % config.checkpoint_every == 0 or last or stop:
-                self._save()
-                meter.restart_clock()
+            log, evaluate, save = (
+                last or self.step % every == 0
+                for every in (config.log_every, config.evaluate_every, config.checkpoint_every)
+            )
+            if log or evaluate or save or stop:
+                totals = self._totals()
+                if log:
+                    journal.log(self.step, self._entry(totals))
+                    self.meter = Meter(self.world)
+                if evaluate:
+                    journal.log(self.step, self._evaluate())
+                if save or stop:
+                    self._save(interim=not save)
+                self.meter.start_clock()
             if stop and not last:
                 return Outcome(self.step, told[0] if told else int(signal.SIGTERM))
         self._finish(journal)
         return Outcome(self.step)
 
-    def _entry(self, meter: "_Meter") -> dict[str, float]:
-        """What is logged of the steps since the last entry; raises where the loss is no number."""
-        objective, nll, tokens, norm = meter.totals()
-        if not objective == objective or abs(objective) == float("inf"):
-            raise TrainingError(
-                f"the loss became {objective} by step {self.step}; the last checkpoint is from "
-                f"before. Lower train.learning_rate or raise train.warmup, and go on"
-            )
-        seconds = meter.seconds()
+    def _totals(self) -> dict[str, float]:
+        """What the meter shows; raises where the loss or the gradient is no number."""
+        totals = self.meter.totals()
+        for name, what in (("objective", "the loss"), ("norm", "the gradient")):
+            if not math.isfinite(totals[name]):
+                raise TrainingError(
+                    f"{what} became {totals[name]} by step {self.step}; the last checkpoint is "
+                    f"from before. Lower train.learning_rate or raise train.warmup, and go on"
+                )
+        return totals
+
+    def _entry(self, totals: dict[str, float]) -> dict[str, float]:
+        """What is logged of the steps since the last entry."""
+        tokens, seconds = totals["tokens"], totals["seconds"]
         return {
-            "loss": objective / tokens,
-            "ln_ppl": nll / tokens,
-            "gradient_norm": norm / meter.steps,
+            "loss": totals["objective"] / tokens,
+            "ln_ppl": totals["nll"] / tokens,
+            "gradient_norm": totals["norm"] / totals["steps"],
             "learning_rate": learning_rate(self.config, self.step - 1),
             "tokens_per_second": tokens / seconds,
-            "utilisation": meter.operations / seconds / self.rate,
+            "utilisation": totals["operations"] / seconds / self.rate / self.world.size,
         }
 
     def _operations(self, batch: Batch) -> int:
@@ -159,8 +191,9 @@ class Trainer:
         self.dev[str(self.step)] = found.ln_ppl
         return {"dev_ln_ppl": found.ln_ppl}
 
-    def _save(self) -> None:
-        progress = Progress(self.step, self.batches.state(), self.dev)
+    def _save(self, *, interim: bool) -> None:
+        data, meter = self.batches.state(), self.meter.totals()
+        progress = Progress(self.step, data, self.dev, meter, interim)
         save_checkpoint(
             self.run,
             self.stepper.model,
@@ -171,7 +204,11 @@ class Trainer:
             self.world,
         )
         if self.world.is_first:
-            prune_checkpoints(self.run, self.config.keep, best_step(self.dev))
+            if self.interim is not None:  # a run that was not stopped has none of it
+                delete_checkpoint(self.interim)
+            best = best_checkpoint(self.run, self.dev)
+            prune_checkpoints(self.run, self.config.keep, best[1] if best else None)
+        self.interim = checkpoint_path(self.run, self.step) if interim else None
 
     def _finish(self, journal: Journal) -> None:
         """Makes the run's folder a run itself, of the last checkpoint or an average of several."""
@@ -180,40 +217,55 @@ class Trainer:
             weights = average_weights(paths, self.model_config)
             finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
             mean = f"the mean of the last {len(paths)} checkpoints" if len(paths) > 1 else "trained"
-            journal.say(f"{self.run} is ready: {mean}, {self.step} steps")
+            best = best_checkpoint(self.run, self.dev)
+            dev = f"; the best on dev is {best[1].name}" if best else ""
+            journal.say(f"{self.run} is ready: {mean}, {self.step} steps{dev}")
         self.world.barrier()
 
 
-class _Meter:
-    """Sums of what `update` returns, kept on the device until they are asked for."""
+class Meter:
+    """What the steps since the last log entry add up to, on the device until it is asked for.
+
+    Its clock runs from `start_clock` to `totals`.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sums = torch.zeros(4, device=world.device)
-        self.steps = 0
-        self.operations = 0  # this process's
-        self.restart_clock()
+        self._sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+        self._tokens = self._operations = self._steps = 0
+        self._seconds = 0.0
+        self._began: float | None = None
 
-    def restart_clock(self) -> None:
+    def start_clock(self) -> None:
+        """From here on time counts."""
         self._began = time.perf_counter()
 
-    def add(self, values: Tensor, operations: int) -> None:
+    def add(self, values: Tensor, tokens: int, operations: int) -> None:
+        """One more step: what `update` returned, this process's labels and operations."""
         self._sums += values
-        self.steps += 1
-        self.operations += operations
+        self._tokens += tokens
+        self._operations += operations
+        self._steps += 1
 
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
+    def totals(self) -> dict[str, float]:
+        """The sums over all processes; steps, seconds and gradient norms are the same for all."""
+        objective, nll, norm = self._sums.tolist()
+        if self._began is not None:  # after the line above, which waits for the device
+            self._seconds += time.perf_counter() - self._began
+            self._began = None
+        own = {"objective": objective, "nll": nll}
+        own |= {"tokens": self._tokens, "operations": self._operations}
+        shared = {"norm": norm, "steps": self._steps, "seconds": self._seconds}
+        return dict(zip(own, self._world.sum(*own.values()), strict=True)) | shared
 
-    def totals(self) -> tuple[float, float, float, float]:
-        """Loss, negative log-likelihood and labels of all processes, and the gradient norms."""
-        objective, nll, tokens = self._world.sum(*self._sums[:3]).tolist()
-        return objective, nll, tokens, float(self._sums[3])
-
-
-def best_step(dev: dict[str, float]) -> int | None:
-    """The step with the lowest dev loss so far."""
-    return min(map(int, dev), key=lambda step: dev[str(step)]) if dev else None
+    def restore(self, totals: dict[str, float]) -> None:
+        """Goes on from `totals`, by a world of any size: the first process takes the sums."""
+        share = float(self._world.is_first)
+        values = [share * totals["objective"], share * totals["nll"], totals["norm"]]
+        self._sums += torch.tensor(values, dtype=torch.float64).to(self._sums.device)
+        self._tokens = int(share * totals["tokens"])
+        self._operations = int(share * totals["operations"])
+        self._steps, self._seconds = int(totals["steps"]), totals["seconds"]
 
 
 @contextmanager
@@ -230,3 +282,15 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _writing(run: Path) -> Iterator[None]:
+    """Says in a sentence of ours that a run's folder cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{run} could not be written: {error}; what was saved before stays: make room, and run "
+            f"the same command again"
+        ) from error

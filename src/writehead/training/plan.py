@@ -1,20 +1,24 @@
 """What a run was started with, so that the same command goes on and another one is refused."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
+from writehead.data.writing import write_whole
 from writehead.errors import ConfigError, RunError
 from writehead.training.distributed import World
 
 PLAN = "train.json"
-# what may change when a run goes on: it does not enter what a step computes, or is meant to
+# what may change when a run goes on: it does not enter what a step computes, or it is what one
+# changes to save a run from a loss that explodes
 FREE = {
     "steps",
+    "learning_rate",
+    "warmup",
+    "clip",
     "accumulate",
     "compile",
     "parallel",
@@ -29,10 +33,10 @@ FREE = {
 
 def agree_on_plan(
     run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
-) -> ModelConfig:
-    """The model to train: the preset's, with the dataset's vocabulary.
+) -> tuple[ModelConfig, list[str]]:
+    """The model to train, which is the preset's with the dataset's vocabulary, and what is new.
 
-    Writes the plan of a new run; raises where an old one is at odds with it.
+    Writes the plan; raises where the run was started with another one, but for what may change.
     """
     if data.task != model.task:
         raise ConfigError(
@@ -56,35 +60,38 @@ def agree_on_plan(
         "train": config.to_json(),
     }
     path = run / PLAN
+    changes: list[str] = []
     if path.is_file():
-        _compare(path, plan)
-    elif run.exists() and any(run.iterdir()):
+        changes = _compare(path, plan)
+    elif run.exists() and (not run.is_dir() or any(run.glob("[!.]*"))):
         raise RunError(f"{run} holds something else than a run in training; choose another folder")
     world.barrier()
     if world.is_first:
         run.mkdir(parents=True, exist_ok=True)
-        fresh = run / f".{PLAN}"
-        fresh.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        os.replace(fresh, path)
+        write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
-    return model
+    return model, changes
 
 
-def _compare(path: Path, plan: dict[str, object]) -> None:
+def _compare(path: Path, plan: dict[str, object]) -> list[str]:
+    """The settings that were changed, and may be; raises where others were too."""
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
-        differences = [
-            f"{room}.{name} was {old[room].get(name)!r} and is {value!r}"
+        changed = [
+            (room, name, f"{room}.{name} was {old[room].get(name)!r} and is {value!r}")
             for room in ("model", "train")
             for name, value in dict(plan[room]).items()  # type: ignore[call-overload]
-            if old[room].get(name) != value and not (room == "train" and name in FREE)
+            if old[room].get(name) != value
         ]
-        if old["tokenizer"] != plan["tokenizer"]:
-            differences.insert(0, "the dataset has another vocabulary")
-    except (ValueError, KeyError, AttributeError) as error:
+        other_vocabulary = old["tokenizer"] != plan["tokenizer"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is damaged: {error}; start in another folder") from error
+    free = [text for room, name, text in changed if room == "train" and name in FREE]
+    differences = ["the dataset has another vocabulary"] if other_vocabulary else []
+    differences += [text for _, _, text in changed if text not in free]
     if differences:
         raise ConfigError(
             f"{path.parent} was started differently: {'; '.join(differences)}. Use the same "
             f"settings to go on, or another folder to start anew"
         )
+    return free

@@ -38,14 +38,14 @@ class Stepper:
     def update(self, batch: Batch, step: int) -> Tensor:
         """Trains on a batch as the step-th, from 0.
 
-        Returns, of this process, the summed loss and negative log-likelihood, the labels counted
-        and the gradient's norm: [4], on the device.
+        Returns, of this process, the summed loss and negative log-likelihood, and the norm of
+        everyone's gradient: [3], on the device.
         """
         config, world = self.config, self.world
         # dropout differs from step to step and from process to process, and from nothing else
-        torch.manual_seed((config.seed * 1_000_003 + step) * 4_099 + world.rank)
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + world.rank) % (1 << 63))
         set_learning_rate(self.optimizer, learning_rate(config, step))
-        tokens = world.count(batch.tokens)
+        tokens = world.sum(batch.tokens)[0]
         parts = batch.split(config.accumulate)
         sums = torch.zeros(2, device=world.device)
         for i, part in enumerate(parts):
@@ -63,11 +63,11 @@ class Stepper:
             norm = norm.full_tensor()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.cat([sums, sums.new_tensor([batch.tokens]), norm.reshape(1).float()])
+        return torch.cat([sums, norm.reshape(1).float()])
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of the work; FSDP brings its own."""
-        if self.half and not isinstance(self.model, FSDPModule):
+        """The precision of the work."""
+        if self.half:
             return torch.autocast(self.world.device.type, torch.bfloat16)
         return nullcontext()
 

@@ -1,0 +1,206 @@
+"""Scores: the likelihood by a loop over single sequences, BLEU by sacrebleu's own function."""
+
+import json
+import math
+import urllib.error
+
+import pytest
+import sacrebleu
+import torch
+
+from texts import engine, sentences, tokenizer
+from writehead.decoding import Engine
+from writehead.errors import ConfigError, DataError
+from writehead.model import save_run
+from writehead.training.evaluate import (
+    SEARCHES,
+    bleu,
+    evaluate_text,
+    evaluate_translation,
+    named_test_set,
+    text_likelihood,
+)
+
+END = 1
+SOURCES = sentences(9, seed=1, longest=4)
+REFERENCES = sentences(9, seed=2, longest=5)
+
+
+@pytest.fixture(scope="module")
+def translator() -> Engine:
+    return engine("translation")
+
+
+@pytest.fixture(scope="module")
+def writer() -> Engine:
+    return engine("language")
+
+
+@pytest.fixture
+def run(tmp_path, translator):
+    tokenizer().save(tmp_path / "tokens")
+    save_run(tmp_path / "run", translator.model, tokenizer=tmp_path / "tokens")
+    return tmp_path / "run"
+
+
+@torch.no_grad()
+def slow_nll(made: Engine, line: str, source: str | None = None) -> tuple[float, int]:
+    """The negative log-likelihood of one text, a token at a time, and how many there are."""
+    ids = [*tokenizer().encode(line), END]
+    given = () if source is None else (torch.tensor([[*tokenizer().encode(source), END]]),)
+    total = 0.0
+    for i, token in enumerate(ids):
+        logits = made.model(*given, torch.tensor([[0, *ids[:i]]]))
+        total -= float(logits[0, -1].log_softmax(-1)[token])
+    return total, len(ids)
+
+
+def test_the_likelihood_of_pairs_is_that_of_a_loop_over_tokens(translator):
+    found = text_likelihood(translator, REFERENCES, SOURCES)
+    each = [slow_nll(translator, *pair) for pair in zip(REFERENCES, SOURCES, strict=True)]
+    assert found.tokens == sum(count for _, count in each)
+    assert found.nll == pytest.approx(sum(nll for nll, _ in each), rel=1e-5)
+    assert found.ln_ppl == found.nll / found.tokens
+
+
+def test_perplexity_a_word_counts_what_spaces_part_and_line_ends(writer):
+    lines = ["the cat runs.", "", "a  dog", "   ", "now."]
+    each = [slow_nll(writer, line) for line in lines if line.strip()]
+    scores = evaluate_text(writer, lines)
+    assert scores["words"] == (3 + 1) + (2 + 1) + (1 + 1)
+    assert scores["lines"] == 3
+    assert scores["tokens"] == sum(count for _, count in each)
+    total = sum(nll for nll, _ in each)
+    assert scores["ln_ppl"] == pytest.approx(total / scores["tokens"], rel=1e-5)
+    assert scores["ppl_per_word"] == pytest.approx(math.exp(total / 9), rel=1e-5)
+
+
+def test_text_longer_than_the_positions_is_scored_whole(writer):
+    line = " ".join(["the small bird sings"] * 30)
+    assert len(tokenizer().encode(line)) > writer.model.config.target_positions
+    assert text_likelihood(writer, [line]).tokens == len(tokenizer().encode(line)) + 1
+
+
+def test_pairs_longer_than_the_positions_are_counted_as_left_out(translator):
+    long = " ".join(["the small bird sings"] * 30)
+    found = text_likelihood(translator, [*REFERENCES, "a."], [*SOURCES, long])
+    assert found.skipped == 1
+    assert found.nll == text_likelihood(translator, REFERENCES, SOURCES).nll
+    with pytest.raises(DataError, match="every pair is longer"):
+        text_likelihood(translator, ["a."], [long])
+
+
+@pytest.mark.parametrize("tokenization", ["intl", "13a"])
+def test_bleu_is_sacrebleus(tokenization):
+    outputs = ["The cat, small and red, sees it.", "„Nein!“ sagt er — 3,5 Mal.", "a dog"]
+    references = ["The cat, big and red, sees it.", "„Nein!“ sagte er — 3,5 Mal.", "a dog runs now"]
+    scores = bleu(outputs, references)
+    expected = sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenization).score
+    assert 0 < scores[tokenization] == pytest.approx(expected)
+    assert f"tok:{tokenization}" in scores[f"{tokenization}_signature"]
+
+
+def test_a_translation_is_scored_by_each_search(translator):
+    scores = evaluate_translation(translator, SOURCES, REFERENCES)
+    assert list(scores["bleu"]) == ["greedy", "beam-4"]
+    for name, found in scores["bleu"].items():
+        outputs = [one.text for one in translator.translate(SOURCES, SEARCHES[name])]
+        assert found == bleu(outputs, REFERENCES)
+    one = evaluate_translation(translator, SOURCES, REFERENCES, ["greedy"])
+    assert one["bleu"] == {"greedy": scores["bleu"]["greedy"]}
+
+
+def test_a_model_is_scored_on_what_it_is_for(translator, writer):
+    with pytest.raises(DataError, match="scored on pairs"):
+        evaluate_text(translator, SOURCES)
+    with pytest.raises(DataError, match="scored on text"):
+        evaluate_translation(writer, SOURCES, REFERENCES)
+    with pytest.raises(ConfigError, match="did you mean 'beam-4'"):
+        evaluate_translation(translator, SOURCES, REFERENCES, ["beam4"])
+
+
+def test_the_command_prints_a_table_and_writes_json(run, tmp_path, writehead):
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_text("\n".join(SOURCES) + "\n")
+    reference.write_text("\n".join(REFERENCES) + "\n")
+    command = ("evaluate", run, "--source", source, "--reference", reference, "--device=cpu")
+    code, out, _ = writehead(*command, "--search=greedy", "--output", tmp_path / "s.json")
+    assert code == 0
+    assert "BLEU, greedy" in out
+    assert "tok:intl" in out
+    written = json.loads((tmp_path / "s.json").read_text())
+    code, out, _ = writehead(*command, "--search=greedy", "--json")
+    printed = json.loads(out)
+    assert code == 0
+    timeless = ("date", "command")
+    assert {k: v for k, v in printed.items() if k not in timeless} == {
+        k: v for k, v in written.items() if k not in timeless
+    }
+    loaded = Engine.load(run, "cpu")
+    assert printed["ln_ppl"] == text_likelihood(loaded, REFERENCES, SOURCES).ln_ppl
+    assert printed["versions"]["torch"] == torch.__version__
+    assert printed["command"].startswith("writehead evaluate")
+
+
+def test_the_command_scores_text_with_a_language_model(tmp_path, writer, writehead):
+    tokenizer().save(tmp_path / "tokens")
+    save_run(tmp_path / "run", writer.model, tokenizer=tmp_path / "tokens")
+    (tmp_path / "text").write_text("\n".join(SOURCES))
+    code, out, _ = writehead("evaluate", tmp_path / "run", "--text", tmp_path / "text")
+    assert code == 0
+    assert "perplexity" in out
+    assert "a word" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "give --source with --reference, or --test-set, or --text; one of them"),
+        (["--source=a"], "give --source with --reference"),
+        (["--reference=a"], "give --source with --reference"),
+        (["--source=a", "--reference=b", "--text=a"], "one of them"),
+        (["--source=a", "--reference=short"], "9 source lines and 8 reference lines do not pair"),
+        (["--source=empty", "--reference=empty"], "there is no line to score"),
+        (["--source=none", "--reference=b"], "cannot be read"),
+        (["--source=latin", "--reference=b"], "is not UTF-8"),
+        (["--text=a"], "a translation model is scored on pairs"),
+        (["--source=a", "--reference=b", "--search=beam-5"], "did you mean 'beam-4'?"),
+        (["--test-set=wmt-14"], "did you mean 'wmt14'?"),
+        (["--test-set=wmt14"], "could not be fetched"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    run, tmp_path, monkeypatch, writehead, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SACREBLEU", str(tmp_path / "nothing-fetched"))
+
+    def unreachable(*_, **__):
+        raise urllib.error.URLError("no network here")
+
+    monkeypatch.setattr("writehead.training.evaluate.get_source_file", unreachable)
+    for name, lines in (("a", SOURCES), ("b", REFERENCES), ("short", SOURCES[1:]), ("empty", [])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "latin").write_bytes("Käse\n".encode("latin-1"))
+    code, _, err = writehead("evaluate", run, *options, "--device=cpu")
+    assert code == 2
+    assert words in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+def test_a_named_test_set_is_read_line_by_line(tmp_path, monkeypatch):
+    for name, text in (("en", "a\u2028b\nc\n"), ("de", "d\ne\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(
+        "writehead.training.evaluate.get_source_file", lambda *_: str(tmp_path / "en")
+    )
+    monkeypatch.setattr(
+        "writehead.training.evaluate.get_reference_files", lambda *_: [str(tmp_path / "de")]
+    )
+    assert named_test_set("wmt14") == (["a\u2028b", "c"], ["d", "e"])
+    monkeypatch.setattr(
+        "writehead.training.evaluate.get_source_file",
+        lambda *_: (_ for _ in ()).throw(SystemExit(1)),
+    )
+    with pytest.raises(DataError, match="give its files with --source and --reference"):
+        named_test_set("wmt13")

@@ -1,0 +1,82 @@
+import json
+import os
+import pty
+from dataclasses import replace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from trainings import CONFIG, curve, go
+from writehead.training.journal import Journal, read_log
+
+ENTRY = {"loss": 2.0, "ln_ppl": 1.5, "tokens_per_second": 12345.6, "utilisation": 0.625}
+
+
+def test_entries_after_the_start_and_half_a_line_go(tmp_path):
+    lines = [json.dumps({"step": step, "loss": 1.0 / step}) for step in (2, 4, 6)]
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 8, "lo']))
+    assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6]
+    with Journal(tmp_path, 4, 10) as journal:
+        journal.log(6, ENTRY)
+    assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6]
+    assert read_log(tmp_path)[-1] == {"step": 6, **ENTRY}
+
+
+def test_a_run_without_a_log_has_no_entries(tmp_path):
+    assert read_log(tmp_path) == []
+
+
+def test_a_quiet_journal_says_and_writes_nothing(tmp_path, capsys):
+    with Journal(tmp_path, 0, 10, quiet=True) as journal:
+        journal.log(6, ENTRY)
+        journal.say("something")
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_has_the_loss_the_speed_the_utilisation_and_the_time_left(tmp_path, capsys):
+    with Journal(tmp_path, 0, 10) as journal:
+        journal.log(6, ENTRY)
+    said = capsys.readouterr().err
+    assert said.startswith("step 6/10 loss=2 ln_ppl=1.5 tokens/s=12,346 utilisation=62% left=0:0")
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals here")
+def test_a_terminal_shows_a_bar_with_the_same_line(tmp_path, monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with Journal(tmp_path, 0, 10) as journal:
+            journal.log(6, ENTRY)
+        terminal.flush()
+        shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "6/10" in shown
+    assert "tokens/s=12,346 utilisation=62% left=0:0" in shown
+
+
+def test_the_log_has_every_step_and_tensorboard_shows_the_log(dataset, tmp_path):
+    go(dataset, tmp_path)
+    entries = read_log(tmp_path)
+    assert [e["step"] for e in entries if "loss" in e] == [3, 6, 9, 11]
+    assert [e["step"] for e in entries if "dev_ln_ppl" in e] == [5, 10, 11]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    for name in ("loss", "ln_ppl", "gradient_norm", "dev_ln_ppl", "utilisation"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        logged = {e["step"]: e[name] for e in entries if name in e}
+        assert shown == pytest.approx(logged), name
+
+
+def test_an_entry_is_the_mean_over_all_steps_since_the_one_before(dataset, tmp_path):
+    # an evaluation between two entries takes nothing from them
+    go(dataset, tmp_path / "each", replace(CONFIG, log_every=1))
+    go(dataset, tmp_path / "run")
+    norms = {e["step"]: e["gradient_norm"] for e in curve(tmp_path / "each") if "loss" in e}
+    for entry in curve(tmp_path / "run"):
+        if "loss" in entry:
+            own = range(entry["step"] - 2 + (entry["step"] == 11), entry["step"] + 1)
+            mean = sum(norms[step] for step in own) / len(own)
+            assert entry["gradient_norm"] == pytest.approx(mean)

@@ -1,0 +1,137 @@
+"""The same command goes on; another one is refused in a sentence that names the difference."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainings import CONFIG, LANGUAGE, SETTINGS, go, last_checkpoint, pair_dataset
+from writehead.config import TrainConfig
+from writehead.errors import ConfigError, RunError
+
+SHORT = replace(CONFIG, steps=2)
+
+
+@pytest.fixture
+def run(dataset, tmp_path):
+    go(dataset, tmp_path / "run", SHORT)
+    return tmp_path / "run"
+
+
+def command(dataset, run, *settings, preset="tiny/multi-query"):
+    settings = (*SETTINGS, "--set=train.steps=2", *settings)
+    return ("train", dataset, "--preset", preset, "--run", run, "--device=cpu", *settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        (["--set=model.f=21"], "model.f was 20 and is 21"),
+        (["--set=model.dropout=0.2"], "model.dropout was 0.1 and is 0.2"),
+        (["--set=train.seed=1"], "train.seed was 0 and is 1"),
+        (["--set=train.rows=8"], "train.rows was 4 and is 8"),
+        (["--set=train.optimizer=adamw"], "train.optimizer was 'adafactor' and is 'adamw'"),
+        (["--set=train.label_smoothing=0"], "train.label_smoothing was 0.1 and is 0"),
+    ],
+)
+def test_other_settings_are_refused_by_name(dataset, run, writehead, settings, difference):
+    code, _, err = writehead(*command(dataset, run, *settings))
+    assert code == 2
+    assert f"was started differently: {difference}. Use the same settings" in err.replace("\n", " ")
+
+
+def test_another_preset_is_refused(dataset, run, writehead):
+    code, _, err = writehead(*command(dataset, run, preset="tiny/multi-head-2x8"))
+    assert code == 2
+    assert "model.g was 1 and is 2" in err.replace("\n", " ")
+
+
+def test_another_vocabulary_is_refused(run, tmp_path, writehead):
+    (tmp_path / "other").mkdir()
+    other = pair_dataset(tmp_path / "other", vocabulary=331)
+    code, _, err = writehead(*command(other, run))
+    assert code == 2
+    assert "the dataset has another vocabulary; model.vocabulary was 330 and is 331" in err
+
+
+def test_another_text_of_the_same_vocabulary_size_is_refused(run, tmp_path):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="the dataset has another vocabulary"):
+        go(pair_dataset(tmp_path / "other", count=100), run)
+
+
+def test_what_does_not_enter_a_step_may_change_and_is_said(dataset, run, writehead):
+    free = {"steps": 3, "log_every": 2, "keep": 2, "accumulate": 2, "learning_rate": 0.005}
+    settings = [f"--set=train.{name}={value}" for name, value in free.items()]
+    code, _, err = writehead(*command(dataset, run, *settings))
+    assert code == 0
+    assert "train.learning_rate was 0.01 and is 0.005" in err.replace("\n", " ")
+    assert last_checkpoint(run).name == "step-00000003"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set=train.stepz=3"], "unknown train field 'stepz'; did you mean 'steps'?"),
+        (["--set=model.drop=3"], "unknown model field 'drop'; did you mean 'dropout'?"),
+        (["--set=train.steps=many"], "steps='many' is not int"),
+        (["--set=train.steps"], "is not train.NAME=VALUE or model.NAME=VALUE"),
+        (["--set=data.steps=3"], "is not train.NAME=VALUE or model.NAME=VALUE"),
+        (["--set=train.accumulate=3"], "rows=4 cannot be split into accumulate=3"),
+        (["--set=train.target_length=49"], "rows of 49 tokens are longer than the 48 learned"),
+        (["--set=train.source_length=49"], "rows of 49 tokens are longer than the 48 learned"),
+        (["--set=train.target_length=2"], "fits a row of 48 source and 2 target tokens"),
+        (["--preset=tiny/multi-quary"], "did you mean 'tiny/multi-query'?"),
+        (["--preset=tiny-lm/multi-query"], "the preset is a language model"),
+        (["--device=cuda:99"], "error: "),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_exit_code_2(
+    dataset, tmp_path, writehead, arguments, words
+):
+    given = [*command(dataset, tmp_path / "run"), *arguments]
+    if "--preset=tiny-lm/multi-query" in arguments:
+        given = [word for word in given if not re.search("encoder|source_pos", str(word))]
+    code, _, err = writehead(*given)
+    assert code == 2
+    assert words in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+def test_a_dataset_of_the_other_task_is_refused(dataset, text, tmp_path):
+    with pytest.raises(ConfigError, match="is for a language model and the preset is a transl"):
+        go(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match="choose a preset for translation"):
+        go(dataset, tmp_path / "run", model=LANGUAGE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_other_things_is_not_trained_into(dataset, tmp_path):
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(RunError, match="holds something else"):
+        go(dataset, tmp_path)
+    with pytest.raises(RunError, match="holds something else"):
+        go(dataset, tmp_path / "thesis.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_damaged_plan_is_said(dataset, run):
+    for text in ("", "[]", "{}", '{"tokenizer": 1, "model": 2, "train": 3}'):
+        (run / "train.json").write_text(text)
+        with pytest.raises(RunError, match=r"train\.json is damaged"):
+            go(dataset, run, SHORT)
+
+
+def test_the_documentation_has_every_setting_with_its_default():
+    table = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", table.split("## Every setting")[1], re.MULTILINE)
+    shown: dict[str, object] = {}
+    for names, defaults in rows:
+        fields, values = re.findall(r"`(\w+)`", names), defaults.split(", ")
+        values = values * len(fields) if len(values) == 1 else values
+        shown |= dict(zip(fields, values, strict=True))
+    defaults = TrainConfig().to_json()
+    assert shown.keys() == defaults.keys()
+    for name, value in shown.items():
+        assert type(defaults[name])(value) == defaults[name], name
