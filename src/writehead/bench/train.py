@@ -25,6 +25,7 @@ from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
 PRODUCT = 8192  # the matrix product that utilisation is measured against
+BLOCK = 10  # steps between two looks at the clock, which wait for the device
 
 
 def bench_preset(
@@ -75,25 +76,30 @@ def bench_train(
     steps: int,
     warmup: int,
 ) -> dict[str, Any]:
-    """Times `steps` training steps on packed batches, after `warmup`.
+    """Times `steps` training steps on packed batches, after `warmup`, in blocks of a few.
 
+    As in training, the host makes the next batches while the device works.
     Utilisation is the operations that the batches need, padding included and attention over
     visible pairs only, over the rate of one large matrix product measured in the same run. As in
     the paper, microseconds a token are the time of a step over its target positions.
     """
+    if steps < 1 or warmup < 0:
+        raise ConfigError(f"{steps} steps after {warmup} cannot be timed; ask for 1 or more")
     stepper = Stepper(model, config, World(0, 1, device))
     for i in range(warmup):
         stepper.update(next(batches), i)
     _wait(device)
     times, operations, labels = [], [], []
-    for i in range(steps):
-        batch = next(batches)
+    for first in range(0, steps, BLOCK):
+        block = range(first, min(first + BLOCK, steps))
         began = time.perf_counter()
-        stepper.update(batch, warmup + i)
+        for i in block:
+            batch = next(batches)
+            stepper.update(batch, warmup + i)
+            operations.append(_operations(model, config, batch))
+            labels.append(batch.tokens)
         _wait(device)
-        times.append(time.perf_counter() - began)
-        operations.append(_operations(model, config, batch))
-        labels.append(batch.tokens)
+        times.append((time.perf_counter() - began) / len(block))
     dtype = torch.bfloat16 if stepper.half else torch.float32
     rate = matrix_rate(device, dtype, PRODUCT if device.type == "cuda" else 0)
     seconds, positions = statistics.median(times), config.rows * config.target_length
@@ -104,6 +110,7 @@ def bench_train(
         "train": config.to_json(),
         "steps": steps,
         "warmup": warmup,
+        "steps_a_block": BLOCK,
         "step_ms": seconds * 1e3,
         "step_ms_spread": [min(times) * 1e3, max(times) * 1e3],
         "us_per_token": seconds / positions * 1e6,

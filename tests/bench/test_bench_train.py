@@ -1,0 +1,76 @@
+import json
+import sys
+
+import pytest
+
+from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
+from writehead import __version__, cost
+from writehead.cli import main
+from writehead.data.batches import PackedBatches
+from writehead.data.dataset import Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return pair_dataset(tmp_path_factory.mktemp("pairs"))
+
+
+def bench(monkeypatch, *arguments) -> int:
+    command = ["writehead", "bench", "train", "--preset=tiny/multi-query", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", [*command, *SETTINGS, *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_a_result_says_what_made_it_and_adds_up(dataset, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "results" / "train.json"
+    options = ("--dataset", dataset, "--steps=7", "--warmup=1", "--output", output)
+    assert bench(monkeypatch, *options) == 0
+    assert "µs a token" in capsys.readouterr().out
+    result = json.loads(output.read_text())
+    facts = result["environment"]
+    assert facts["hardware"]["device"]
+    assert facts["hardware"]["threads"] == 1
+    assert facts["versions"]["writehead"] == __version__
+    assert facts["commit"] is None or len(facts["commit"].rstrip("+")) == 40
+    assert facts["command"].startswith("writehead bench train --preset=tiny/multi-query")
+    assert result["model"]["d"] == MODEL.d
+    assert result["train"]["rows"] == CONFIG.rows
+    positions = CONFIG.rows * CONFIG.target_length
+    assert result["us_per_token"] == pytest.approx(result["step_ms"] * 1e3 / positions)
+    low, high = result["step_ms_spread"]
+    assert low <= result["step_ms"] <= high
+    floor = result["operations"] / result["matrix_rate"]
+    assert result["utilisation"] == pytest.approx(floor / (result["step_ms"] / 1e3))
+    assert result["floor_us_per_token"] == pytest.approx(floor / positions * 1e6)
+
+
+def test_operations_and_labels_are_those_of_the_batches_timed(dataset, tmp_path, monkeypatch):
+    output = tmp_path / "train.json"
+    bench(monkeypatch, "--dataset", dataset, "--steps=3", "--warmup=2", "--output", output)
+    result = json.loads(output.read_text())
+    split = Dataset.open(dataset).split("train")
+    batches = PackedBatches(split, "translation", CONFIG.rows, 48, 48, seed=CONFIG.seed)
+    timed = [next(batches) for _ in range(5)][2:]
+    assert result["fill"] == pytest.approx(sum(b.tokens for b in timed) / 3 / (4 * 48))
+    setting = cost.Setting(CONFIG.rows, 48, 48)
+    counts = [cost.training_step(MODEL, setting, b.visible_pairs()).operations for b in timed]
+    assert result["operations"] == pytest.approx(sum(counts) / 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps=0"], "cannot be timed"),
+        (["--preset=tiny/multi-quary"], "did you mean"),
+        (["--set=model.vocabulary=300"], "choose one that fits"),
+        (["--output=/dev/null/x.json"], "could not be written"),
+    ],
+)
+def test_what_cannot_be_timed_is_said(dataset, monkeypatch, capsys, arguments, words):
+    given = ["--dataset", dataset, "--steps=1", "--warmup=0", *arguments]
+    assert bench(monkeypatch, *given) == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
