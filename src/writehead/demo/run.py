@@ -1,0 +1,127 @@
+"""What `writehead demo` does, from the embedded corpus to a page of results.
+
+Two models with the same number of parameters, one multi-head and one multi-query, are trained on
+the same batches. Everything is kept in one folder: run again, it goes on where it stopped.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from writehead import cost
+from writehead.bench.record import environment, write_result
+from writehead.config import ModelConfig, PrepareConfig, TrainConfig
+from writehead.data.grammar import pairs
+from writehead.data.prepare import prepare
+from writehead.data.progress import Reporter
+from writehead.data.sources import embedded
+from writehead.decoding import Engine
+from writehead.demo.page import write_page
+from writehead.demo.table import show_examples, show_results
+from writehead.demo.timing import time_decoding, time_steps
+from writehead.paper.presets import preset
+from writehead.training.evaluate import SEARCHES, evaluate_translation
+from writehead.training.journal import read_log
+from writehead.training.loop import train
+
+KINDS = ("multi-head", "multi-query")
+SHOWN = 5  # held-out sentences that are printed
+TRAINING = TrainConfig(
+    steps=1600,
+    rows=8,
+    source_length=64,
+    target_length=64,
+    learning_rate=0.04,
+    schedule="cosine",
+    warmup=110,
+    decay=0.0,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    log_every=50,
+    evaluate_every=200,
+    evaluate_sequences=300,
+    checkpoint_every=400,
+    keep=1,
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The sizes of a demo. The default ones are for two cores and a few minutes.
+
+    Short sentences are what a model of a million parameters learns in a minute.
+    """
+
+    pairs: int = 40_000
+    max_words: int = 7
+    vocabulary: int = 1500
+    held_out: int = 500
+    train: TrainConfig = TRAINING
+
+
+def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") -> Path:
+    """Trains, decodes, scores and times both kinds; returns the page that shows it all."""
+    demo = demo or Demo()
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold]1. A corpus[/] of {demo.pairs:,} sentence pairs, by our own grammar")
+    dataset = folder / "data"
+    prepare(
+        dataset,
+        embedded(demo.pairs, max_words=demo.max_words, held_out=demo.held_out),
+        PrepareConfig(task="translation", vocabulary=demo.vocabulary),
+        progress=Reporter(quiet=not console.is_terminal),
+    )
+    test = list(pairs("test", demo.held_out, max_words=demo.max_words))
+    results: dict[str, Any] = {"models": {}}
+    engines: dict[str, Engine] = {}
+    for i, kind in enumerate(KINDS):
+        model = replace(preset(f"tiny/{kind}"), dropout=0.0)
+        console.print(f"[bold]{i + 2}. {kind}[/]: {demo.train.steps:,} steps of training")
+        outcome = train(dataset, folder / kind, model, demo.train, device=device)
+        if outcome.stopped_by is not None:
+            raise KeyboardInterrupt
+        engines[kind] = Engine.load(folder / kind, device)
+        results["models"][kind] = _judge(engines[kind], folder / kind, test)
+    console.print("[bold]4. Decoding[/]: the same sentences by both, in turn")
+    results["decoding"] = time_decoding(engines, [source for source, _ in test], SEARCHES)
+    results["steps"] = time_steps({kind: engine.model for kind, engine in engines.items()})
+    results["examples"] = _examples(engines, test[:SHOWN])
+    results["test"] = {
+        "sentences": demo.held_out,
+        "max_words": demo.max_words,
+        "train_pairs": demo.pairs,
+    }
+    results["environment"] = environment(engines[KINDS[0]].model.device)
+    write_result(folder / "demo.json", results)
+    out = Console(highlight=False)
+    show_examples(results, out)
+    show_results(results, out)
+    return write_page(folder / "report.html", results)
+
+
+def _judge(engine: Engine, run: Path, test: list[tuple[str, str]]) -> dict[str, Any]:
+    """What is known of one model: sizes, quality on held-out sentences, and its loss curve."""
+    config: ModelConfig = engine.model.config
+    sources, references = (list(side) for side in zip(*test, strict=True))
+    scores = evaluate_translation(engine, sources, references)
+    return {
+        "config": config.to_json(),
+        "parameters": sum(cost.parameters(config).values()),
+        "ln_ppl": scores["ln_ppl"],
+        "bleu": scores["bleu"],
+        "log": read_log(run),
+    }
+
+
+def _examples(engines: dict[str, Engine], test: list[tuple[str, str]]) -> list[dict[str, str]]:
+    sources = [source for source, _ in test]
+    outputs = {
+        kind: [output.text for output in engine.translate(sources, SEARCHES["beam-4"])]
+        for kind, engine in engines.items()
+    }
+    return [
+        {"source": source, "reference": reference, **{kind: outputs[kind][i] for kind in outputs}}
+        for i, (source, reference) in enumerate(test)
+    ]

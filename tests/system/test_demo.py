@@ -1,0 +1,40 @@
+import dataclasses
+import json
+import re
+
+from writehead.demo import run_demo
+from writehead.demo.run import Demo
+from writehead.training.checkpoint import list_checkpoints
+
+SMALL = Demo(pairs=400, vocabulary=400, held_out=12)
+SMALL = dataclasses.replace(
+    SMALL,
+    train=dataclasses.replace(
+        SMALL.train, steps=4, log_every=1, evaluate_every=2, checkpoint_every=2, warmup=1
+    ),
+)
+
+
+def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(tmp_path, capsys):
+    folder = tmp_path / "demo"
+    page = run_demo(folder, SMALL, device="cpu")
+    out = capsys.readouterr().out
+    assert "multi-head" in out
+    assert "the paper's" in out
+    assert "12.1×" in out
+    results = json.loads((folder / "demo.json").read_text())
+    sizes = {model["parameters"] for model in results["models"].values()}
+    assert len(sizes) == 1
+    kinds = results["steps"]["kinds"]
+    assert kinds["multi-head"]["kv_bytes"] == 8 * kinds["multi-query"]["kv_bytes"]
+    assert all(value > 0 for search in results["decoding"].values() for value in search.values())
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 3
+    assert not re.search(r"(src|href)=[\"']?https?:", text)
+
+    trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
+    (folder / "demo.json").unlink()
+    run_demo(folder, SMALL, device="cpu")
+    assert (folder / "demo.json").is_file()
+    again = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
+    assert again == trained
