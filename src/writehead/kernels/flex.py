@@ -6,12 +6,17 @@ compiled function it would compute every pair.
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    FlexKernelOptions,
+    create_block_mask,
+    flex_attention,
+)
 
 from writehead.kernels.visibility import Visibility
 
 FEW = 64  # queries under which a kernel made for whole sequences has nothing to do
 BLOCK = 128  # positions to a side of the blocks that are skipped or computed
+TILES: FlexKernelOptions | None = None  # the compiler's own choice
 
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
@@ -52,7 +57,13 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
         visible, b, None, n, K.shape[2], device=str(Q.device), BLOCK_SIZE=BLOCK
     )
     O = flex_attention(  # noqa: E741
-        Q, K, V, block_mask=blocks, scale=scale, enable_gqa=Q.shape[1] != K.shape[1]
+        Q,
+        K,
+        V,
+        block_mask=blocks,
+        scale=scale,
+        enable_gqa=Q.shape[1] != K.shape[1],
+        kernel_options=TILES,
     )
     assert isinstance(O, Tensor)
     return O
