@@ -106,13 +106,11 @@ def evaluate_command(
     """
     from writehead.bench.record import environment, write_result
     from writehead.decoding import Engine, textio
-    from writehead.training.checkpoint import check_finished
     from writehead.training.evaluate import evaluate_text, evaluate_translation, named_test_set
 
     chosen = [name for name in (source, test_set, text) if name is not None]
     if len(chosen) != 1 or (source is None) != (reference is None):
         raise ConfigError("give --source with --reference, or --test-set, or --text; one of them")
-    check_finished(run)
     engine = Engine.load(run, device, dtype)
     if text is not None:
         scores = evaluate_text(engine, list(textio.read_lines(str(text))))

@@ -26,6 +26,7 @@ from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
 
 FORMAT = 1
+CHECKPOINTS = "checkpoints"  # of a run in training: a folder of runs
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
 
 
@@ -199,6 +200,12 @@ def _require(path: Path) -> None:
         )
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
+    checkpoints = sorted((directory / CHECKPOINTS).glob("step-*"))
+    if checkpoints and path.name == CONFIG:
+        raise RunError(
+            f"{directory} has not finished training; train on, or load its last checkpoint, which "
+            f"is a run too: {checkpoints[-1]}"
+        )
     raise RunError(f"{directory} has no {path.name}, so it is no complete run; save it again")
 
 

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, RunError, TrainingError
 from writehead.model.runs import (
-    CONFIG,
+    CHECKPOINTS,
     TOKENIZER,
     atomic_directory,
     make_model,
@@ -37,7 +37,7 @@ from writehead.model.runs import (
 )
 from writehead.training.distributed import World
 
-FOLDER, OPTIMIZER, PROGRESS = "checkpoints", "optimizer.safetensors", "training.json"
+OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # for the first process alone
 
 
@@ -58,27 +58,17 @@ class Progress:
 
 def checkpoint_path(run: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
-    return run / FOLDER / f"step-{step:08d}"
+    return run / CHECKPOINTS / f"step-{step:08d}"
 
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     """The complete checkpoints of a run with their steps, oldest first."""
     found = []
-    for path in (run / FOLDER).glob("step-*"):
+    for path in (run / CHECKPOINTS).glob("step-*"):
         match = re.fullmatch(r"step-(\d{8})", path.name)
         if match:
             found.append((int(match[1]), path))
     return sorted(found)
-
-
-def check_finished(run: Path) -> None:
-    """Raises where a run is still in training, and says what can be loaded instead."""
-    checkpoints = list_checkpoints(run)
-    if checkpoints and not (run / CONFIG).is_file():
-        raise RunError(
-            f"{run} has not finished training; train on, or load its last checkpoint, which is a "
-            f"run too: {checkpoints[-1][1]}"
-        )
 
 
 def save_checkpoint(
@@ -162,7 +152,7 @@ def delete_checkpoint(path: Path) -> None:
 def remove_leftovers(run: Path) -> None:
     """Deletes what a crash left half written or half deleted."""
     for path in (
-        *(run / FOLDER).glob(".step-*"),
+        *(run / CHECKPOINTS).glob(".step-*"),
         *run.glob(".finished"),
         *run.glob("..finished.*"),
     ):
