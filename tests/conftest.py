@@ -1,8 +1,13 @@
 """What every test shares: one thread a worker, one seed a test, no GPU test without a GPU."""
 
+import sys
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import settings
+
+from writehead.cli import main
 
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")
@@ -20,3 +25,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def writehead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["writehead", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "120")
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

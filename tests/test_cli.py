@@ -7,27 +7,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from writehead.cli import app, main
+from writehead.cli import app
 from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
-
-
-@pytest.fixture
-def writehead(monkeypatch, capsys):
-    """Runs the command line in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["writehead", *arguments])
-        monkeypatch.setenv("COLUMNS", "100")
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_explain_shows_211m_parameters_and_the_floor(writehead):

@@ -5,27 +5,14 @@ import sys
 import pytest
 
 from corpora import pairs, sentences, write, write_pairs
-from writehead.cli import main
 from writehead.data.dataset import Dataset
 
 
 @pytest.fixture
-def prepare(monkeypatch, capsys, tmp_path):
+def prepare(writehead, monkeypatch, tmp_path):
     """Runs `writehead prepare ds …` in a folder of its own: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["writehead", "prepare", "ds", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return lambda *arguments: writehead("prepare", "ds", *arguments)
 
 
 @pytest.fixture

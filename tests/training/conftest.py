@@ -1,11 +1,9 @@
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from trainings import pair_dataset, text_dataset
-from writehead.cli import main
 from writehead.training.step import Stepper
 
 
@@ -22,24 +20,6 @@ def text(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_time_for_the_matrix_rate(monkeypatch):
     monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
-
-
-@pytest.fixture
-def writehead(monkeypatch, capsys):
-    """Runs the command line in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["writehead", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "120")
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

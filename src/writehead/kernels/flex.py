@@ -6,17 +6,14 @@ compiled function it would compute every pair.
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import (
-    FlexKernelOptions,
-    create_block_mask,
-    flex_attention,
-)
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from writehead.kernels.visibility import Visibility
 
 FEW = 64  # queries under which a kernel made for whole sequences has nothing to do
-BLOCK = 128  # positions to a side of the blocks that are skipped or computed
-TILES: FlexKernelOptions | None = None  # the compiler's own choice
+# positions to a side of the blocks that are skipped or computed; 64 would skip more, but PyTorch
+# 2.11 has no backward kernel for it (docs/benchmarks.md)
+BLOCK = 128
 
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
@@ -57,13 +54,7 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
         visible, b, None, n, K.shape[2], device=str(Q.device), BLOCK_SIZE=BLOCK
     )
     O = flex_attention(  # noqa: E741
-        Q,
-        K,
-        V,
-        block_mask=blocks,
-        scale=scale,
-        enable_gqa=Q.shape[1] != K.shape[1],
-        kernel_options=TILES,
+        Q, K, V, block_mask=blocks, scale=scale, enable_gqa=Q.shape[1] != K.shape[1]
     )
     assert isinstance(O, Tensor)
     return O
