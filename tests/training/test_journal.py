@@ -42,9 +42,9 @@ def test_a_line_has_the_loss_the_speed_the_utilisation_and_the_time_left(tmp_pat
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals here")
-def test_a_terminal_shows_a_bar_with_the_same_line(tmp_path, monkeypatch):
+def test_a_terminal_of_80_columns_shows_a_bar_with_what_matters(tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,14 +60,11 @@ joined.__exit__(None, None, None)
 
 
 def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
     return subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
-            *("--master-addr=127.0.0.1", f"--master-port={port}", *map(str, arguments)),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", *map(str, arguments)),
         ],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -38,7 +38,10 @@ def prepare_command(
     max_words: Annotated[
         int | None, typer.Option(help="With --embedded: only sentences of so many words or fewer.")
     ] = None,
-    vocabulary: Annotated[int, typer.Option(help="Tokens, shared by all sides.")] = 32_000,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(help="Tokens, shared by all sides; 32000, or 2000 with --embedded."),
+    ] = None,
     sample: Annotated[int, typer.Option(help="Lines to learn the tokenizer from.")] = 500_000,
     max_tokens: Annotated[
         int | None,
@@ -78,7 +81,7 @@ def prepare_command(
     inputs = choice.inputs()
     config = PrepareConfig(
         task="translation" if inputs.sides == 2 else "language",
-        vocabulary=vocabulary,
+        vocabulary=(2_000 if embedded else 32_000) if vocabulary is None else vocabulary,
         sample=sample,
         max_tokens=max_tokens,
         max_ratio=max_ratio,

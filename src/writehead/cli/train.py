@@ -184,7 +184,7 @@ def _score_table(result: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("score", style="cyan")
     table.add_column("value", justify="right")
-    table.add_column("how")
+    table.add_column("how", overflow="fold")  # a signature is there to be quoted whole
     table.add_row("ln(PPL)", f"{result['ln_ppl']:.4f}", f"a subword token, {result['tokens']:,}")
     if "ppl_per_word" in result:
         words = f"a word, {result['words']:,} with line ends"

@@ -131,7 +131,9 @@ class TextFiles:
         told = " and ".join(
             f"{path} has {count:,} lines" for path, count in zip(self.paths, counts, strict=True)
         )
-        raise DataError(f"{told}; {longer} is longer: line i of one must translate line i of both")
+        raise DataError(
+            f"{told}; {longer} is longer: line i of one must translate line i of the other"
+        )
 
 
 @dataclass(frozen=True)

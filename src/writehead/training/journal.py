@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.utils.tensorboard import SummaryWriter
 
+SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
 LOG, BOARD = "log.jsonl", "tensorboard"
 
 
@@ -25,8 +26,7 @@ class Journal:
         self._start, self._steps, self._quiet = start, steps, quiet
         self._console = Console(stderr=True, quiet=quiet)
         self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("{task.fields[line]}"),
             console=self._console,
@@ -68,7 +68,8 @@ class Journal:
         pace = (time.monotonic() - self._began) / max(1, step - self._start)
         left = timedelta(seconds=round(pace * (self._steps - step)))
         line = " ".join([*(_show(name, value) for name, value in entry.items()), f"left={left}"])
-        self._bar.update(self._task, completed=step, line=line)
+        short = [_show(name, entry[name]) for name in SHOWN if name in entry]
+        self._bar.update(self._task, completed=step, line=" ".join([*short, f"left={left}"]))
         if not self._console.is_terminal:
             self.say(f"step {step}/{self._steps} {line}")
 

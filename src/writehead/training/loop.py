@@ -65,8 +65,15 @@ def train(
         trainer = Trainer(data, run, model, config, world)
         steps = (trainer.step, config.steps)
         with _signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
-            if trainer.step:
+            if trainer.step >= config.steps:
+                journal.say(f"{run} has its {trainer.step} steps already; there is nothing to do")
+            elif trainer.step:
                 journal.say("; ".join([f"going on after step {trainer.step}", *changes]))
+            if config.warmup > config.steps:
+                journal.say(
+                    f"note: the learning rate is still rising when training ends, because "
+                    f"train.warmup={config.warmup} is more than train.steps={config.steps}"
+                )
             return trainer.run_to_end(journal, told)
 
 
