@@ -11,8 +11,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from writehead.kernels.visibility import Visibility
 
 FEW = 64  # queries under which a kernel made for whole sequences has nothing to do
-# positions to a side of the blocks that are skipped or computed; 64 would skip more, but PyTorch
-# 2.11 has no backward kernel for it (docs/benchmarks.md)
+# positions to a side of the blocks that are skipped or computed; 64 would skip more, but did
+# not compile with PyTorch 2.11 in the two ways that were tried (docs/benchmarks.md)
 BLOCK = 128
 
 
