@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from writehead.errors import BackendError, ConfigError, ShapeError, nearest
-from writehead.kernels import eager, flex, sdpa
+from writehead.kernels import eager, packed, sdpa
 from writehead.kernels.visibility import Visibility
 
 
@@ -27,7 +27,7 @@ class Backend(Protocol):
 
 
 # in the order that "auto" asks them
-BACKENDS: dict[str, Backend] = {"flex": flex, "sdpa": sdpa, "eager": eager}
+BACKENDS: dict[str, Backend] = {"packed": packed, "sdpa": sdpa, "eager": eager}
 
 
 def attend(

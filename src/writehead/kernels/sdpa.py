@@ -6,6 +6,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.kernels.visibility import Visibility
 
+FEW = 16  # queries a row, under which read-heads pay as further queries; with more they only cost
+# a copy of Q
+
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
     """None, or the sentence that says why the fused kernels cannot do this."""
@@ -23,7 +26,7 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
     b, h, n, k = Q.shape
     g, m, v = K.shape[1], K.shape[2], V.shape[3]
     mask, causal = _arguments(visibility, n, m, Q.device)
-    if not causal and (mask is None or mask.shape[2] == 1):
+    if n < FEW and not causal and (mask is None or mask.shape[2] == 1):
         # all queries see the same, so those of all read-heads (and beams) that share a write-head
         # become queries of one head, and K and V are read once
         Q = Q.reshape(b, g, h // g * n, k)
