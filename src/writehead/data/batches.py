@@ -58,6 +58,16 @@ class Batch:
             self.indices,
         )
 
+    def copy_(self, other: "Batch") -> None:
+        """Puts the tokens of another batch of this one's shape in place of its own."""
+        for held, new in zip(self._tensors(), other._tensors(), strict=True):
+            held.copy_(new)
+
+    def _tensors(self) -> list[Tensor]:
+        packings = [one for one in (self.source_packing, self.packing) if one is not None]
+        packed = [T for one in packings for T in (one.segments, one.positions)]
+        return [T for T in (self.source, self.inputs, self.labels, *packed) if T is not None]
+
     def split(self, parts: int) -> "list[Batch]":
         """The batch in `parts` of as many rows each, in order."""
         rows = len(self.inputs)

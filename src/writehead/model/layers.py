@@ -33,11 +33,13 @@ class FeedForward(nn.Module):
         """[b, n, d] -> [b, n, d]."""
         X = self.widen(X)
         if self.activation == "relu":
-            X = torch.relu(X)
+            # dropout's factors are not negative, so it may come first: backward then needs no more
+            # than this result, which the next product keeps anyway
+            X = torch.relu(self.dropout(X))
         else:
             approximate = "tanh" if self.activation == "gelu_tanh" else "none"
-            X = nn.functional.gelu(X, approximate=approximate)
-        Y: Tensor = self.narrow(self.dropout(X))
+            X = self.dropout(nn.functional.gelu(X, approximate=approximate))
+        Y: Tensor = self.narrow(X)
         return Y
 
 

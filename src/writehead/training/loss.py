@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import nll_loss
 
 from writehead.data.batches import Batch
 
@@ -43,12 +43,13 @@ def sequence_loss(
     adds z_loss · log²Z, which keeps the logits from drifting. All in float32.
     """
     logits = logits.float().flatten(0, 1)
-    labels = torch.where(counts, labels, -100).flatten()  # cross_entropy ignores -100
-    nll = cross_entropy(logits, labels, reduction="sum")
+    labels = torch.where(counts, labels, -100).flatten()  # nll_loss ignores -100
+    weight = counts.flatten().float()
+    # one reduction of the logits serves all: cross_entropy would take another
+    log_z = logits.logsumexp(dim=-1)
+    nll = (log_z * weight).sum() + nll_loss(logits, labels, reduction="sum")
     if label_smoothing == 0.0 and z_loss == 0.0:
         return Loss(nll, nll)
-    log_z = logits.logsumexp(dim=-1)
-    weight = counts.flatten().float()
     uniform = ((log_z - logits.mean(dim=-1)) * weight).sum()
     objective = (1.0 - label_smoothing) * nll + label_smoothing * uniform
     objective = objective + z_loss * (log_z.square() * weight).sum()

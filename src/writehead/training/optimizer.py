@@ -15,7 +15,15 @@ class Adafactor(torch.optim.Adafactor):
     """PyTorch's Adafactor, with the same state and the same updates, which waits for no device.
 
     PyTorch asks the device for two norms of every parameter at every step, and waits for each.
+    Here the number of steps lies on the device too, so that a step can be captured and replayed;
+    `compiled` makes a few fused passes of each update.
     """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, *, compiled: bool = False) -> None:
+        super().__init__(groups, lr=lr)
+        self._update: Callable[..., None] = _update
+        if compiled:
+            self._update = torch.compile(_update, dynamic=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -25,36 +33,55 @@ class Adafactor(torch.optim.Adafactor):
             grads: list[Tensor] = []
             moments: list[list[Any]] = [[], [], [], []]
             self._init_group(group, params, grads, *moments)
-            for P, G, row, column, variance, step in zip(params, grads, *moments, strict=True):
-                step += 1
-                t = float(step)  # it is on the host
-                keep = t ** group["beta2_decay"]
-                if variance is None:
-                    row.lerp_(_rms(G, -1).square(), keep)
-                    column.lerp_(_rms(G, -2).square(), keep)
-                    scale = row.mean(-2, keepdim=True).clamp(min=self._least(P))
-                    estimate = row @ column / scale
-                else:
-                    variance.lerp_(G.square(), keep)
-                    estimate = variance
-                update = G * estimate.clamp(min=self._least(P) ** 2).rsqrt()
-                size = _rms(P).clamp(min=group["eps"][1]) * min(group["lr"], t**-0.5)
-                if group["weight_decay"]:
-                    P.mul_(1.0 - group["lr"] * group["weight_decay"])
-                P.sub_(update * (size / (_rms(update) / group["d"]).clamp(min=1.0)))
+            if not params:
+                continue
+            *factors, steps = moments
+            for i, P in enumerate(params):
+                if steps[i].device != P.device:  # PyTorch begins with it on the host
+                    steps[i] = self.state[P]["step"] = steps[i].to(P.device)
+            torch._foreach_add_(steps, 1.0)
+            t, rate = steps[0], torch.as_tensor(group["lr"], device=steps[0].device)
+            keep = t ** group["beta2_decay"]
+            shrink = 1.0 - rate * group["weight_decay"] if group["weight_decay"] else None
+            rate = torch.minimum(rate, t**-0.5)
+            for P, G, *own in zip(params, grads, *factors, strict=True):
+                # of a parameter the compiler would take each shape for a constant
+                self._update(P.detach(), G, *own, keep, rate, shrink, group["eps"][1], group["d"])
 
-    @staticmethod
-    def _least(P: Tensor) -> float:
-        return torch.finfo(P.dtype).eps
+
+def _update(
+    P: Tensor,
+    G: Tensor,
+    row: Tensor | None,
+    column: Tensor | None,
+    variance: Tensor | None,
+    keep: Tensor,
+    rate: Tensor,
+    shrink: Tensor | None,
+    least_size: float,
+    clip: float,
+) -> None:
+    """Changes one parameter and its moments: row and column of a matrix, or a whole variance."""
+    least = torch.finfo(P.dtype).eps
+    if row is not None and column is not None:
+        row.lerp_(_rms(G, -1).square(), keep)
+        column.lerp_(_rms(G, -2).square(), keep)
+        estimate = row * column / row.mean(-2, keepdim=True).clamp(min=least)
+    else:
+        assert variance is not None
+        estimate = variance.lerp_(G.square(), keep)
+    change = G * estimate.clamp(min=least**2).rsqrt()
+    size = _rms(P).clamp(min=least_size) * rate
+    if shrink is not None:
+        P.mul_(shrink)
+    P.sub_(change * (size / (_rms(change) / clip).clamp(min=1.0)))
 
 
 def _rms(T: Tensor, dim: int | None = None) -> Tensor:
-    count = T.numel() if dim is None else T.shape[dim]
-    norm: Tensor = torch.linalg.vector_norm(T, dim=dim, keepdim=dim is not None)
-    return norm / math.sqrt(count)
+    return T.square().mean(dim=dim, keepdim=dim is not None).sqrt()
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+def make_optimizer(model: nn.Module, config: TrainConfig, *, compiled: bool = False) -> Optimizer:
     """Adafactor or AdamW over all parameters; weight decay spares norms and biases."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     spared = [p for p in model.parameters() if p.dim() <= 1]
@@ -64,10 +91,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if config.optimizer == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate)
-    fused = next(model.parameters()).device.type == "cuda"
+        return Adafactor(groups, lr=config.learning_rate, compiled=compiled)
+    cuda = next(model.parameters()).device.type == "cuda"
     return AdamW(
-        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-9, fused=fused
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=1e-9,
+        fused=cuda,
+        capturable=cuda,
     )
 
 
@@ -88,6 +120,13 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Makes the next update use `rate`."""
+    """Makes the next update use `rate`, which on a GPU a captured step reads from its place."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        device = group["params"][0].device
+        held = group["lr"]
+        if device.type != "cuda":
+            group["lr"] = rate
+        elif isinstance(held, Tensor) and held.device == device:
+            held.fill_(rate)
+        else:
+            group["lr"] = torch.tensor(rate, device=device)
