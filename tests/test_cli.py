@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -62,12 +63,62 @@ def test_a_language_model_is_explained_without_a_source(writehead):
 def test_presets_are_listed(writehead):
     code, out, _ = writehead("presets")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == preset_names()
+    heading, *rows, note = out.splitlines()
+    assert " ".join(heading.split()) == "preset layers d h g k,v d_ff window parameters"
+    assert [row.split()[0] for row in rows] == preset_names()
+    assert " ".join(rows[1].split()) == "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544"
+    assert "g write-heads" in note
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_explain_changes_sizes_as_asked(writehead):
+    grouped = preset("wmt14/multi-head").with_write_heads(2)
+    command = ("explain", "wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
+    answer = json.loads(writehead(*command, "--json")[1])
+    assert answer["config"] == grouped.to_json()
+    assert answer["kind"] == "grouped-query"
+    assert answer["parameters"]["total"] == 210_796_544
+    kv = {kind: answer["comparison"][kind]["kv_bytes"] for kind in ("multi-head", "multi-query")}
+    assert kv["multi-head"] == 4 * answer["comparison"]["grouped-query"]["kv_bytes"]
+    assert kv["multi-head"] == 8 * kv["multi-query"]
+    assert "grouped-query  5248" in writehead(*command)[1]
+    assert f"--set model.g=2 --set model.f={grouped.f}" in writehead("explain", "--help")[1]
+
+
+def test_explain_says_which_batch_fits(writehead):
+    command = ("explain", "wmt14/multi-head", "--chip=l4", "--json")
+    answer = json.loads(writehead(*command, "--batch=9999")[1])
+    largest = answer["largest_batch"]
+    assert answer["fits"] is False
+    for batch, fits in ((largest, True), (largest + 1, False)):
+        one = json.loads(writehead(*command, f"--batch={batch}")[1])
+        assert one["fits"] is fits
+        assert (one["memory_bytes"] <= 24e9) is fits
+    page = " ".join(
+        writehead("explain", "wmt14/multi-head", "--chip=l4", "--batch=9999")[1].split()
+    )
+    assert f"9,999 sentences do not fit; the largest batch that does is {largest:,}" in page
+    assert "largest batch: the most sentences of these lengths whose K and V" in page
+    tight = " ".join(writehead("explain", "wmt14/multi-head", "--memory=1e6")[1].split())
+    assert "there are 1MB: not even one sentence fits" in tight
+
+
+def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
+    told = CliRunner().invoke(app, ["--help"]).output.partition("Commands")[2]
+    verbs = re.findall(r"^\W+([a-z]+)\s+[A-Z]", told, re.MULTILINE)
+    order = "demo presets explain prepare train average evaluate translate generate bench"
+    assert " ".join(verbs) == order
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["explain", "tiny/multi-head", "--target=257"], "target=257 tokens are more than the 256"),
+        (["explain", "tiny/multi-head", "--source=300"], "or set model.source_positions=300"),
+        (["explain", "tiny-lm/multi-head", "--target=300"], "ask for 256 or fewer"),
+        (["explain", "tiny/multi-head", "--set=model.g=3"], "choose g from 1, 2, 4, 8"),
+        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not a whole number"),
+        (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
         (["explain", "nothing-like-it"], "known: "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),

@@ -256,18 +256,31 @@ def visible_pairs(n: int, window: int | None = None) -> int:
     return w * (w + 1) // 2 + (n - w) * w
 
 
-def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
-    """The most sentences that decode together in the chip's memory.
+def memory_bytes(config: ModelConfig, setting: Setting) -> int:
+    """Bytes that decoding takes: weights, K and V, and a workspace.
 
-    Beside weights, K and V there is a workspace: the encoder's widest layer, or the logits of a
-    step and their float32 copy, whichever is more.
+    The workspace is the encoder's widest layer, or the logits of a step and their float32 copy,
+    whichever is more.
     """
+    return _weight_bytes(config, setting) + setting.batch * _sentence_bytes(config, setting)
+
+
+def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
+    """The most sentences that decode together in the chip's memory."""
+    free = chip.memory - _weight_bytes(config, setting)
+    return max(0, int(free // _sentence_bytes(config, setting)))
+
+
+def _weight_bytes(config: ModelConfig, setting: Setting) -> int:
+    return sum(parameters(config).values()) * setting.element
+
+
+def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
+    """What one more sentence takes: its K and V, and its share of the workspace."""
     one = dataclasses.replace(setting, batch=1)
     wide = setting.source * (2 * config.d + 2 * config.f) * setting.element
     logits = setting.beam * config.vocabulary * (setting.element + 4)
-    sentence = kv_bytes(config, one)["total"] + max(wide, logits)
-    weights = sum(parameters(config).values()) * setting.element
-    return max(0, int((chip.memory - weights) // sentence))
+    return kv_bytes(config, one)["total"] + max(wide, logits)
 
 
 def _encoder(config: ModelConfig, setting: Setting, pairs: int) -> Work:

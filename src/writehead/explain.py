@@ -13,6 +13,11 @@ from writehead.cost import Chip, Setting, Work
 from writehead.errors import ConfigError
 from writehead.paper.ratios import ratios
 
+LARGEST = (
+    "largest batch: the most sentences of these lengths whose K and V, with the weights and what a "
+    "step works on, fit the chip's memory."
+)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -28,7 +33,9 @@ class Question:
 def explain(question: Question) -> dict[str, Any]:
     """Everything that `writehead explain` knows, as JSON values: counts exact, times in µs."""
     config, setting, chip = question.config, question.setting, question.chip
+    _check_lengths(config, setting)
     position = setting.target - 1 if question.position is None else question.position
+    memory, largest = cost.memory_bytes(config, setting), cost.largest_batch(config, setting, chip)
     tokens = setting.batch * setting.target
     step = cost.decoder_step(config, setting, position)
     parts = cost.parameters(config)
@@ -52,8 +59,21 @@ def explain(question: Question) -> dict[str, Any]:
             for ratio in ratios(config.encoder_attention, setting.rows, setting.target)
         ],
         "comparison": _comparison(question, position),
-        "largest_batch": cost.largest_batch(config, setting, chip),
+        "memory_bytes": memory,
+        "fits": memory <= chip.memory,
+        "largest_batch": largest,
     }
+
+
+def _check_lengths(config: ModelConfig, setting: Setting) -> None:
+    """Raises where a sentence has more tokens than the model has learned positions for."""
+    for side in ("source", "target"):
+        length, positions = getattr(setting, side), getattr(config, f"{side}_positions")
+        if length > positions:
+            raise ConfigError(
+                f"{side}={length} tokens are more than the {positions} learned positions; ask for "
+                f"{positions} or fewer, or set model.{side}_positions={length}"
+            )
 
 
 def _work(work: Work, chip: Chip, tokens: int) -> dict[str, Any]:
@@ -73,11 +93,13 @@ def _work(work: Work, chip: Chip, tokens: int) -> dict[str, Any]:
 def _comparison(question: Question, position: int) -> dict[str, Any] | None:
     """This config as multi-head and as multi-query, with the same number of parameters.
 
-    None where feed-forward layers are too narrow to make up for the difference.
+    Grouped-query stands between them if it is that. None where feed-forward layers are too narrow
+    to make up for the difference.
     """
     config, setting, chip = question.config, question.setting, question.chip
     answer: dict[str, Any] = {}
-    for kind, g in (("multi-head", config.h), ("multi-query", 1)):
+    kinds = {"multi-head": config.h, config.kind: config.g, "multi-query": 1}
+    for kind, g in kinds.items():
         try:
             variant = config if config.g == g else config.with_write_heads(g)
         except ConfigError:
@@ -102,6 +124,8 @@ def render(answer: dict[str, Any], console: Console) -> None:
     for table in tables:
         console.print(table(answer))
         console.print()
+    if answer["comparison"] is not None:
+        console.print(LARGEST, style="dim")
 
 
 def _headline(answer: dict[str, Any]) -> RenderableType:
@@ -135,7 +159,23 @@ def _headline(answer: dict[str, Any]) -> RenderableType:
     if kv["source_token"]:
         each += f", {quantity(kv['source_token'])}B a source token"
     lines.append(f"  {each}; {quantity(kv['total'])}B in all\n")
+    lines.append("memory", style="bold")
+    lines.append(f"  {_room(answer)}\n", style="" if answer["fits"] else "red")
     return lines
+
+
+def _room(answer: dict[str, Any]) -> str:
+    """Whether the batch fits into the chip's memory, and else which one does."""
+    needed, batch = quantity(answer["memory_bytes"]), answer["setting"]["batch"]
+    there = quantity(answer["chip"]["memory"])
+    if answer["fits"]:
+        return f"{needed}B of {there}B: weights, K and V, and room to work"
+    if not answer["largest_batch"]:
+        return f"{needed}B are needed and there are {there}B: not even one sentence fits"
+    return (
+        f"{needed}B are needed and there are {there}B: {batch:,} sentences do not fit; the largest "
+        f"batch that does is {answer['largest_batch']:,}"
+    )
 
 
 def _parameters(answer: dict[str, Any]) -> RenderableType:
@@ -214,7 +254,9 @@ def _gain(answer: dict[str, Any]) -> RenderableType:
         "step floor",
         "largest batch",
     )
-    for kind in ("multi-head", "multi-query"):
+    for kind in ("multi-head", "grouped-query", "multi-query"):
+        if kind not in comparison:
+            continue
         side = comparison[kind]
         table.add_row(
             kind,

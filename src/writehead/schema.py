@@ -65,13 +65,19 @@ def check_types(config: Any) -> None:
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if not _fits(value, hint):
-            words = " or ".join(
-                " or ".join(map(repr, get_args(part)))
-                if get_origin(part) is Literal
-                else ("null" if part is types.NoneType else part.__name__)
-                for part in _members(hint)
-            )
-            raise ConfigError(f"{name}={value!r} is not {words}")
+            whole = isinstance(value, float) and value.is_integer() and int in _members(hint)
+            advice = f"; write {int(value)}" if whole else ""  # JSON reads 1e5 as 100000.0
+            raise ConfigError(f"{name}={value!r} is not {_words(hint)}{advice}")
+
+
+def _words(hint: Any) -> str:
+    """What values a type has."""
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    words |= {str: "text", types.NoneType: "null"}
+    return " or ".join(
+        " or ".join(map(repr, get_args(part))) if get_origin(part) is Literal else words[part]
+        for part in _members(hint)
+    )
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -113,14 +114,15 @@ class FakeHub:
     def HfApi(self):
         return self
 
-    def list_repo_files(self, repository, *, repo_type, revision):
-        assert repo_type == "dataset"
+    def dataset_info(self, repository, *, revision, timeout):
+        assert timeout > 0
         if (repository, revision) not in self.stored:
             raise ConnectionError(f"404 for {repository}\nand more")
         folder = self.stored[repository, revision]
-        if folder is None:
-            return ["README.md", "lm1b.py"]
-        return ["README.md", *(p.relative_to(folder).as_posix() for p in folder.rglob("*.parquet"))]
+        files = ["README.md", "lm1b.py"]
+        if folder is not None:
+            files += [path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")]
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def hf_hub_download(self, repository, file, *, repo_type, revision):
         self.fetched.append(file)

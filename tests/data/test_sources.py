@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import lzma
+import os
 import random
 import tracemalloc
 from collections import Counter
@@ -127,8 +128,11 @@ def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, kind, words):
 def test_a_missing_file_and_a_folder_are_told_before_anything_is_read(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         TextFiles((tmp_path / "none",)).identity()
-    with pytest.raises(DataError, match="not a plain file"):
+    with pytest.raises(DataError, match="is a folder; give a file of text"):
         TextFiles((tmp_path,)).identity()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="not a plain file"):
+        TextFiles((tmp_path / "pipe",)).identity()
 
 
 def test_sources_and_targets_come_in_pairs(tmp_path):

@@ -513,9 +513,9 @@ def test_a_config_meant_for_another_search_is_an_error(search, options, message)
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"max_length": -2}, "max_length=-2 must be at least 1"),
-        ({"max_length": 2.5}, "max_length=2.5 is not int"),
-        ({"max_length": True}, "max_length=True is not int"),
-        ({"max_length": "4"}, "max_length='4' is not int or null"),
+        ({"max_length": 2.5}, "max_length=2.5 is not a whole number"),
+        ({"max_length": True}, "max_length=True is not a whole number"),
+        ({"max_length": "4"}, "max_length='4' is not a whole number or null"),
         ({"min_length": -1}, "min_length=-1 must be between 0 and max_length=4"),
         ({"min_length": 5}, "min_length=5 must be between 0 and max_length=4"),
         ({"beam": 0}, "beam=0 must be at least 1"),
@@ -523,7 +523,7 @@ def test_a_config_meant_for_another_search_is_an_error(search, options, message)
         ({"n_best": 3, "beam": 2}, "n_best=3 hypotheses need a beam as wide"),
         ({"alpha": math.nan}, "alpha=nan"),
         ({"alpha": math.inf}, "alpha=inf"),
-        ({"alpha": "0.6"}, "alpha='0.6' is not float"),
+        ({"alpha": "0.6"}, "alpha='0.6' is not a number"),
         ({"top_k": 3}, "set temperature too"),
         ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
@@ -535,7 +535,7 @@ def test_a_config_meant_for_another_search_is_an_error(search, options, message)
         ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must be above 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
         ({"temperature": 1.0, "top_p": math.nan}, "top_p=nan"),
-        ({"seed": 0.5}, "seed=0.5 is not int"),
+        ({"seed": 0.5}, "seed=0.5 is not a whole number"),
     ],
 )
 def test_a_decode_config_that_cannot_be_meant_is_an_error(options, message):

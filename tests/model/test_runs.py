@@ -133,7 +133,7 @@ def test_a_missing_run_or_file_says_which(run):
     [
         ({"model": {"vocabularry": 3}}, "unknown model field 'vocabularry'; did you mean 'vocab"),
         ({"model": {"g": 3}}, "g=3 write-heads cannot serve h=8"),
-        ({"model": {"d": "24"}}, "d='24' is not int"),
+        ({"model": {"d": "24"}}, "d='24' is not a whole number"),
         ({"formatt": 1}, "unknown key 'formatt'; did you mean 'format'"),
         ({"format": 0}, "format 0; this writehead writes 1"),
         ({"format": "1"}, "format '1'; this writehead writes 1"),
@@ -146,6 +146,12 @@ def test_a_missing_run_or_file_says_which(run):
 def test_a_config_that_does_not_fit_says_what_is_wrong(run, changes, words):
     edit_config(run, **changes)
     with pytest.raises(RunError, match=words):
+        load_run(run)
+
+
+def test_a_config_that_is_not_json_says_what_to_do(run):
+    (run / runs.CONFIG).write_text("{")
+    with pytest.raises(RunError, match=r"is not readable JSON: .*; copy or save the run again"):
         load_run(run)
 
 

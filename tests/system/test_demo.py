@@ -3,7 +3,7 @@ import json
 import re
 
 from writehead.demo import run_demo
-from writehead.demo.run import Demo
+from writehead.demo.run import Demo, _one_thread
 from writehead.training.checkpoint import list_checkpoints
 
 SMALL = Demo(pairs=400, vocabulary=400, held_out=12)
@@ -38,3 +38,30 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(tmp_pat
     assert (folder / "demo.json").is_file()
     again = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     assert again == trained
+
+
+def test_with_two_threads_both_kinds_are_trained_at_once_with_one_each(
+    tmp_path, monkeypatch, writehead
+):
+    asked = []
+
+    def interrupted(trainings, threads, console):
+        asked.append((list(trainings), threads))
+        return False
+
+    monkeypatch.setattr("writehead.demo.run.train_together", interrupted)
+    monkeypatch.setattr("writehead.demo.run.Demo", lambda: SMALL)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    code, _, err = writehead("demo", "--folder", tmp_path / "demo", "--device=cpu")
+    assert asked == [(["multi-head", "multi-query"], 1)]
+    assert code == 130
+    assert err.endswith("interrupted; run the same command again to go on\n")
+
+
+def test_decoding_is_scored_and_timed_by_one_thread_and_the_others_come_back(monkeypatch):
+    counts = [4]
+    monkeypatch.setattr("torch.get_num_threads", lambda: counts[-1])
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    with _one_thread():
+        assert counts == [4, 1]
+    assert counts == [4, 1, 4]

@@ -63,8 +63,10 @@ def test_average_makes_a_run_of_the_mean_of_the_last_checkpoints(trained, tmp_pa
     ):
         code, _, err = writehead("average", trained, *arguments)
         assert (code, words in err.replace("\n", " ")) == (2, True), err
-    with pytest.raises(RunError, match="has 0 checkpoints"):
+    with pytest.raises(RunError, match=r"there is no run at .*nowhere; check the path"):
         average_run(tmp_path / "nowhere", tmp_path / "new", 1)
+    with pytest.raises(RunError, match="has no checkpoints; give the folder that `writehead train"):
+        average_run(tmp_path / "mean", tmp_path / "new", 1)
 
 
 def test_the_last_and_the_best_are_kept(dataset, tmp_path, monkeypatch):

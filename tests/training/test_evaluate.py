@@ -3,12 +3,15 @@
 import json
 import math
 import urllib.error
+from dataclasses import replace
 
 import pytest
 import sacrebleu
 import torch
 
 from texts import engine, sentences, tokenizer
+from trainings import CONFIG, LANGUAGE, go
+from writehead.data.dataset import Dataset
 from writehead.decoding import Engine
 from writehead.errors import ConfigError, DataError
 from writehead.model import save_run
@@ -152,10 +155,48 @@ def test_the_command_scores_text_with_a_language_model(tmp_path, writer, writehe
     assert "a word" in out
 
 
+def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, tmp_path, writehead):
+    go(dataset, tmp_path / "run", replace(CONFIG, steps=2))
+    data = Dataset.open(dataset)
+    split = data.split("dev")
+    for side, ids in (("source", split.source), ("target", split.target)):
+        lines = [data.tokenizer.decode(ids(i)) for i in range(len(split))]
+        (tmp_path / side).write_text("\n".join(lines))
+    command = ("evaluate", tmp_path / "run", "--search=greedy", "--json")
+    files = ("--source", tmp_path / "source", "--reference", tmp_path / "target")
+    by_files = json.loads(writehead(*command, *files)[1])
+    code, out, _ = writehead(*command, "--dataset", dataset, "--split=dev")
+    by_split = json.loads(out)
+    assert code == 0
+    assert by_split["on"] == f"{dataset}, dev"
+    assert by_split["sentences"] == len(split) > 0
+    # as many tokens as the dataset says, which have an end each
+    assert by_split["tokens"] == len(split.sides["target"].tokens) + len(split)
+    for name in ("sentences", "tokens", "ln_ppl", "bleu"):
+        assert by_split[name] == by_files[name]
+    code, _, err = writehead(*command, "--dataset", dataset)
+    assert code == 2
+    assert "has no split 'test'; known: dev, train" in err
+
+
+def test_a_language_models_split_is_scored_as_text(text, tmp_path, writehead):
+    go(text, tmp_path / "run", replace(CONFIG, steps=2), LANGUAGE)
+    command = ("evaluate", tmp_path / "run", "--dataset", text, "--split", "dev", "--json")
+    code, out, _ = writehead(*command)
+    split = Dataset.open(text).split("dev")
+    assert code == 0
+    assert json.loads(out)["lines"] == len(split)
+    assert json.loads(out)["ppl_per_word"] > 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give --source with --reference, or --test-set, or --text; one of them"),
+        ([], "give --source with --reference, or --test-set, or --text, or --dataset; one of"),
+        (["--dataset=a", "--text=a"], "one of them"),
+        (["--split=dev", "--text=a"], "--split is a dataset's; give the dataset too"),
+        (["--dataset=nowhere"], "there is no dataset at nowhere"),
+        (["--source=.", "--reference=b"], ". is a folder; give a file of text"),
         (["--source=a"], "give --source with --reference"),
         (["--reference=a"], "give --source with --reference"),
         (["--source=a", "--reference=b", "--text=a"], "one of them"),

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainings import CONFIG, curve, go
+from trainings import CONFIG, LANGUAGE, curve, go
+from writehead.model import load_run
 from writehead.training.journal import Journal, read_log
 
 ENTRY = {"loss": 2.0, "ln_ppl": 1.5, "tokens_per_second": 12345.6, "utilisation": 0.625}
@@ -68,6 +69,17 @@ def test_the_log_has_every_step_and_tensorboard_shows_the_log(dataset, tmp_path)
         shown = {event.step: event.value for event in board.Scalars(name)}
         logged = {e["step"]: e[name] for e in entries if name in e}
         assert shown == pytest.approx(logged), name
+
+
+def test_training_opens_with_what_is_trained_where(dataset, text, tmp_path, capsys):
+    go(dataset, tmp_path / "pairs")
+    count = sum(P.numel() for P in load_run(tmp_path / "pairs").model.parameters())
+    opening = f"{count:,} parameters on cpu; 11 steps of 4 × (48 + 48) tokens"
+    assert capsys.readouterr().err.splitlines()[0] == opening
+    go(dataset, tmp_path / "pairs")  # where there is nothing to do it does not
+    assert "parameters on cpu" not in capsys.readouterr().err
+    go(text, tmp_path / "text", model=LANGUAGE)
+    assert "; 11 steps of 4 × 48 tokens\n" in capsys.readouterr().err
 
 
 def test_an_entry_is_the_mean_over_all_steps_since_the_one_before(dataset, tmp_path):

@@ -1,6 +1,8 @@
 """The same command goes on; another one is refused in a sentence that names the difference."""
 
+import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,12 +72,27 @@ def test_what_does_not_enter_a_step_may_change_and_is_said(dataset, run, writehe
     assert last_checkpoint(run).name == "step-00000003"
 
 
+def test_fewer_steps_than_the_run_has_change_nothing(dataset, run, writehead):
+    before = (run / "train.json").read_bytes()
+    code, _, err = writehead(*command(dataset, run, "--set=train.steps=1"))
+    assert code == 0
+    assert "has its 2 steps already; there is nothing to do" in err
+    assert (run / "train.json").read_bytes() == before
+
+
+def test_fewer_steps_than_planned_but_more_than_done_are_a_new_plan(dataset, tmp_path, signal_at):
+    signal_at(signal.SIGTERM, 2)
+    assert go(dataset, tmp_path / "run", CONFIG).step == 3
+    assert go(dataset, tmp_path / "run", replace(CONFIG, steps=4)).step == 4
+    assert json.loads((tmp_path / "run" / "train.json").read_text())["train"]["steps"] == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--set=train.stepz=3"], "unknown train field 'stepz'; did you mean 'steps'?"),
         (["--set=model.drop=3"], "unknown model field 'drop'; did you mean 'dropout'?"),
-        (["--set=train.steps=many"], "steps='many' is not int"),
+        (["--set=train.steps=many"], "steps='many' is not a whole number"),
         (["--set=train.steps"], "is not train.NAME=VALUE or model.NAME=VALUE"),
         (["--set=data.steps=3"], "is not train.NAME=VALUE or model.NAME=VALUE"),
         (["--set=train.accumulate=3"], "rows=4 cannot be split into accumulate=3"),

@@ -23,8 +23,27 @@ class Page(Console):
         raise BrokenPipeError
 
 
+# in the order in which people come to use them
+VERBS = (
+    "demo",
+    "presets",
+    "explain",
+    "prepare",
+    "train",
+    "average",
+    "evaluate",
+    "translate",
+    "generate",
+    "bench",
+)
+
+
 class _Verbs(TyperGroup):
     """The verbs; whichever runs, a reader that leaves early is no error."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        verbs = super().list_commands(ctx)
+        return [*(name for name in VERBS if name in verbs), *sorted(set(verbs) - set(VERBS))]
 
     def invoke(self, ctx: Any) -> Any:
         try:

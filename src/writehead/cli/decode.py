@@ -16,6 +16,7 @@ OutputFile = Annotated[
     str, typer.Option("--output", "-o", help="A file to write; - is standard output.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")]
+Alpha = Annotated[float, typer.Option(help="Length penalty of the beam.")]
 MaxLength = Annotated[int | None, typer.Option(help="Most tokens of an output, the end included.")]
 MinLength = Annotated[int, typer.Option(help="Fewest tokens of an output, the end included.")]
 Temperature = Annotated[
@@ -44,7 +45,7 @@ def translate_command(
     beam: Annotated[
         int | None, typer.Option(help="Hypotheses a line; 4 unless sampling, 1 is greedy.")
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Length penalty of the beam.")] = 0.6,
+    alpha: Alpha = 0.6,
     n_best: Annotated[
         int | None, typer.Option(help="Print the N best, as: line ||| text ||| score.")
     ] = None,
@@ -109,6 +110,7 @@ def generate_command(
     output_path: OutputFile = "-",
     samples: Annotated[int, typer.Option(help="Texts for each prompt, one a line.")] = 1,
     beam: Annotated[int, typer.Option(help="Hypotheses a prompt; 1 is greedy.")] = 1,
+    alpha: Alpha = 0.6,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
     temperature: Temperature = None,
@@ -129,6 +131,7 @@ def generate_command(
         max_length=max_length,
         min_length=min_length,
         beam=beam,
+        alpha=alpha,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from writehead import cost
 from writehead.cli.app import Page, app
+from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
 from writehead.paper.presets import preset, preset_names
+from writehead.schema import with_settings
 
 
 @app.command(name="presets")
@@ -20,13 +23,19 @@ def presets_command() -> None:
 
     Example: writehead presets
     """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("preset", style="cyan", no_wrap=True)
+    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "window", "parameters"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name in preset_names():
         config = preset(name)
-        local = f" window={config.window}" if config.window else ""
-        typer.echo(
-            f"{name:30} h={config.h} g={config.g} k={config.k} d_ff={config.f}{local} "
-            f"parameters={sum(cost.parameters(config).values()):,}"
-        )
+        layers = f"{config.encoder_layers}+" if config.encoder_layers else ""
+        sizes = (config.d, config.h, config.g, config.k, config.f, config.window or "")
+        total = f"{sum(cost.parameters(config).values()):,}"
+        table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total)
+    page = Page(highlight=False)
+    page.print(table)
+    page.print("h read-heads, g write-heads; wmt14 is the paper's Table 1, lm1b its Table 3")
 
 
 @app.command(name="explain")
@@ -52,13 +61,20 @@ def explain_command(
     memory: Annotated[
         float | None, typer.Option(help="Bytes of memory, instead of the chip's: 80e9.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="model.NAME=VALUE, to change a size; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact JSON.")] = False,
 ) -> None:
     """Show what a model costs to train and decode, and the least time that takes on a chip.
 
     Example: writehead explain wmt14/multi-query --batch 1024 --source 128 --target 128 --chip h200
+
+    Grouped-query attention has some write-heads; here two, and d_ff to keep 211M parameters:
+    writehead explain wmt14/multi-head --set model.g=2 --set model.f=5248
     """
-    config = config_of(model)
+    config = with_settings(config_of(model), read_settings(settings, ("model",))["model"])
     question = Question(
         name=model,
         config=config,

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from writehead.cli.app import Page, app
+from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
 from writehead.paper.presets import preset
@@ -92,6 +93,12 @@ def evaluate_command(
         str | None, typer.Option(help="A test set by name, as sacrebleu has it: wmt13, wmt14.")
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Text, for a language model.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="A folder that `prepare` made, of which a split is scored.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="With --dataset: test, which is the default, or dev.")
+    ] = None,
     search: Annotated[
         list[str] | None, typer.Option(help="greedy or beam-4; both by default, repeatable.")
     ] = None,
@@ -103,26 +110,28 @@ def evaluate_command(
     """Score a model: BLEU and ln(PPL) of translations, or perplexity of text.
 
     Example: writehead evaluate runs/ende --source newstest2013.en --reference newstest2013.de
+
+    Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
     from writehead.bench.record import environment, write_result
     from writehead.decoding import Engine, textio
-    from writehead.training.evaluate import evaluate_text, evaluate_translation, named_test_set
+    from writehead.training.evaluate import evaluate_text, evaluate_translation
 
-    chosen = [name for name in (source, test_set, text) if name is not None]
+    chosen = [name for name in (source, test_set, text, dataset) if name is not None]
     if len(chosen) != 1 or (source is None) != (reference is None):
-        raise ConfigError("give --source with --reference, or --test-set, or --text; one of them")
+        raise ConfigError(
+            "give --source with --reference, or --test-set, or --text, or --dataset; one of them"
+        )
+    if split is not None and dataset is None:
+        raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
     engine = Engine.load(run, device, dtype)
-    if text is not None:
-        scores = evaluate_text(engine, list(textio.read_lines(str(text))))
+    on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
+    given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
+    if given is None:
+        scores = evaluate_text(engine, wanted)
     else:
-        if source is not None and reference is not None:
-            given = list(textio.read_lines(str(source)))
-            wanted = list(textio.read_lines(str(reference)))
-        else:
-            given, wanted = named_test_set(str(test_set))
         with textio.counting(not as_json) as progress:
             scores = evaluate_translation(engine, given, wanted, search or None, show=progress)
-    on = str(text or test_set or source)
     result = {"run": str(run), "on": on, **scores, **environment(engine.model.device)}
     if output is not None:
         write_result(output, result)
@@ -167,15 +176,30 @@ def bench_train_command(
     )
 
 
+def _to_score(
+    source: Path | None,
+    reference: Path | None,
+    test_set: str | None,
+    text: Path | None,
+    dataset: Path | None,
+    split: str,
+) -> tuple[list[str] | None, list[str]]:
+    """Sources and references, or None and text, of whichever was given."""
+    from writehead.decoding.textio import read_lines
+    from writehead.training.evaluate import named_test_set, split_texts
+
+    if dataset is not None:
+        return split_texts(dataset, split)
+    if test_set is not None:
+        return named_test_set(test_set)
+    if text is not None:
+        return None, list(read_lines(str(text)))
+    return list(read_lines(str(source))), list(read_lines(str(reference)))
+
+
 def _configs(name: str, settings: list[str] | None) -> tuple[ModelConfig, TrainConfig]:
     """The preset and the training defaults, changed as `--set` says."""
-    changes: dict[str, dict[str, str]] = {"model": {}, "train": {}}
-    for setting in settings or []:
-        path, equals, value = setting.partition("=")
-        room, dot, field = path.partition(".")
-        if not (equals and dot and room in changes):
-            raise ConfigError(f"--set {setting} is not train.NAME=VALUE or model.NAME=VALUE")
-        changes[room][field] = value
+    changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(name), changes["model"])
     return model, with_settings(TrainConfig(), changes["train"])
 

@@ -23,6 +23,7 @@ NAMED: dict[str, tuple[str, str | None]] = {
 CONVERTED = "refs/convert/parquet"
 _SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
 _ROWS = 1000
+TIMEOUT = 20.0  # seconds in which the hub has to say whether it has a dataset
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,9 @@ def _fetch(repository: str, languages: tuple[str, str] | None) -> list[tuple[Pat
     hub = _require("huggingface_hub")
     try:
         for revision in ("main", CONVERTED):
-            listed = hub.HfApi().list_repo_files(repository, repo_type="dataset", revision=revision)
-            files = _chosen(list(listed), languages)
+            # one request, and not tried again and again as the listing of a folder is
+            found = hub.HfApi().dataset_info(repository, revision=revision, timeout=TIMEOUT)
+            files = _chosen([file.rfilename for file in found.siblings or ()], languages)
             if files:
                 return [
                     (

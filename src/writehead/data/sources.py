@@ -216,6 +216,8 @@ def file_identity(path: Path) -> dict[str, Any]:
     """A file's name, size and SHA-256; raises where it is not there or not a file."""
     if not path.exists():
         raise DataError(f"there is no file {path}; check the path")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give a file of text")
     if not path.is_file():
         raise DataError(f"{path} is not a plain file; it is read more than once, so save it first")
     try:

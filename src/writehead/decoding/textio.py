@@ -23,6 +23,8 @@ def read_lines(path: str) -> Iterator[str]:
     """
     if path == "-":
         return _decoded(sys.stdin.buffer, "standard input")
+    if Path(path).is_dir():
+        raise DataError(f"{path} is a folder; give a file of text")
     try:
         return _decoded(open(path, "rb"), path)
     except OSError as error:

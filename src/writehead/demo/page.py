@@ -42,9 +42,9 @@ and its feed-forward layers are wider to make up for it.</p>
 <h2>Results</h2>
 <div class="wide">{_table(table_rows(results))}</div>
 <p>Quality is on {test["sentences"]} held-out sentences of up to {test["max_words"]} words. Times
-are microseconds a token: of translating those sentences, and of one step of {steps["batch"]}
-sentences with {steps["source"]} source tokens and {steps["positions"][-1]} target tokens behind
-it, with the least time that bytes and operations allow on this machine beside it. The paper's
+are microseconds a token, by one thread: of translating those sentences, and of one step of
+{steps["batch"]} sentences with {steps["source"]} source tokens and {steps["positions"][-1]} target
+tokens behind it, with the least time that bytes and operations allow here beside it. The paper's
 ratios are of 211M parameters on a TPUv2, 1,024 sentences of 128 tokens each. Models this small
 spend most of a step elsewhere than in keys and values, and a time on a shared machine is worth
 little by itself: look at ratios.</p>

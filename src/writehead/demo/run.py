@@ -4,10 +4,13 @@ Two models with the same number of parameters, one multi-head and one multi-quer
 the same batches. Everything is kept in one folder: run again, it goes on where it stopped.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from writehead import cost
@@ -18,18 +21,19 @@ from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
+from writehead.decoding.devices import find_device
 from writehead.demo.page import write_page
 from writehead.demo.table import show_examples, show_results
 from writehead.demo.timing import time_decoding, time_steps
+from writehead.demo.together import Training, train_together
 from writehead.paper.presets import preset
 from writehead.training.evaluate import SEARCHES, evaluate_translation
 from writehead.training.journal import read_log
-from writehead.training.loop import train
 
 KINDS = ("multi-head", "multi-query")
 SHOWN = 5  # held-out sentences that are printed
 TRAINING = TrainConfig(
-    steps=1600,
+    steps=1900,
     rows=8,
     source_length=64,
     target_length=64,
@@ -39,10 +43,10 @@ TRAINING = TrainConfig(
     decay=0.0,
     label_smoothing=0.0,
     z_loss=0.0,
-    log_every=50,
+    log_every=25,
     evaluate_every=200,
     evaluate_sequences=300,
-    checkpoint_every=400,
+    checkpoint_every=500,
     keep=1,
 )
 
@@ -76,18 +80,16 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     test = list(pairs("test", demo.held_out, max_words=demo.max_words))
     results: dict[str, Any] = {"models": {}}
     engines: dict[str, Engine] = {}
-    for i, kind in enumerate(KINDS):
-        model = replace(preset(f"tiny/{kind}"), dropout=0.0)
-        console.print(f"[bold]{i + 2}. {kind}[/]: {demo.train.steps:,} steps of training")
-        outcome = train(dataset, folder / kind, model, demo.train, device=device)
-        if outcome.stopped_by is not None:
-            raise KeyboardInterrupt
-        engines[kind] = Engine.load(folder / kind, device)
-        results["models"][kind] = _judge(engines[kind], folder / kind, test)
-    console.print("[bold]4. Decoding[/]: the same sentences by both, in turn")
-    results["decoding"] = time_decoding(engines, [source for source, _ in test], SEARCHES)
-    results["steps"] = time_steps({kind: engine.model for kind, engine in engines.items()})
-    results["examples"] = _examples(engines, test[:SHOWN])
+    _train(folder, dataset, demo.train, device, console)
+    with _one_thread():
+        console.print(f"[bold]3. Scoring[/]: {demo.held_out} held-out sentences, greedy and beam 4")
+        for kind in KINDS:
+            engines[kind] = Engine.load(folder / kind, device)
+            results["models"][kind] = _judge(engines[kind], folder / kind, test)
+        console.print("[bold]4. Decoding[/]: the same sentences by both, in turn")
+        results["decoding"] = time_decoding(engines, [source for source, _ in test], SEARCHES)
+        results["steps"] = time_steps({kind: engine.model for kind, engine in engines.items()})
+        results["examples"] = _examples(engines, test[:SHOWN])
     results["test"] = {
         "sentences": demo.held_out,
         "max_words": demo.max_words,
@@ -99,6 +101,44 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     show_examples(results, out)
     show_results(results, out)
     return write_page(folder / "report.html", results)
+
+
+def _train(folder: Path, dataset: Path, config: TrainConfig, device: str, console: Console) -> None:
+    """Trains both kinds, or goes on with them; a signal to stop comes out as KeyboardInterrupt.
+
+    On a CPU with two threads or more they are trained at the same time, with half of them each.
+    """
+    trainings = {
+        kind: Training(
+            dataset, folder / kind, replace(preset(f"tiny/{kind}"), dropout=0.0), config, device
+        )
+        for kind in KINDS
+    }
+    threads = torch.get_num_threads() // len(KINDS)
+    together = find_device(device).type == "cpu" and threads >= 1
+    how = "at the same time" if together else "one after the other"
+    console.print(f"[bold]2. Training[/] of both kinds {how}, {config.steps:,} steps each")
+    if together:
+        done = train_together(trainings, threads, console)
+    else:
+        done = all(one.go().stopped_by is None for one in trainings.values())
+    if not done:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of the CPU until the end of the block.
+
+    Products this small gain little from a second one, and where another process wants its core
+    they spend most of their time waiting for it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _judge(engine: Engine, run: Path, test: list[tuple[str, str]]) -> dict[str, Any]:

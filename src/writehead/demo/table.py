@@ -37,8 +37,8 @@ def show_results(results: dict[str, Any], console: Console) -> None:
     steps, test = results["steps"], results["test"]
     console.print(
         f"ln(PPL) and BLEU (beam 1 / 4): {test['sentences']} held-out sentences of up to "
-        f"{test['max_words']} words. Times: µs a token of those, greedy and beam 4; long: a step "
-        f"of {steps['batch']} sentences with {steps['source']} source and "
+        f"{test['max_words']} words. Times, by one thread: µs a token of those, greedy and beam "
+        f"4; long: a step of {steps['batch']} sentences with {steps['source']} source and "
         f"{steps['positions'][-1]} target tokens behind it; floor: the least that step can take "
         f"here, by bytes and operations. K/V: bytes a token. The paper: 211M parameters, 1,024 "
         f"sentences of 128 tokens, TPUv2. With models this small a step is mostly overhead: "

@@ -135,7 +135,9 @@ def read_config(directory: Path | str) -> ModelConfig:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise RunError(f"{path} is not readable JSON: {error}") from error
+        raise RunError(
+            f"{path} is not readable JSON: {error}; copy or save the run again"
+        ) from error
     if not isinstance(data, dict) or "format" not in data or "model" not in data:
         raise RunError(f"{path} is not a run's config; it should have 'format' and 'model'")
     known = ("format", "writehead", "model")

@@ -174,7 +174,11 @@ def average_run(run: Path, output: Path, last: int) -> list[Path]:
     """Writes a run of the mean weights of a training's last checkpoints; returns which."""
     if last < 1:
         raise ConfigError(f"last={last} checkpoints cannot be averaged; ask for 1 or more")
+    if not run.is_dir():
+        raise RunError(f"there is no run at {run}; check the path")
     paths = [path for _, path in list_checkpoints(run)][-last:]
+    if not paths:
+        raise RunError(f"{run} has no checkpoints; give the folder that `writehead train` made")
     if len(paths) < last:
         raise RunError(
             f"{run} has {len(paths)} checkpoints and {last} are to be averaged; train with a "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from writehead.config import DecodeConfig, Task
 from writehead.data.batches import padded_batches
-from writehead.data.dataset import Side, Split
+from writehead.data.dataset import Dataset, Side, Split
 from writehead.data.rows import Units
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
@@ -174,6 +175,16 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
             f"with --source and --reference"
         ) from error
     return list(read_lines(source)), list(read_lines(reference))
+
+
+def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:
+    """Sources, if there are any, and targets of a dataset's split, as text made of its tokens."""
+    data = Dataset.open(directory)
+    split, decode = data.split(name), data.tokenizer.decode
+    targets = [decode(split.target(i)) for i in range(len(split))]
+    if data.task == "language":
+        return None, targets
+    return [decode(split.source(i)) for i in range(len(split))], targets
 
 
 def _side(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

@@ -64,11 +64,13 @@ def train(
         model, changes = agree_on_plan(run, data, model, config, world)
         trainer = Trainer(data, run, model, config, world)
         steps = (trainer.step, config.steps)
-        with _signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
+        with noted_signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
             if trainer.step >= config.steps:
                 journal.say(f"{run} has its {trainer.step} steps already; there is nothing to do")
-            elif trainer.step:
-                journal.say("; ".join([f"going on after step {trainer.step}", *changes]))
+            else:
+                journal.say(trainer.describe())
+                if trainer.step:
+                    journal.say("; ".join([f"going on after step {trainer.step}", *changes]))
             if config.warmup > config.steps:
                 journal.say(
                     f"note: the learning rate is still rising when training ends, because "
@@ -109,6 +111,20 @@ class Trainer:
             raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
         dtype = torch.bfloat16 if self.stepper.half else torch.float32
         self.rate = matrix_rate(world.device, dtype)
+
+    def describe(self) -> str:
+        """What is trained where, in one line."""
+        config, device = self.config, self.world.device
+        count = sum(cost.parameters(self.model_config).values())
+        row = str(config.target_length)
+        if self.model_config.encoder_layers:
+            row = f"({config.source_length} + {row})"
+        many = f"{self.world.size} × " if self.world.size > 1 else ""
+        chip = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        return (
+            f"{count:,} parameters on {many}{device.type}{chip}; {config.steps:,} steps of "
+            f"{config.rows} × {row} tokens"
+        )
 
     def _restore(self, path: Path) -> None:
         model, optimizer = self.stepper.model, self.stepper.optimizer
@@ -276,7 +292,7 @@ class Meter:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def noted_signals() -> Iterator[list[int]]:
     """A list that SIGINT and SIGTERM write themselves into, so that a step can be finished."""
     told: list[int] = []
 

@@ -9,6 +9,7 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.writing import write_whole
 from writehead.errors import ConfigError, RunError
+from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
 
 PLAN = "train.json"
@@ -66,7 +67,8 @@ def agree_on_plan(
     elif run.exists() and (not run.is_dir() or any(run.glob("[!.]*"))):
         raise RunError(f"{run} holds something else than a run in training; choose another folder")
     world.barrier()
-    if world.is_first:
+    reached = max((step for step, _ in list_checkpoints(run)), default=0)
+    if world.is_first and config.steps >= reached:  # else nothing will be done by this plan
         run.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
