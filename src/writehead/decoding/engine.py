@@ -62,11 +62,15 @@ class Engine:
         model: TranslationModel | LanguageModel,
         tokenizer: Tokenizer,
         batching: Batching | None = None,
+        *,
+        graphs: bool = True,
     ) -> None:
+        """`graphs` lets a GPU decode by captured steps, where it can; without, step by step."""
         _check_partners(model, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
-        self._worker = Worker(model, tokenizer.vocabulary, batching or Batching())
+        batching = batching or Batching()
+        self._worker = Worker(model, tokenizer.vocabulary, batching, graphs=graphs)
 
     @classmethod
     def load(
@@ -76,6 +80,8 @@ class Engine:
         dtype: torch.dtype | str | None = None,
         backend: str = "auto",
         batching: Batching | None = None,
+        *,
+        graphs: bool = True,
     ) -> "Engine":
         """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32."""
         place = find_device(device)
@@ -84,7 +90,7 @@ class Engine:
             raise RunError(
                 f"{run} has no tokenizer.model, so it knows no text; save it with its tokenizer"
             )
-        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching)
+        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching, graphs=graphs)
 
     def translate(
         self,

@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +24,9 @@ from writehead.decoding.search import Hypothesis, sample
 from writehead.errors import SearchError
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
+if TYPE_CHECKING:
+    from writehead.decoding.graphs import GraphDecoder
+
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]  # told how many more lines have finished
@@ -31,11 +36,17 @@ class Worker:
     """Decodes jobs by a model, of whose tokens the first `vocabulary` may be chosen."""
 
     def __init__(
-        self, model: TranslationModel | LanguageModel, vocabulary: int, batching: Batching
+        self,
+        model: TranslationModel | LanguageModel,
+        vocabulary: int,
+        batching: Batching,
+        *,
+        graphs: bool = True,
     ) -> None:
         self.model = model
         self.vocabulary = vocabulary
         self.batching = batching
+        self._graphs = _make_graphs(model, vocabulary) if graphs else None
         self.batch_tokens = batching.budget(model.device.type)  # less once memory ran out
 
     def work(
@@ -75,6 +86,16 @@ class Worker:
         prefixes = [job.prefix for job in batch]
         config = dataclasses.replace(options, max_length=max(limits))
         try:
+            if self._graphs is not None and options.temperature is None:
+                return self._graphs.search(
+                    self._tokens(batch),
+                    [len(job.tokens) for job in batch],
+                    self._capacity(batch),
+                    config,
+                    end=END,
+                    prefixes=prefixes,
+                    max_lengths=limits,
+                )
             state = self.start(batch, options.beam)
             if options.temperature is None:
                 return beam_search(
@@ -124,16 +145,32 @@ class Worker:
 
     def start(self, batch: Sequence[Job], beam: int) -> DecoderState:
         """The state that a batch is decoded from."""
-        device, capacity = self.model.device, self._capacity(batch)
-        lengths = torch.tensor([len(job.tokens) for job in batch], device=device)
-        width = max(len(job.tokens) for job in batch)
-        pad = self.model.config.pad
-        rows = [job.tokens + [pad] * (width - len(job.tokens)) for job in batch]
-        tokens = torch.tensor(rows, device=device)
+        tokens, capacity = self._tokens(batch), self._capacity(batch)
+        lengths = torch.tensor([len(job.tokens) for job in batch], device=tokens.device)
         if isinstance(self.model, TranslationModel):
             return self.model.start(tokens, capacity, source_lengths=lengths, beam=beam)
         return self.model.start(tokens, capacity, prompt_lengths=lengths, beam=beam)
 
+    def _tokens(self, batch: Sequence[Job]) -> Tensor:
+        """What a batch starts from, [rows, longest], padded on the right."""
+        width, pad = max(len(job.tokens) for job in batch), self.model.config.pad
+        rows = [job.tokens + [pad] * (width - len(job.tokens)) for job in batch]
+        return torch.tensor(rows, device=self.model.device)
+
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """The model's step, without logits for ids that the tokenizer has no text for."""
         return self.model.step(tokens, state)[:, : self.vocabulary]
+
+
+def _make_graphs(model: TranslationModel | LanguageModel, vocabulary: int) -> "GraphDecoder | None":
+    """Captured decoding by a model on a GPU; None where it must be decoded step by step."""
+    if model.device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from writehead.decoding.graphs import GraphDecoder  # needs Triton, which is optional
+    from writehead.model.fused import why_not
+
+    reason = why_not(model)
+    if reason is not None:
+        log.warning("decoding goes step by step, which is slower: %s", reason)
+        return None
+    return GraphDecoder(model, vocabulary)

@@ -1,0 +1,181 @@
+"""The memory of one captured decoding: fixed shapes, in place from the first step to the last."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from writehead.config import ModelConfig
+from writehead.decoding.search import Constraints
+from writehead.kernels.choose import NEVER, Candidates, History, Limits, Pool, Rows
+from writehead.model.cache import KVCache
+from writehead.model.fused import Memories
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a captured step is made for; one that is larger than needed serves as well.
+
+    source: positions of the encoder's memory, 0 for a language model. capacity: positions of a
+    row's cache. n_best and alpha are the search's.
+    """
+
+    sentences: int
+    beam: int
+    source: int
+    capacity: int
+    n_best: int = 1
+    alpha: float = 0.0
+    padded: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Hypotheses that step together."""
+        return self.sentences * self.beam
+
+
+class Buffers:
+    """All that a decoder and a search keep of `shape`, on a device.
+
+    Rows of a sentence are neighbours. A sentence that is not there has rows that do not grow.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        config: ModelConfig,
+        vocabulary: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape = shape
+        b, beam, rows = shape.sentences, shape.beam, shape.rows
+        self.cache = KVCache(
+            config.decoder_attention,
+            layers=config.decoder_layers,
+            rows=rows,
+            capacity=shape.capacity,
+            padded=shape.padded,
+            dtype=dtype,
+            device=device,
+        )
+        if beam > 1:
+            self.cache.share()
+        self.memories: Memories | None = None
+        if shape.source:
+            read = config.encoder_attention
+            K, V = (
+                torch.zeros(
+                    config.decoder_layers,
+                    b,
+                    read.g,
+                    shape.source,
+                    width,
+                    dtype=dtype,
+                    device=device,
+                )
+                for width in (read.k, read.v)
+            )
+            self.memories = Memories(K, V, torch.ones(b, dtype=torch.long, device=device))
+
+        def integers(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=device)
+
+        tokens = integers(rows, dtype=torch.long)
+        self.rows = Rows(tokens, self.cache.lengths, self.cache.growing)
+        self.limits = Limits(
+            clock=integers(1),
+            prefix=integers(b, shape.capacity),
+            prefix_lengths=integers(b),
+            max_lengths=integers(b),
+            min_length=integers(1),
+        )
+        self.history = History(integers(shape.capacity, rows), integers(shape.capacity, rows))
+        self.log_p = torch.zeros(rows, device=device)
+        self.live = torch.zeros(b, beam, device=device)
+        self.pool = Pool(
+            scores=torch.zeros(b, beam, device=device),
+            log_p=torch.zeros(b, beam, device=device),
+            steps=integers(b, beam),
+            rows=integers(b, beam, dtype=torch.long),
+            tokens=integers(b, beam),
+            ended=integers(b, beam),
+        )
+        self.found = Candidates.make(rows, vocabulary, 1 if beam == 1 else 2 * beam, device)
+        self.cache.growing.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V, which are nearly all."""
+        memories = self.memories
+        encoder = 0 if memories is None else memories.K.nbytes + memories.V.nbytes
+        return self.cache.nbytes + encoder
+
+    def begin(
+        self,
+        first: Tensor,
+        lengths: Tensor | None,
+        constraints: Constraints,
+    ) -> None:
+        """Makes the first sentences ready to be decoded, from what the caches hold of them.
+
+        first: [sentences], tokens to feed. lengths: [sentences], positions in the caches, of which
+        the first beam has K and V; by default none.
+        """
+        b, beam = len(first), self.shape.beam
+        self.limits.clock.zero_()
+        self.limits.min_length.fill_(constraints.min_length)
+        self.limits.prefix[:b, : constraints.prefix.shape[1]] = constraints.prefix
+        self.limits.prefix_lengths[:b] = constraints.prefix_lengths
+        self.limits.max_lengths[:b] = constraints.max_lengths
+        self.rows.tokens[: b * beam] = first.repeat_interleave(beam)
+        self.rows.growing.zero_()
+        self.rows.growing[: b * beam] = 1
+        self.rows.lengths.zero_()
+        if lengths is not None:
+            self.rows.lengths[: b * beam] = lengths.repeat_interleave(beam)
+        self.log_p.zero_()
+        self.live.fill_(NEVER)
+        self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
+        self.pool.scores.fill_(NEVER)
+        self.pool.log_p.fill_(NEVER)
+        if self.cache.ancestors is not None:
+            self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))
+
+    def move(self, sentences: Tensor, to: "Buffers") -> None:
+        """Puts some of the sentences [count] into the first places of other buffers.
+
+        Those have the shape of these but for the number of sentences.
+        """
+        count, beam = len(sentences), self.shape.beam
+        beams = torch.arange(beam, device=sentences.device)
+        rows = (sentences.unsqueeze(1) * beam + beams).flatten()
+        moved = to.cache.rows[: count * beam]
+        shift = moved - rows  # [rows], the same for all beams of a sentence
+        n = count * beam
+        to.cache.K[:, :n] = self.cache.K[:, rows]
+        to.cache.V[:, :n] = self.cache.V[:, rows]
+        if self.memories is not None and to.memories is not None:
+            to.memories.K[:, :count] = self.memories.K[:, sentences]
+            to.memories.V[:, :count] = self.memories.V[:, sentences]
+            to.memories.lengths[:count] = self.memories.lengths[sentences]
+        to.rows.growing.zero_()
+        for ours, theirs in zip(_tensors(self.rows), _tensors(to.rows), strict=True):
+            theirs[:n] = ours[rows]
+        to.limits.clock.copy_(self.limits.clock)
+        to.limits.min_length.copy_(self.limits.min_length)
+        for name in ("prefix", "prefix_lengths", "max_lengths"):
+            getattr(to.limits, name)[:count] = getattr(self.limits, name)[sentences]
+        to.history.tokens[:, :n] = self.history.tokens[:, rows]
+        to.history.parents[:, :n] = self.history.parents[:, rows] + shift
+        to.log_p[:n] = self.log_p[rows]
+        to.live[:count] = self.live[sentences]
+        for ours, theirs in zip(_tensors(self.pool), _tensors(to.pool), strict=True):
+            theirs[:count] = ours[sentences]
+        to.pool.rows[:count] += shift.view(count, beam)[:, :1]
+        if self.cache.ancestors is not None and to.cache.ancestors is not None:
+            to.cache.ancestors[:n] = self.cache.ancestors[rows] + shift.unsqueeze(1)
+
+
+def _tensors(held: Rows | Pool) -> list[Tensor]:
+    return [getattr(held, field.name) for field in fields(held)]

@@ -1,0 +1,402 @@
+"""§2.4, §3: attention of one new position a row over its cache, or over the encoder's memory.
+
+One program owns one row of K and V, one write-head of it and one part of its positions. The
+queries of all read-heads that share the write-head, times the beams that share the row, are the
+rows of its tile, so K and V are read once. Lengths are read on the device and bound the loop:
+padding costs nothing. Where rows are too few to fill the chip the positions are split, and a
+second kernel puts the parts together.
+
+The new position's K and V come with the queries: the program that reads the first part begins its
+softmax with them and writes them into the cache, which no program of this step reads there.
+
+Queries may come from rows before their norm (`Unnormed`): its root, which is one number a row, is
+then taken and applied here, and the norm needs no pass of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from writehead.kernels.launch import chained, hand_over, wait_for_input
+
+FEW, MANY = 132, 2048  # programs: one for each multiprocessor of an H200, and far more
+SPLITS = 128  # at most; more would make the second kernel the longer one
+LONG = 512  # positions from which on a memory is long
+
+
+@dataclass(frozen=True, eq=False)
+class Unnormed:
+    """The rows X [rows, d] that queries, keys and values were made of without their RMS norm.
+
+    The norm's gain is in the projections, its root is taken here.
+    """
+
+    X: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Positions read at a time, and how a program is run."""
+
+    positions: int
+    warps: int
+    stages: int
+
+
+def choose_tile(width: int, itemsize: int, programs: int, positions: int) -> Tile:
+    """The tile for heads of `width` = max(k, v) elements, as measured on an H200.
+
+    Many programs of one warp hide each other's waiting, few must ask for more at once, and one
+    that reads long memories for most.
+    """
+    if positions > LONG:
+        size, warps, stages = 16384, 4, 4
+    elif programs <= FEW:
+        size, warps, stages = 32768, 4, 2
+    elif programs >= MANY:
+        size, warps, stages = 16384, 2, 2
+    else:
+        size, warps, stages = 4096, 1, 2
+    count = triton.next_power_of_2(size // (width * itemsize))  # size: bytes of K in a tile
+    return Tile(max(16, min(128, count)), warps, stages)
+
+
+def choose_splits(programs: int, positions: int, tile: Tile) -> int:
+    """In how many parts to read up to `positions`, so that the chip is full of programs."""
+    return max(1, min(FEW // programs, SPLITS, positions // (2 * tile.positions)))
+
+
+def append_and_attend(
+    QKV: Tensor,
+    K: Tensor,
+    V: Tensor,
+    lengths: Tensor,
+    growing: Tensor,
+    ancestors: Tensor | None,
+    *,
+    heads: int,
+    scale: float,
+    unnormed: Unnormed | None = None,
+    padded: bool = False,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """O [rows, h v] of one new position a row, whose K and V are written into the cache.
+
+    QKV: [rows, h k + g k + g v], of the new position. K [rows, g, size, k] and V [rows, g, size, v]
+    are one layer's cache, in which position p lies in slot p mod size. lengths: [rows], positions
+    already there, not changed here. growing: [rows], 0 where a row has ended: nothing of it is
+    read or written. ancestors: [rows, size], whose row holds each slot. `padded` reads all slots
+    whatever the lengths.
+    """
+    rows, g, size, k = K.shape
+    v = V.shape[3]
+    O = QKV.new_empty(rows, heads * v)  # noqa: E741
+    tile = tile or choose_tile(max(k, v), K.element_size(), rows * g, size)
+    splits = splits or choose_splits(rows * g, size, tile)
+    parts = _Parts.make(splits, rows, heads, v, QKV.device)
+    chain = chained(QKV)
+    _attend_kernel[(rows, g, splits)](
+        QKV,
+        QKV.stride(0),
+        K,
+        V,
+        K.stride(0),
+        V.stride(0),
+        lengths,
+        growing,
+        lengths if ancestors is None else ancestors,
+        O,
+        parts.O,
+        parts.statistics,
+        QKV if unnormed is None else unnormed.X,
+        0 if unnormed is None else unnormed.X.shape[1],
+        0.0 if unnormed is None else unnormed.epsilon,
+        size,
+        scale * LOG2E,
+        G=g,
+        SHARE=heads // g,
+        BEAMS=1,
+        SIZE_Q=max(16, triton.next_power_of_2(heads // g)),
+        SIZE_K=k,
+        SIZE_V=v,
+        POSITIONS=tile.positions,
+        SPLITS=splits,
+        SIZE_D=0 if unnormed is None else triton.next_power_of_2(unnormed.X.shape[1]),
+        APPENDS=True,
+        ANCESTORS=ancestors is not None,
+        PADDED=padded,
+        CHAINED=bool(chain),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **chain,
+    )
+    parts.combine(O, heads, v)
+    return O
+
+
+def attend_memory(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    lengths: Tensor,
+    growing: Tensor,
+    *,
+    heads: int,
+    scale: float,
+    unnormed: Unnormed | None = None,
+    padded: bool = False,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """O [rows × beams, h v] of queries Q [rows × beams, h k] over a fixed memory.
+
+    K: [rows, g, m, k], V: [rows, g, m, v], of which the first lengths [rows] positions are real.
+    growing: [rows × beams], 0 where a row has ended: its memory is not read once no other beam
+    of it is left. The rest is as in `append_and_attend`.
+    """
+    rows, g, m, k = K.shape
+    v, beams = V.shape[3], Q.shape[0] // rows
+    O = Q.new_empty(rows * beams, heads * v)  # noqa: E741
+    tile = tile or choose_tile(max(k, v), K.element_size(), rows * g, m)
+    splits = splits or choose_splits(rows * g, m, tile)
+    parts = _Parts.make(splits, rows * beams, heads, v, Q.device)
+    chain = chained(Q)
+    _attend_kernel[(rows, g, splits)](
+        Q,
+        Q.stride(0),
+        K,
+        V,
+        K.stride(0),
+        V.stride(0),
+        lengths,
+        growing,
+        lengths,
+        O,
+        parts.O,
+        parts.statistics,
+        Q if unnormed is None else unnormed.X,
+        0 if unnormed is None else unnormed.X.shape[1],
+        0.0 if unnormed is None else unnormed.epsilon,
+        m,
+        scale * LOG2E,
+        G=g,
+        SHARE=heads // g,
+        BEAMS=beams,
+        SIZE_Q=max(16, triton.next_power_of_2(heads // g * beams)),
+        SIZE_K=k,
+        SIZE_V=v,
+        POSITIONS=tile.positions,
+        SPLITS=splits,
+        SIZE_D=0 if unnormed is None else triton.next_power_of_2(unnormed.X.shape[1]),
+        APPENDS=False,
+        ANCESTORS=False,
+        PADDED=padded,
+        CHAINED=bool(chain),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **chain,
+    )
+    parts.combine(O, heads, v)
+    return O
+
+
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What the programs of several splits leave for the second kernel; with one split, nothing."""
+
+    splits: int
+    O: Tensor  # [splits, rows, h, v] float32, each over its own sum  # noqa: E741
+    statistics: Tensor  # [splits, rows, h, 2] float32: largest logit in base 2, and sum
+
+    @classmethod
+    def make(cls, splits: int, rows: int, heads: int, v: int, device: torch.device) -> "_Parts":
+        shape = (splits, rows, heads) if splits > 1 else (0, 0, 0)
+        values, statistics = (
+            torch.empty(*shape, last, dtype=torch.float32, device=device) for last in (v, 2)
+        )
+        return cls(splits, values, statistics)
+
+    def combine(self, O: Tensor, heads: int, v: int) -> None:  # noqa: E741
+        """Writes the whole of each row's result into O [rows, h v]."""
+        if self.splits == 1:
+            return
+        chain = chained(O)
+        _combine_kernel[(len(O) * heads,)](
+            self.O,
+            self.statistics,
+            O,
+            len(O) * heads,
+            SPLITS=self.splits,
+            SIZE_S=triton.next_power_of_2(self.splits),
+            SIZE_V=v,
+            CHAINED=bool(chain),
+            num_warps=4,
+            **chain,
+        )
+
+
+@triton.jit
+def _attend_kernel(
+    Q,
+    q_stride,
+    K,
+    V,
+    k_stride,
+    v_stride,
+    lengths,
+    growing,
+    ancestors,
+    O,  # noqa: E741
+    part_O,
+    part_statistics,
+    X,
+    d,
+    epsilon,
+    size,
+    scale,
+    G: tl.constexpr,
+    SHARE: tl.constexpr,
+    BEAMS: tl.constexpr,
+    SIZE_Q: tl.constexpr,
+    SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SIZE_D: tl.constexpr,
+    APPENDS: tl.constexpr,
+    ANCESTORS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    queries = tl.arange(0, SIZE_Q)
+    is_query = queries < BEAMS * SHARE
+    rows = row * BEAMS + queries // SHARE  # of Q and O
+    heads = head * SHARE + queries % SHARE
+    ks, vs = tl.arange(0, SIZE_K), tl.arange(0, SIZE_V)
+
+    length = tl.load(lengths + row).to(tl.int32)
+    alive = tl.sum(tl.load(growing + rows, mask=is_query, other=0)) > 0
+    slot = length % size  # where the new position goes
+    there = tl.minimum(length, size)
+    end = tl.where(alive, size if PADDED else there, 0)
+    width = tl.cdiv(tl.cdiv(end, SPLITS), POSITIONS) * POSITIONS
+    begin = part * width
+    end = tl.minimum(end, begin + width)
+
+    wait_for_input(CHAINED)  # lengths are older than the kernel in front, queries are not
+    hand_over(CHAINED)
+    q = tl.load(
+        Q + rows[:, None] * q_stride + heads[:, None] * SIZE_K + ks[None, :],
+        mask=is_query[:, None],
+        other=0.0,
+    )
+    if SIZE_D > 0:
+        ds = tl.arange(0, SIZE_D)
+        if BEAMS == 1:
+            x = tl.load(X + row * d + ds, mask=ds < d, other=0.0).to(tl.float32)
+            root = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+            q = (q.to(tl.float32) * root).to(q.dtype)
+        else:
+            roots = tl.zeros([SIZE_Q], tl.float32)
+            for beam in tl.static_range(BEAMS):
+                x = tl.load(X + (row * BEAMS + beam) * d + ds, mask=ds < d, other=0.0)
+                x = x.to(tl.float32)
+                one = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+                roots = tl.where(queries // SHARE == beam, one, roots)
+            q = (q.to(tl.float32) * roots[:, None]).to(q.dtype)
+    largest = tl.full([SIZE_Q], float("-inf"), tl.float32)
+    total = tl.zeros([SIZE_Q], tl.float32)
+    acc = tl.zeros([SIZE_Q, SIZE_V], tl.float32)
+    if APPENDS:
+        if part == 0:
+            new = Q + row * q_stride + G * SHARE * SIZE_K
+            k_new = tl.load(new + head * SIZE_K + ks)
+            v_new = tl.load(new + G * SIZE_K + head * SIZE_V + vs)
+            if SIZE_D > 0:
+                k_new = (k_new.to(tl.float32) * root).to(k_new.dtype)
+                v_new = (v_new.to(tl.float32) * root).to(v_new.dtype)
+            tl.store(K + row * k_stride + (head * size + slot) * SIZE_K + ks, k_new, mask=alive)
+            tl.store(V + row * v_stride + (head * size + slot) * SIZE_V + vs, v_new, mask=alive)
+            largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
+            total += 1.0
+            acc += v_new.to(tl.float32)[None, :]
+    for first in range(begin, end, POSITIONS):
+        at = first + tl.arange(0, POSITIONS)
+        is_there = at < tl.minimum(there, end)
+        if APPENDS:
+            is_there = is_there & (at != slot)  # in a full ring, what the new position replaces
+        inside = at < end
+        holder = row
+        if ANCESTORS:
+            holder = tl.load(ancestors + row * size + at, mask=inside, other=0)[:, None]
+        k_tile = tl.load(
+            K + holder * k_stride + (head * size + at)[:, None] * SIZE_K + ks[None, :],
+            mask=inside[:, None],
+            other=0.0,
+        )
+        v_tile = tl.load(
+            V + holder * v_stride + (head * size + at)[:, None] * SIZE_V + vs[None, :],
+            mask=inside[:, None],
+            other=0.0,
+        )
+        logits = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale
+        logits = tl.where(is_there[None, :], logits, float("-inf"))
+        now = tl.maximum(largest, tl.max(logits, axis=1))
+        base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
+        p = tl.exp2(logits - base[:, None])
+        kept = tl.exp2(largest - base)
+        total = total * kept + tl.sum(p, axis=1)
+        acc = acc * kept[:, None]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
+        largest = now
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = rows * (G * SHARE) + heads
+    if SPLITS == 1:
+        tl.store(
+            O + place[:, None] * SIZE_V + vs[None, :],
+            acc.to(O.dtype.element_ty),
+            mask=is_query[:, None],
+        )
+    else:
+        count = tl.num_programs(0).to(tl.int64) * BEAMS * G * SHARE
+        mine = place + part * count
+        tl.store(part_O + mine[:, None] * SIZE_V + vs[None, :], acc, mask=is_query[:, None])
+        tl.store(part_statistics + mine * 2, largest, mask=is_query)
+        tl.store(part_statistics + mine * 2 + 1, total, mask=is_query)
+
+
+@triton.jit
+def _combine_kernel(
+    part_O,
+    part_statistics,
+    O,  # noqa: E741
+    count,
+    SPLITS: tl.constexpr,
+    SIZE_S: tl.constexpr,
+    SIZE_V: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One program owns one row and read-head: the mean of its parts by their shares."""
+    wait_for_input(CHAINED)
+    hand_over(CHAINED)
+    place = tl.program_id(0).to(tl.int64)
+    parts, vs = tl.arange(0, SIZE_S), tl.arange(0, SIZE_V)
+    is_part = parts < SPLITS
+    at = parts.to(tl.int64) * count + place
+    largest = tl.load(part_statistics + at * 2, mask=is_part, other=float("-inf"))
+    total = tl.load(part_statistics + at * 2 + 1, mask=is_part, other=0.0)
+    values = tl.load(part_O + at[:, None] * SIZE_V + vs[None, :], mask=is_part[:, None], other=0.0)
+    peak = tl.max(largest, axis=0)
+    share = total * tl.exp2(largest - tl.where(peak == float("-inf"), 0.0, peak))
+    whole = tl.sum(share, axis=0)
+    result = tl.sum(values * share[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(O + place * SIZE_V + vs, result.to(O.dtype.element_ty))

@@ -1,0 +1,256 @@
+"""A model's decoding in few launches: the same function as `step`, for captured graphs.
+
+Between two matrix products stands at most one kernel of ours. Queries, keys and values are one
+product; residuals are added by the product that makes them; the activation is part of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
+
+from writehead.kernels import Visibility, attend
+from writehead.kernels.choose import Rows
+from writehead.kernels.decode import Unnormed, append_and_attend, attend_memory
+from writehead.kernels.linear import Norm, row_linear
+from writehead.kernels.pointwise import embed, lay_out, normalize
+from writehead.model.attention import Attention
+from writehead.model.cache import KVCache
+from writehead.model.layers import FeedForward, Layer
+from writehead.model.transformer import Transformer
+from writehead.model.translation import TranslationModel
+
+
+@dataclass(frozen=True, eq=False)
+class Memories:
+    """The encoder's K [layers, b, g, m, k] and V [layers, b, g, m, v], and lengths [b]."""
+
+    K: Tensor
+    V: Tensor
+    lengths: Tensor
+
+
+def why_not(model: Transformer) -> str | None:
+    """None, or the sentence that says why a model cannot be decoded by these kernels."""
+    config = model.config
+    for name, size in (("k", config.k), ("v", config.v)):
+        if size < 16 or size > 256 or size & (size - 1):
+            return f"the decoding kernels need {name} to be a power of two from 16; it is {size}"
+    return None
+
+
+class FusedDecoder:
+    """A model with its weights arranged for decoding; the model must not change any more."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.config = model, model.config
+        self._layers = _fused_layers(model.decoder.layers, rooted=True)
+        self._encoder: list[_FusedLayer] = []
+        if isinstance(model, TranslationModel):
+            self._encoder = _fused_layers(model.encoder.layers, rooted=False)
+
+    def step(
+        self,
+        rows: Rows,
+        cache: KVCache,
+        memories: Memories | None,
+        clock: Tensor | None = None,
+    ) -> Tensor:
+        """Feeds rows.tokens at positions rows.lengths, which stay as they are: logits of the next.
+
+        `clock` is told by one that a step was taken.
+        """
+        model, stack = self.model, self.model.decoder
+        X = embed(rows.tokens, rows.lengths, model.tokens.weight, stack.positions.weight, clock)
+        for i, layer in enumerate(self._layers):
+            attention = layer.attention
+            O = append_and_attend(  # noqa: E741
+                layer.project(X),
+                cache.K[i],
+                cache.V[i],
+                rows.lengths,
+                rows.growing,
+                cache.ancestors,
+                heads=attention.config.h,
+                scale=attention.config.k**-0.5,
+                unnormed=layer.unnormed(X),
+                padded=cache.padded,
+            )
+            _add_product(X, O, attention.P_o)
+            if layer.cross is not None and memories is not None:
+                O = attend_memory(  # noqa: E741
+                    layer.project_cross(X),
+                    memories.K[i],
+                    memories.V[i],
+                    memories.lengths,
+                    rows.growing,
+                    heads=layer.cross.config.h,
+                    scale=layer.cross.config.k**-0.5,
+                    unnormed=layer.unnormed(X),
+                    padded=cache.padded,
+                )
+                _add_product(X, O, layer.cross.P_o)
+            layer.feed(X)
+        output = model.tokens.weight if self.config.tied else model.output.weight
+        scale = self.config.effective_logit_scale
+        return _normed_product(stack.norm, X, output, None, scale=scale)
+
+    def encode(self, source: Tensor, lengths: Tensor | None, into: Memories) -> None:
+        """Encodes source [b, m] and puts its K and V into the first rows of `into`."""
+        assert isinstance(self.model, TranslationModel)
+        b, m = source.shape
+        positions = torch.arange(m, device=source.device).repeat(b)
+        stack = self.model.encoder
+        X = embed(source.flatten(), positions, self.model.tokens.weight, stack.positions.weight)
+        visibility = Visibility(lengths=lengths)
+        for layer in self._encoder:
+            config = layer.attention.config
+            QKV = layer.project(X)
+            widths = [config.h * config.k, config.g * config.k, config.g * config.v]
+            Q, K, V = (
+                T.reshape(b, m, heads, -1).transpose(1, 2)
+                for T, heads in zip(
+                    torch.split(QKV, widths, dim=1), (config.h, config.g, config.g), strict=True
+                )
+            )
+            O = attend(Q, K, V, visibility, scale=config.k**-0.5)  # noqa: E741
+            _add_product(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
+            layer.feed(X)
+        X = _norm(stack.norm, X).view(b, m, -1)
+        for i, layer in enumerate(self._layers):
+            assert layer.cross is not None
+            lay_out(layer.cross.P_k(X), into.K[i])
+            lay_out(layer.cross.P_v(X), into.V[i])
+        into.lengths[:b] = m if lengths is None else lengths
+
+
+@dataclass(frozen=True, eq=False)
+class _FusedLayer:
+    """One layer: its modules, and the projections of its input as single products.
+
+    In a `rooted` layer the gains of the norms before attention are part of the projections, and
+    their roots are left to the attention kernels.
+    """
+
+    attention: Attention
+    norm_attention: nn.Module
+    P_qkv: Tensor
+    bias_qkv: Tensor | None
+    cross: Attention | None
+    norm_cross: nn.Module | None
+    P_q: Tensor | None  # of `cross`
+    feed_forward: FeedForward
+    norm_feed_forward: nn.Module
+    bias_widen: Tensor
+    rooted: bool
+
+    def project(self, X: Tensor) -> Tensor:
+        """Queries, keys and values of X [rows, d], side by side."""
+        if self.rooted:
+            return _product(X, self.P_qkv)
+        return _normed_product(self.norm_attention, X, self.P_qkv, self.bias_qkv)
+
+    def project_cross(self, X: Tensor) -> Tensor:
+        """The queries of X [rows, d] to the encoder's memory."""
+        assert self.cross is not None
+        assert self.norm_cross is not None
+        assert self.P_q is not None
+        if self.rooted:
+            return _product(X, self.P_q)
+        return _normed_product(self.norm_cross, X, self.P_q, self.cross.P_q.bias)
+
+    def unnormed(self, X: Tensor) -> Unnormed | None:
+        """What an attention kernel must know of a projection of X that left out the norm's root."""
+        return Unnormed(X, _rms(self.norm_attention).epsilon) if self.rooted else None
+
+    def feed(self, X: Tensor) -> None:
+        """X [rows, d] += feed-forward of its norm."""
+        norm, widen = self.norm_feed_forward, self.feed_forward.widen
+        if self.feed_forward.activation != "relu":
+            approximate = "tanh" if self.feed_forward.activation == "gelu_tanh" else "none"
+            H = gelu(_normed_product(norm, X, widen.weight, widen.bias), approximate=approximate)
+        elif len(X) == 1 and isinstance(norm, nn.RMSNorm):
+            H = row_linear(X, widen.weight, widen.bias, norm=_rms(norm), relu=True)
+        else:
+            H = torch._addmm_activation(self.bias_widen, _norm(norm, X), widen.weight.t())
+        _add_product(X, H, self.feed_forward.narrow)
+
+
+def _fused_layers(layers: nn.ModuleList, *, rooted: bool) -> list[_FusedLayer]:
+    return [_fused_layer(layer, rooted) for layer in layers if isinstance(layer, Layer)]
+
+
+def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
+    attention, feed = layer.attention, layer.feed_forward
+    parts = (attention.P_q, attention.P_k, attention.P_v)
+    P_qkv = torch.cat([P.weight for P in parts])
+    bias = torch.cat([P.bias for P in parts]) if attention.config.bias else None
+    cross: Attention | None = getattr(layer, "cross", None)
+    norm_cross: nn.Module | None = getattr(layer, "norm_cross", None)
+    P_q = None if cross is None else cross.P_q.weight
+    rooted = rooted and bias is None and isinstance(layer.norm_attention, nn.RMSNorm)
+    if rooted:
+        P_qkv = _gained(P_qkv, layer.norm_attention)
+        if P_q is not None and norm_cross is not None:
+            P_q = _gained(P_q, norm_cross)
+    widen = feed.widen
+    none = widen.weight.new_zeros(len(widen.weight))
+    return _FusedLayer(
+        attention,
+        layer.norm_attention,
+        P_qkv,
+        bias,
+        cross,
+        norm_cross,
+        P_q,
+        feed,
+        layer.norm_feed_forward,
+        none if widen.bias is None else widen.bias,
+        rooted,
+    )
+
+
+def _gained(P: Tensor, norm: nn.Module) -> Tensor:
+    """P [columns, d] with the gain of the norm before it."""
+    return (P.float() * _rms(norm).gain.float()).to(P.dtype)
+
+
+def _rms(norm: nn.Module) -> Norm:
+    assert isinstance(norm, nn.RMSNorm)
+    assert norm.weight is not None
+    assert norm.eps is not None
+    return Norm(norm.weight, norm.eps)
+
+
+def _norm(norm: nn.Module, X: Tensor, scale: float = 1.0) -> Tensor:
+    """`norm` of X [rows, d], times `scale`."""
+    if isinstance(norm, nn.LayerNorm):
+        weight, bias, epsilon = norm.weight, norm.bias, norm.eps
+        return normalize(X, weight, bias, epsilon=epsilon, centred=True, scale=scale)
+    own = _rms(norm)
+    return normalize(X, own.gain, None, epsilon=own.epsilon, centred=False, scale=scale)
+
+
+def _product(X: Tensor, W: Tensor) -> Tensor:
+    """X W^T of X [rows, d]."""
+    return row_linear(X, W) if len(X) == 1 else linear(X, W)
+
+
+def _normed_product(
+    norm: nn.Module, X: Tensor, W: Tensor, bias: Tensor | None, *, scale: float = 1.0
+) -> Tensor:
+    """scale × norm(X) W^T + bias of X [rows, d]."""
+    if len(X) == 1 and isinstance(norm, nn.RMSNorm):
+        return row_linear(X, W, bias, norm=_rms(norm), scale=scale)
+    return linear(_norm(norm, X, scale), W, bias)
+
+
+def _add_product(X: Tensor, H: Tensor, P: nn.Linear) -> None:
+    """X [rows, d] += P(H)."""
+    if len(X) == 1:
+        row_linear(H, P.weight, P.bias, residual=X)
+        return
+    X.addmm_(H, P.weight.t())
+    if P.bias is not None:
+        X += P.bias
