@@ -140,7 +140,7 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
     [
         (["translate"], b"good\nb\xe9d\n", "line 2 of standard input is not UTF-8 (its byte 1)"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--input", "."], b"", ". cannot be read: Is a directory"),
+        (["translate", "--input", "."], b"", ". is a folder; give a file of text"),
         (["translate", "--output", "no/where"], b"a", "no/where cannot be written: No such file"),
         (["translate", "--beam", "0"], b"", "beam=0 must be at least 1"),
         (["translate", "--n-best", "9"], b"", "n_best=9 hypotheses need a beam as wide"),
@@ -242,6 +242,18 @@ def test_many_prompts_give_a_line_for_each_sample(writehead, runs, tmp_path):
         assert all(line.startswith(prompt) for line in lines[3 * i : 3 * i + 3])
     piped = writehead("generate", *arguments, stdin="\n".join(prompts).encode())
     assert piped[1] == out
+
+
+def test_the_length_penalty_of_a_prompts_beam_is_the_users(writehead, runs):
+    loaded = Engine.load(runs / "language", device="cpu")
+    outputs = []
+    for alpha in (-5.0, 5.0):
+        options = DecodeConfig(max_length=12, beam=3, alpha=alpha)
+        [answer] = loaded.generate(["the cat"], options)
+        arguments = ("--max-length=12", "--beam=3", f"--alpha={alpha}", "--device=cpu")
+        outputs.append(writehead("generate", "the cat", *arguments)[1].decode())
+        assert outputs[-1] == f"the cat{answer.text}\n"
+    assert len(outputs[0]) < len(outputs[1])
 
 
 def test_progress_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):

@@ -1,4 +1,8 @@
-"""What every result says of itself: hardware, versions, commit, date and command."""
+"""What every result says of itself: hardware, versions, commit, date and command.
+
+Where the code runs without its git history, as from an installed package or a copied tree, the
+variable WRITEHEAD_COMMIT may say which commit it is.
+"""
 
 import json
 import os
@@ -6,6 +10,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "writehead": __version__,
             "torch": torch.__version__,
             "cuda": torch.version.cuda if cuda else None,
+            "triton": version_of("triton"),
             "python": platform.python_version(),
         },
         "commit": _commit(),
@@ -45,8 +51,22 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None where there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _commit() -> str | None:
-    """The commit of the code that runs, with a + where it was changed since; None outside git."""
+    """The commit of the code that runs, with a + where it was changed since.
+
+    WRITEHEAD_COMMIT, where it is set and not empty, is taken at its word; without it, and outside
+    git, the answer is None.
+    """
+    if said := os.environ.get("WRITEHEAD_COMMIT"):
+        return said
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run(

@@ -1,0 +1,210 @@
+"""`bench decode` of a language model: a step behind a long context, and its attention alone.
+
+The caches hold random numbers up to the context, as if so many tokens had been read; the steps
+that are timed are the last before it. Multi-query's gain is in the attention, and from there on
+in the whole step.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from writehead import cost
+from writehead.bench.decode import BACKENDS, GRAPH, Place, build
+from writehead.bench.peers import Model, captured_greedy, stepped_greedy, tried
+from writehead.bench.timing import Call, time_calls, time_work
+from writehead.config import DecodeConfig, ModelConfig
+from writehead.cost import Setting
+from writehead.decoding.search import Constraints
+from writehead.errors import BackendError, ConfigError
+from writehead.kernels import attend
+from writehead.model import DecoderState, KVCache, LanguageModel
+
+OURS = "ours"
+CALLS = 24  # of attention in one graph, over the layers in turn
+
+Timed = Callable[[Model, "Context", Place, float], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """`batch` rows that read `length` positions; the last `steps` of them are timed."""
+
+    batch: int
+    length: int
+    steps: int = 32
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not 1 <= self.steps < self.length:
+            raise ConfigError(
+                f"{self.steps} steps of {self.batch} rows in a context of {self.length}: ask for "
+                f"at least 1 step and 1 row, and for more context than steps"
+            )
+
+    @property
+    def begin(self) -> int:
+        """Positions that are there before the first timed step."""
+        return self.length - self.steps
+
+
+def language_row(name: str, config: ModelConfig, context: Context, place: Place) -> dict[str, Any]:
+    """One language model at one context: ours, plain PyTorch and the floor, as JSON values."""
+    if config.task != "language":
+        raise ConfigError(f"{name} is a {config.task} model; a context is a language model's")
+    step, attention = _floors(config, context, place)
+    found: dict[str, Any] = {}
+
+    def measure(label: str, timed: Timed, backend: str = "auto") -> None:
+        place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: {label}")
+        found[label] = tried(lambda: timed(build(config, place, backend), context, place, step))
+        place.free()
+
+    measure(OURS, _ours if place.is_gpu else _stepped)
+    if place.peers and place.is_gpu:
+        for backend in BACKENDS:
+            measure(f"{GRAPH}, {backend}", _captured, backend)
+    place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: attention")
+    alone = tried(partial(_attention, config, context, place, attention))
+    place.free()
+    setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
+    return {
+        "preset": name,
+        "model": config.to_json(),
+        "kind": config.kind,
+        "batch": context.batch,
+        "context": context.length,
+        "steps": context.steps,
+        "kv_bytes": cost.kv_bytes(config, setting)["total"],
+        "floor": {"step_ms": step * 1e3, "attention_us": attention * 1e6},
+        "measured": found,
+        "attention": alone,
+    }
+
+
+def _floors(config: ModelConfig, context: Context, place: Place) -> tuple[float, float]:
+    """Least seconds of the mean timed step, and of one layer's attention at the context."""
+    setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
+    steps = [
+        cost.decoder_step(config, setting, position).floor(place.chip)
+        for position in range(context.begin, context.length)
+    ]
+    size = _layer_bytes(config, context, place.dtype)
+    return sum(steps) / len(steps), size / place.chip.bandwidth
+
+
+def _layer_bytes(config: ModelConfig, context: Context, dtype: torch.dtype) -> int:
+    return context.batch * context.length * config.decoder_attention.kv_size * dtype.itemsize
+
+
+def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+    from writehead.decoding.buffers import Shape
+    from writehead.decoding.graphs import Captured  # brings Triton
+    from writehead.model.fused import FusedDecoder, why_not
+
+    if sentence := why_not(model):
+        raise BackendError(sentence)
+    shape = Shape(sentences=context.batch, beam=1, source=0, capacity=context.length)
+    end = model.config.end
+    captured = Captured(FusedDecoder(model), shape, model.config.vocabulary, end)
+    buffers = captured.buffers
+    _fill(buffers.cache)
+    search = DecodeConfig(min_length=context.steps, max_length=context.steps)
+    constraints = Constraints.make(search, end, None, None, context.batch, model.device)
+    first = torch.full((context.batch,), model.config.start, device=model.device)
+    lengths = torch.full_like(first, context.begin)
+
+    def run() -> None:
+        buffers.begin(first, lengths, constraints)
+        for _ in range(context.steps):
+            captured.step()
+
+    return _timed(run, context, place, floor, "one captured graph a step")
+
+
+def _captured(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+    run = captured_greedy(model, _state(model, context), context.begin, context.steps)
+    return _timed(run, context, place, floor, "model.step and argmax in one graph")
+
+
+def _stepped(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+    run = stepped_greedy(model, _state(model, context), context.begin, context.steps)
+    return _timed(run, context, place, floor, "model.step and argmax, no graph")
+
+
+def _timed(run: Call, context: Context, place: Place, floor: float, how: str) -> dict[str, Any]:
+    times = time_work(run, place.device, repeats=place.repeats).over(context.steps)
+    return {
+        "how": how,
+        "step_ms": times.to_json(1e-3),
+        "us_per_token": times.median / context.batch * 1e6,
+        "floor_step_ms": floor * 1e3,
+        "share_of_floor": floor / times.median,
+    }
+
+
+def _state(model: Model, context: Context) -> DecoderState:
+    """A state whose padded cache is full of random numbers."""
+    assert isinstance(model, LanguageModel)
+    prompt = torch.full((context.batch, 1), model.config.start, device=model.device)
+    state = model.start(prompt, context.length, padded=True)
+    _fill(state.cache)
+    return state
+
+
+def _fill(cache: KVCache) -> None:
+    cache.K.normal_()
+    cache.V.normal_()
+
+
+def _attention(config: ModelConfig, context: Context, place: Place, floor: float) -> dict[str, Any]:
+    """One layer's attention over the whole context, the layers' caches read in turn."""
+    layers, layer = config.decoder_layers, config.decoder_attention
+    cache = KVCache(
+        layer,
+        layers=layers,
+        rows=context.batch,
+        capacity=context.length,
+        dtype=place.dtype,
+        device=place.device,
+    )
+    _fill(cache)
+    Q = torch.randn(context.batch, layer.h * layer.k, device=place.device, dtype=place.dtype)
+    calls = [_attention_call(Q, cache, i, place) for i in range(layers)]
+    rounds = math.ceil(CALLS / layers) if place.is_gpu else 1
+    times = time_calls(calls * rounds, place.device, repeats=place.repeats)
+    size = _layer_bytes(config, context, place.dtype)
+    return {
+        "us": times.to_json(1e-6),
+        "kv_bytes": size,
+        "bytes_in_turn": size * layers,
+        "bytes_per_second": size / times.median,
+        "share_of_floor": floor / times.median,
+    }
+
+
+def _attention_call(Q: Tensor, cache: KVCache, layer: int, place: Place) -> Call:
+    K, V, attention = cache.K[layer], cache.V[layer], cache.attention
+    scale = attention.k**-0.5
+    if not place.is_gpu:
+        queries = Q.view(len(Q), attention.h, 1, attention.k)
+        return lambda: attend(queries, K, V, scale=scale)
+    from writehead.kernels.decode import attend_memory  # brings Triton
+
+    lengths, growing = (torch.full((len(Q),), n, device=Q.device) for n in (cache.size, 1))
+    return lambda: attend_memory(Q, K, V, lengths, growing, heads=attention.h, scale=scale)
+
+
+def context_sweep(
+    models: dict[str, ModelConfig], batch: int, lengths: list[int], place: Place
+) -> list[dict[str, Any]]:
+    """Each model at each context: what a plot needs."""
+    return [
+        language_row(name, config, Context(batch, length, min(32, length // 2)), place)
+        for name, config in models.items()
+        for length in lengths
+    ]

@@ -1,0 +1,224 @@
+"""`bench decode`: §4.3 and Table 2, the time of a decoder step in whole decodings.
+
+A time is that of a whole decoding between two waits for the device, the host's part included,
+over its steps; the encoder is timed apart. Weights are random and no sentence ends early. On a
+GPU ours is `GraphDecoder`; on a CPU it is the engine's plain path there.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from writehead import cost
+from writehead.bench.floor import decode_floor
+from writehead.bench.peers import (
+    Decode,
+    Model,
+    graph_decode,
+    marian_decode,
+    plain_decode,
+    random_source,
+    search_config,
+    tried,
+)
+from writehead.bench.timing import Times, clocked, time_work
+from writehead.config import ModelConfig
+from writehead.cost import Setting
+from writehead.decoding.search import Constraints
+from writehead.errors import BackendError, ConfigError
+from writehead.model import make_model
+
+SLOW = 3.0  # seconds of a decoding from which on it is not repeated
+LENGTHS = ("padded", "true")
+# the names under which a row has its measurements
+OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
+GRAPH, BEAM_GRAPH, FREE_GRAPH = "PyTorch", "PyTorch, beam search", "PyTorch, no reordering"
+MARIAN = "Hugging Face"
+BACKENDS = ("sdpa", "eager")  # of attention in plain PyTorch: the quicker one counts
+
+Make = Callable[[Model], Decode]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to measure, beside what, how often, and whom to tell."""
+
+    chip: cost.Chip
+    device: torch.device
+    dtype: torch.dtype
+    repeats: int
+    peers: bool
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"{self.repeats} repeats cannot be timed; ask for 1 or more")
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether there are graphs."""
+        return self.device.type == "cuda"
+
+    def free(self) -> None:
+        """Gives back what the last measurement left."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
+
+
+def fitted(config: ModelConfig, vocabulary: int | None, source: int, target: int) -> ModelConfig:
+    """A config with another vocabulary, and with positions for lengths past its own."""
+    return dataclasses.replace(
+        config,
+        vocabulary=vocabulary or config.vocabulary,
+        source_positions=max(source, config.source_positions) if config.encoder_layers else 0,
+        target_positions=max(target, config.target_positions),
+    )
+
+
+def build(config: ModelConfig, place: Place, backend: str = "auto") -> Model:
+    """A model with random weights, ready to decode; the same ones each time."""
+    torch.manual_seed(0)
+    with torch.device(place.device):
+        model = make_model(config, backend)
+    return model.to(device=place.device, dtype=place.dtype).eval()
+
+
+def translation_row(
+    name: str,
+    config: ModelConfig,
+    setting: Setting,
+    place: Place,
+    *,
+    lengths: tuple[str, ...] = LENGTHS,
+    marian: bool = True,
+) -> dict[str, Any]:
+    """One model in one setting: ours, its peers and the floor, as JSON values."""
+    floor = decode_floor(config, setting, place.chip)
+    found: dict[str, Any] = {}
+
+    def measure(label: str, kind: str, make: Make, backend: str = "auto") -> None:
+        place.tell(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
+        found[label] = tried(
+            lambda: _timed(make(build(config, place, backend)), setting, floor, kind, place)
+        )
+        place.free()
+
+    for kind in lengths:
+        ours = graph_search if place.is_gpu else plain_decode
+        measure(OURS[kind], kind, partial(ours, setting=setting, padded=kind == "padded"))
+    for label, reorders in _graph_peers(setting, place):
+        make = partial(graph_decode, setting=setting, reorders=reorders)
+        for backend in BACKENDS:
+            measure(f"{label}, {backend}", "padded", make, backend)
+    if place.peers and marian:
+        measure(MARIAN, "padded", partial(marian_decode, setting=setting))
+    return {
+        "preset": name,
+        "model": config.to_json(),
+        "kind": config.kind,
+        "setting": dataclasses.asdict(setting),
+        "floor": floor,
+        "measured": found,
+    }
+
+
+def _graph_peers(setting: Setting, place: Place) -> tuple[tuple[str, bool], ...]:
+    """Labels of plain PyTorch, and whether it reorders rows; on a CPU that is what ours is."""
+    if not (place.peers and place.is_gpu):
+        return ()
+    return ((GRAPH, False),) if setting.beam == 1 else ((BEAM_GRAPH, True), (FREE_GRAPH, False))
+
+
+def quickest(row: dict[str, Any], label: str) -> dict[str, Any] | None:
+    """The measurement under a label, or the quickest of those that add a backend to it."""
+    timed = [
+        one
+        for name, one in row["measured"].items()
+        if (name == label or name.removeprefix(f"{label}, ") in BACKENDS) and "step_ms" in one
+    ]
+    return min(timed, key=lambda one: float(one["step_ms"]["median"])) if timed else None
+
+
+def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
+    """Ours on a GPU: every step one launch."""
+    from writehead.decoding.graphs import Captured, GraphDecoder  # bring Triton
+    from writehead.model.fused import why_not
+
+    if sentence := why_not(model):
+        raise BackendError(sentence)
+    decoder, source = GraphDecoder(model, padded=padded), random_source(model, setting)
+    config, end, lengths = search_config(setting), model.config.end, [setting.source] * len(source)
+    constraints = Constraints.make(config, end, None, None, len(source), model.device)
+    held: list[Captured] = []
+
+    def start() -> None:
+        held[:] = [decoder.start(source, lengths, setting.target, config, constraints)]
+
+    def run() -> None:
+        for _ in range(setting.target):
+            held[0].step()
+
+    def whole() -> None:
+        decoder.search(source, lengths, setting.target, config, end=end)
+
+    how = "GraphDecoder: one captured graph a step"
+    return Decode(torch.no_grad()(start), run, setting.target, how, whole)
+
+
+def _timed(
+    decode: Decode, setting: Setting, floor: dict[str, Any], lengths: str, place: Place
+) -> dict[str, Any]:
+    """Milliseconds of the encoder and of a mean step, and what share of the time the floor is."""
+    if place.is_gpu:
+        torch.cuda.reset_peak_memory_stats(place.device)
+    decode.start()
+    slow = clocked(decode.run, place.device) > SLOW
+    encoder, steps = [], []
+    for _ in range(1 if slow else place.repeats):
+        encoder.append(clocked(decode.start, place.device))
+        steps.append(clocked(decode.run, place.device) / decode.steps)
+    step = Times(tuple(steps))
+    least = floor["step_ms"][lengths]
+    result: dict[str, Any] = {
+        "how": decode.how,
+        "lengths": lengths,
+        "encoder_ms": Times(tuple(encoder)).to_json(1e-3),
+        "step_ms": step.to_json(1e-3),
+        "us_per_token": {
+            "encoder": Times(tuple(encoder)).median / (setting.batch * setting.source) * 1e6,
+            "decoder": step.median / setting.batch * 1e6,
+        },
+        "floor_step_ms": least,
+        "share_of_floor": least / (step.median * 1e3),
+        "peak_memory_bytes": None,
+    }
+    if place.is_gpu:
+        result["peak_memory_bytes"] = torch.cuda.max_memory_allocated(place.device)
+    if decode.whole is not None:
+        whole = time_work(decode.whole, place.device, repeats=1 if slow else place.repeats)
+        result["search_ms"] = whole.to_json(1e-3)
+    return result
+
+
+def batch_sweep(
+    models: dict[str, ModelConfig], batches: list[int], source: int, target: int, place: Place
+) -> list[dict[str, Any]]:
+    """Greedy search by true length at each batch, without Hugging Face: what a plot needs."""
+    return [
+        translation_row(
+            name,
+            config,
+            Setting(batch, source, target, element=place.dtype.itemsize),
+            place,
+            lengths=("true",),
+            marian=False,
+        )
+        for name, config in models.items()
+        for batch in batches
+    ]

@@ -1,0 +1,311 @@
+"""`writehead bench attention`, `decode`, `translate` and `plot`; `bench train` is in `train.py`."""
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from writehead.cli.app import Page
+from writehead.cli.train import bench_app
+from writehead.config import ModelConfig
+from writehead.errors import ConfigError, RunError, nearest
+from writehead.paper.presets import FAMILIES, preset, rows
+from writehead.paper.tables import TABLE_2
+
+OutputFile = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="bfloat16, float32, …; bfloat16 on a GPU by default.")
+]
+
+
+@bench_app.command(name="attention")
+def attention_command(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="b,m,g: rows, positions, write-heads; repeatable."),
+    ] = None,
+    heads: Annotated[int, typer.Option(help="Read-heads, h.")] = 8,
+    depth: Annotated[int, typer.Option(help="Depth of keys and of values, k = v.")] = 128,
+    repeats: Annotated[int | None, typer.Option(help="20, or 3 on a CPU, by default.")] = None,
+    dtype: Dtype = None,
+    output: OutputFile = None,
+    device: Device = "auto",
+) -> None:
+    """Time attention of one new position a row: ours, SDPA, plain products, FlashInfer.
+
+    Without --shape: eight sizes, each with one write-head and with one for each read-head.
+
+    Example: writehead bench attention --shape 1024,128,1 --shape 1024,128,8
+    """
+    asked = [_shape(text) for text in shapes or []]
+    from writehead.bench.attention import Shape, bench_attention, default_shapes
+    from writehead.cli.bench_tables import show_attention
+
+    with _telling() as tell:
+        result, chip, place, kind = _begin("attention", device, dtype, tell)
+        chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
+        result["shapes"] = bench_attention(
+            chosen or default_shapes(place, heads, depth),
+            chip,
+            place,
+            kind,
+            repeats=_either(repeats, 20, 3, place.type),
+            tell=tell,
+        )
+    _finish(result, output)
+    show_attention(result, Page())
+
+
+@bench_app.command(name="decode")
+def decode_command(
+    presets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--preset",
+            help="A preset, or a family for its rows of Table 2; repeatable. wmt14, or tiny on a "
+            "CPU, by default.",
+        ),
+    ] = None,
+    rows_wanted: Annotated[
+        str | None,
+        typer.Option("--rows", help="Of families, these rows only: multi-head,multi-query."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Sentences; repeatable. 1024, or 16 on a CPU.")
+    ] = None,
+    source: Annotated[int | None, typer.Option(help="Source tokens: 128, or 64.")] = None,
+    target: Annotated[int | None, typer.Option(help="Target tokens: 128, or 64.")] = None,
+    beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="32768, or the preset's own on a CPU.")
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(help="Positions behind a step of a language model; repeatable."),
+    ] = None,
+    padded: Annotated[
+        bool | None,
+        typer.Option(
+            "--padded/--true-lengths",
+            help="Read caches whole, as the paper's decoder did, or what is there; else both.",
+        ),
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Measure plain PyTorch and Hugging Face too.")] = True,
+    repeats: Annotated[int | None, typer.Option(help="5, or 3 on a CPU, by default.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="A folder: sweep contexts and batches too, and draw them there."),
+    ] = None,
+    dtype: Dtype = None,
+    output: OutputFile = None,
+    device: Device = "auto",
+) -> None:
+    """Time whole decodings: Table 2's rows by greedy and beam-4 search, beside peers and the floor.
+
+    What is measured is written as it comes, so an interrupted run keeps what it has.
+
+    Example: writehead bench decode --output results/decode.json
+
+    A language model behind long contexts:
+    writehead bench decode --preset lm1b --context 8192 --context 32768 --batch 16
+    """
+    models = _models(presets, rows_wanted)
+    from writehead.cli.bench_runs import DecodePlan, run_decode
+    from writehead.cli.bench_tables import show_decode
+
+    with _telling() as tell:
+        result, chip, place, kind = _begin("decode", device, dtype, tell)
+        gpu = place.type == "cuda"
+        plan = DecodePlan(
+            models=models or default_models(gpu, language=bool(context)),
+            batches=batch or [1024 if gpu else 16],
+            source=_either(source, 128, 64, place.type),
+            target=_either(target, 128, 64, place.type),
+            beams=beam or [1, 4],
+            vocabulary=vocabulary or (32_768 if gpu else None),
+            contexts=context or [8192 if gpu else 256],
+            language_batches=batch or [16],
+            lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
+        )
+        run_decode(
+            plan,
+            result,
+            chip,
+            place,
+            kind,
+            repeats=_either(repeats, 5, 3, place.type),
+            peers=peers,
+            sweeps=plot is not None,
+            tell=tell,
+            save=lambda: _finish(result, output),
+        )
+    show_decode(result, Page())
+    if plot is not None:
+        _draw(result, plot)
+
+
+@bench_app.command(name="translate")
+def translate_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    input_path: Annotated[str, typer.Option("--input", "-i", help="A file of lines.")],
+    beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens decoded together, padding and beams counted.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Passes over the file after the first.")] = 2,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Begin with an empty cache of compiled kernels.")
+    ] = False,
+    dtype: Dtype = None,
+    output: OutputFile = None,
+    device: Device = "auto",
+) -> None:
+    """Time a text file end to end: loading, the first sentence, sentences and tokens a second.
+
+    Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
+    """
+    with ExitStack() as stack:
+        if cold:
+            # Triton reads it when it first compiles
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="writehead-"))
+            os.environ["TRITON_CACHE_DIR"] = folder
+        from writehead.bench.record import environment
+        from writehead.bench.translate import Job, bench_translate
+        from writehead.cli.bench_tables import show_translate
+        from writehead.decoding import Batching
+        from writehead.decoding.devices import find_device, find_dtype
+        from writehead.decoding.textio import read_lines
+
+        place = find_device(device)
+        tell = stack.enter_context(_telling())
+        job = Job(
+            run=run,
+            lines=list(read_lines(input_path)),
+            device=place,
+            dtype=find_dtype(dtype, place),
+            beams=tuple(beam or (1, 4)),
+            repeats=repeats,
+            batching=Batching(tokens=batch_tokens),
+            tell=tell,
+        )
+        result = {
+            "bench": "translate",
+            "input": input_path,
+            "cold": cold,
+            **bench_translate(job),
+            "environment": environment(place),
+        }
+    _finish(result, output)
+    show_translate(result, Page())
+
+
+@bench_app.command(name="plot")
+def plot_command(
+    result: Annotated[Path, typer.Argument(help="What `bench decode --plot` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Where to draw.")],
+) -> None:
+    """Draw the sweeps of a result once more: time a token against context and against batch.
+
+    Example: writehead bench plot results/decode.json docs/figures
+    """
+    try:
+        read = json.loads(result.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{result} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{result} is not JSON; give what bench decode wrote") from error
+    _draw(read if isinstance(read, dict) else {}, folder)
+
+
+def default_models(gpu: bool, *, language: bool) -> dict[str, ModelConfig]:
+    """What is measured unless presets are named: Table 2, or a small family of the same rows."""
+    families = ("lm1b", "tiny-lm") if language else ("wmt14", "tiny")
+    return _models([families[0] if gpu else families[1]], None)
+
+
+def _models(presets: list[str] | None, wanted: str | None) -> dict[str, ModelConfig]:
+    """Presets by name, families spelt out; of those the wanted rows only."""
+    known = [row.row for row in TABLE_2]
+    chosen = known if wanted is None else wanted.split(",")
+    for row in chosen:
+        if row not in known:
+            raise ConfigError(f"Table 2 has no row {row!r}; {nearest(row, known)}")
+    if presets is None and wanted is not None:
+        raise ConfigError("--rows are a family's; name it too, with --preset wmt14")
+    models = {}
+    for name in presets or []:
+        if name in FAMILIES:
+            there = rows(name)
+            models.update({f"{name}/{row}": there[row] for row in chosen if row in there})
+        else:
+            models[name] = preset(name)
+    return models
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        b, m, g = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--shape {text} is not b,m,g, as 1024,128,1") from error
+    return b, m, g
+
+
+def _either(given: int | None, on_gpu: int, on_cpu: int, device: str) -> int:
+    if given is not None:
+        return given
+    return on_gpu if device == "cuda" else on_cpu
+
+
+def _begin(
+    name: str, device: str, dtype: str | None, tell: Callable[[str], None]
+) -> tuple[dict[str, Any], Any, Any, Any]:
+    """A result that says what it was made by; the chip, the device and the type to measure with."""
+    from writehead.bench.floor import measure_chip
+    from writehead.bench.record import environment
+    from writehead.decoding.devices import find_device, find_dtype
+
+    place = find_device(device)
+    kind = find_dtype(dtype, place)
+    tell("bandwidth and matrix rate")
+    chip = measure_chip(place, kind)
+    result = {
+        "bench": name,
+        "environment": environment(place),
+        "device": place.type,
+        "dtype": str(kind).removeprefix("torch."),
+        "chip": dataclasses.asdict(chip),
+    }
+    return result, chip, place, kind
+
+
+def _finish(result: dict[str, Any], output: Path | None) -> None:
+    from writehead.bench.record import write_result
+
+    if output is not None:
+        write_result(output, result)
+
+
+def _draw(result: dict[str, Any], folder: Path) -> None:
+    from writehead.bench.plots import draw
+
+    for path in draw(result, folder):
+        typer.echo(f"drawn: {path}", err=True)
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is measured: in place on a terminal, elsewhere a line each."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False)
+        return
+    with console.status("") as status:
+        yield status.update

@@ -1,0 +1,133 @@
+"""What `bench decode` measures, in order, and what the paper says of the same rows."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from writehead import cost
+from writehead.bench.context import Context, context_sweep, language_row
+from writehead.bench.decode import Place, batch_sweep, fitted, translation_row
+from writehead.config import ModelConfig
+from writehead.cost import Setting
+from writehead.errors import ConfigError
+from writehead.paper.presets import FAMILIES, rows
+from writehead.paper.tables import TABLE_2
+
+# (of a GPU, of a CPU): what the plots sweep over
+SWEEP_FAMILIES = {"context": ("lm1b", "tiny-lm"), "batch": ("wmt14", "tiny")}
+SWEEP_ROWS = ("multi-head", "multi-query")
+CONTEXTS = ([2**i for i in range(7, 16)], [2**i for i in range(6, 11)])
+BATCHES = ([2**i for i in range(11)], [2**i for i in range(6)])
+SWEEP_ROWS_TOGETHER = 16  # in the sweep over contexts
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """What to decode: translation models in settings, language models in contexts."""
+
+    models: dict[str, ModelConfig]
+    batches: list[int]
+    source: int
+    target: int
+    beams: list[int]
+    vocabulary: int | None
+    contexts: list[int]
+    language_batches: list[int]
+    lengths: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, numbers in (
+            ("--batch", self.batches),
+            ("--beam", self.beams),
+            ("--source", [self.source]),
+            ("--target", [self.target]),
+            ("--context", self.contexts),
+        ):
+            if min(numbers) < 1:
+                raise ConfigError(f"{name} {min(numbers)} is too little; give 1 or more")
+        for batch in self.language_batches:
+            for context in self.contexts:
+                Context(batch, context, _steps(context))
+
+    def of_task(self, task: str) -> dict[str, ModelConfig]:
+        """The models of a task, fitted to the lengths asked for."""
+        target = self.target if task == "translation" else max(self.contexts)
+        return {
+            name: fitted(config, self.vocabulary, self.source, target)
+            for name, config in self.models.items()
+            if config.task == task
+        }
+
+
+def run_decode(
+    plan: DecodePlan,
+    result: dict[str, Any],
+    chip: cost.Chip,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    repeats: int,
+    peers: bool,
+    sweeps: bool,
+    tell: Callable[[str], None],
+    save: Callable[[], None],
+) -> None:
+    """Fills `result` row by row, and saves it after each."""
+    place = Place(chip, device, dtype, repeats, peers, tell)
+    result["setting"] = {
+        name: value for name, value in asdict(plan).items() if name != "models"
+    } | {"repeats": repeats, "presets": list(plan.models)}
+    result["rows"], result["contexts"], result["sweeps"] = [], [], {}
+    save()
+    for batch in plan.batches:
+        for name, config in plan.of_task("translation").items():
+            for beam in plan.beams:
+                setting = Setting(batch, plan.source, plan.target, beam, dtype.itemsize)
+                row = translation_row(name, config, setting, place, lengths=plan.lengths)
+                result["rows"].append(row | {"paper": paper_row(name)})
+                save()
+    for batch in plan.language_batches:
+        for length in plan.contexts:
+            for name, config in plan.of_task("language").items():
+                context = Context(batch, length, _steps(length))
+                result["contexts"].append(language_row(name, config, context, place))
+                save()
+    if sweeps:
+        _sweep(plan, result, place, save)
+
+
+def _sweep(
+    plan: DecodePlan, result: dict[str, Any], place: Place, save: Callable[[], None]
+) -> None:
+    """Multi-head and multi-query over contexts and over batches, for the plots."""
+    which = 0 if place.is_gpu else 1
+    lengths, batches = CONTEXTS[which], BATCHES[which]
+    language, translation = (
+        {
+            f"{families[which]}/{row}": fitted(
+                rows(families[which])[row],
+                plan.vocabulary,
+                plan.source,
+                plan.target if FAMILIES[families[which]].task == "translation" else max(lengths),
+            )
+            for row in SWEEP_ROWS
+        }
+        for families in SWEEP_FAMILIES.values()
+    )
+    result["sweeps"]["context"] = context_sweep(language, SWEEP_ROWS_TOGETHER, lengths, place)
+    save()
+    result["sweeps"]["batch"] = batch_sweep(translation, batches, plan.source, plan.target, place)
+    save()
+
+
+def paper_row(name: str) -> dict[str, Any] | None:
+    """The row of the paper's Table 2 that a preset stands for; None where it has none."""
+    found = [row for row in TABLE_2 if row.row == name.partition("/")[2]]
+    return asdict(found[0]) if found else None
+
+
+def _steps(context: int) -> int:
+    """How many steps of a context are timed."""
+    return min(32, context // 2)

@@ -1,0 +1,104 @@
+import json
+import math
+
+import pytest
+import torch
+
+from helpers import random, slow_attend
+from writehead.bench.attention import Inputs, Shape, _count_sets, _ways, default_shapes
+from writehead.bench.peers import flashinfer_call, tried
+from writehead.errors import BackendError
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+SMALL = ("--shape=3,7,1", "--shape=3,7,4", "--heads=4", "--depth=16", "--repeats=2")
+
+
+def test_on_a_gpu_the_shapes_are_eight_sizes_by_both_kinds():
+    shapes = default_shapes(CUDA, 8, 128)
+    assert len(shapes) == len(set(shapes)) == 16
+    assert {shape.attention.kind for shape in shapes} == {"multi-query", "multi-head"}
+    # what 15.1 and 120.6 microseconds at 4.45 TB/s read
+    assert [shape.kv_bytes(2) for shape in shapes[:2]] == [67_108_864, 536_870_912]
+
+
+def test_all_sets_together_are_larger_than_the_cache():
+    size = Shape(1, 8192, 1).kv_bytes(4)
+    assert (_count_sets(size, CPU) - 1) * size < 64 << 20 <= _count_sets(size, CPU) * size
+    assert _count_sets(1 << 40, CPU) == 2
+    assert _count_sets(1, CPU) == 256
+
+
+@pytest.mark.parametrize("g", [1, 2, 4])
+def test_every_way_gives_what_a_slow_loop_gives(g):
+    b, h, m, k = 3, 4, 11, 8
+    one = Inputs(random(b, h, 1, k), random(b, g, m, k), random(b, g, m, k))
+    expected = slow_attend(one.Q, one.K, one.V, lambda row, i, j: True, k**-0.5)
+    ways = _ways(Shape(b, m, g, h, k), CPU)
+    assert set(ways) >= {"SDPA, folded", "products"}
+    assert ("SDPA, enable_gqa" in ways) == (g < h)
+    for way in ways.values():
+        torch.testing.assert_close(way(one)(), expected)
+
+
+def test_a_result_has_every_way_its_error_and_the_floor(writehead, quick_chip, tmp_path):
+    path = tmp_path / "results" / "attention.json"
+    code, out, _ = writehead("bench", "attention", *SMALL, "--device=cpu", "--output", path)
+    assert code == 0
+    assert "our kernels need a GPU" in out
+    result = json.loads(path.read_text())
+    assert result["bench"] == "attention"
+    assert result["environment"]["command"].startswith("writehead bench attention --shape=3,7,1")
+    assert [shape["g"] for shape in result["shapes"]] == [1, 4]
+    for shape in result["shapes"]:
+        assert shape["kv_bytes"] == 3 * 7 * shape["g"] * 2 * 16 * 4
+        assert shape["floor_us"] == pytest.approx(
+            shape["kv_bytes"] / result["chip"]["bandwidth"] * 1e6
+        )
+        assert shape["bytes_in_turn"] == shape["sets"] * shape["kv_bytes"]
+        assert "absent" in shape["ways"].pop("ours")
+        for way in shape["ways"].values():
+            assert len(way["us"]["repeats"]) == 2
+            assert way["relative_error"] < 1e-5
+            rate = shape["kv_bytes"] / (way["us"]["median"] * 1e-6)
+            assert way["bytes_per_second"] == pytest.approx(rate)
+        sdpa = [way["us"]["median"] for name, way in shape["ways"].items() if "SDPA" in name]
+        assert shape["best"]["SDPA"]["us"] == min(sdpa)
+        assert "FlashInfer" not in shape["best"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape=3,7"], "is not b,m,g"),
+        (["--shape=3,7,x"], "is not b,m,g"),
+        (["--shape=0,7,1"], "both must be at least 1"),
+        (["--shape=3,7,3"], "choose g from 1, 2, 4, 8"),
+        (["--repeats=0"], "0 repeats cannot be timed"),
+        (["--dtype=float31"], "there is no dtype"),
+        (["--device=gpu"], "there is no device"),
+        (["--output=/dev/null/x.json"], "could not be written"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(writehead, quick_chip, arguments, words):
+    given = [*arguments, *(["--shape=1,2,1"] if "--shape" not in arguments[0] else [])]
+    code, out, err = writehead("bench", "attention", "--device=cpu", *given)
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+
+
+def test_what_fails_leaves_a_sentence():
+    def fails() -> dict[str, object]:
+        raise RuntimeError("no kernel found\nand a long story")
+
+    assert tried(fails) == {"absent": "RuntimeError: no kernel found"}
+    assert tried(lambda: {"us": math.pi}) == {"us": math.pi}
+
+
+def test_flashinfer_that_is_not_there_says_so(monkeypatch):
+    def missing(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    Q, K, V = random(1, 2, 1, 4), random(1, 1, 3, 4), random(1, 1, 3, 4)
+    with pytest.raises(BackendError, match="flashinfer is not installed"):
+        flashinfer_call(Q, K, V, 0.5, tensor_cores=True)

@@ -1,0 +1,242 @@
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+
+from helpers import config, model
+from writehead.bench import peers
+from writehead.bench.context import Context
+from writehead.bench.decode import quickest
+from writehead.cli import main
+from writehead.cost import Setting
+from writehead.decoding import beam_search
+from writehead.errors import BackendError
+
+TINY = (
+    *("--device=cpu", "--vocabulary=50", "--batch=3", "--source=5", "--target=6"),
+    *("--repeats=2", "--no-peers"),
+)
+BOTH = ("--preset=tiny", "--rows=multi-head,multi-query")
+LANGUAGE = ("--preset=tiny-lm", "--rows=multi-head,multi-query", "--context=24", "--context=40")
+
+
+@pytest.fixture
+def one_after_another(monkeypatch):
+    """Graphs that do their work again each time, which is what a captured one does."""
+
+    class Graph:
+        def __init__(self, work, device):
+            self.replay = work
+            for _ in range(peers.WARM_CALLS + 1):  # on a GPU the last of them only counts
+                work()
+
+    monkeypatch.setattr(peers, "capture", Graph)
+
+
+def test_a_result_says_what_was_measured_and_adds_up(writehead, quick_chip, tmp_path):
+    path = tmp_path / "decode.json"
+    code, _, err = writehead("bench", "decode", *BOTH, *TINY, "--output", path)
+    assert code == 0
+    assert "tiny/multi-query, batch 3, beam 4: ours, true lengths" in err
+    result = json.loads(path.read_text())
+    assert result["environment"]["command"].startswith("writehead bench decode --preset=tiny")
+    assert result["chip"]["bandwidth"] > 0
+    assert result["setting"]["beams"] == [1, 4]
+    assert len(result["rows"]) == 4
+    for row in result["rows"]:
+        batch = row["setting"]["batch"]
+        assert row["model"]["vocabulary"] == 50
+        assert set(row["measured"]) == {"ours, padded", "ours, true lengths"}
+        for kind, found in zip(("padded", "true"), row["measured"].values(), strict=True):
+            step = found["step_ms"]["median"]
+            assert len(found["step_ms"]["repeats"]) == len(found["encoder_ms"]["repeats"]) == 2
+            assert found["us_per_token"]["decoder"] == pytest.approx(step * 1e3 / batch)
+            assert found["us_per_token"]["encoder"] == pytest.approx(
+                found["encoder_ms"]["median"] * 1e3 / (batch * 5)
+            )
+            assert found["floor_step_ms"] == row["floor"]["step_ms"][kind]
+            assert found["share_of_floor"] == pytest.approx(found["floor_step_ms"] / step)
+
+
+def test_the_table_has_the_papers_figures_beside_ours(writehead, quick_chip):
+    code, out, _ = writehead("bench", "decode", *BOTH, *TINY)
+    assert code == 0
+    assert "Table 2, padded, as the paper's: µs a token, encoder + decoder" in out
+    assert "Table 2, by true lengths" in out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for name, some in (
+        ("tiny/multi-head", ("1.7 + 46", "2 + 203")),
+        ("tiny/multi-query", ("1.5 + 3.8", "1.6 + 32")),
+        ("gain of multi-query", ("12.1×", "6.3×")),
+    ):
+        line = next(line for line in lines if line.startswith(name))
+        assert all(figure in line for figure in some)
+    assert "On a CPU ours is the plain path" in out
+    assert max(map(len, out.split("\n\n")[1].splitlines())) <= 80
+
+
+def test_one_way_of_reading_caches_can_be_asked_for(writehead, quick_chip, tmp_path):
+    path = tmp_path / "decode.json"
+    options = ("--preset=tiny/multi-query-local", *TINY, "--beam=1", "--padded", "--output", path)
+    code, out, _ = writehead("bench", "decode", *options)
+    assert code == 0
+    [row] = json.loads(path.read_text())["rows"]
+    assert set(row["measured"]) == {"ours, padded"}
+    assert row["paper"]["decoder"] == 3.3
+    assert "by true lengths" not in out
+
+
+def test_a_language_model_is_timed_behind_its_contexts(writehead, quick_chip, tmp_path):
+    path = tmp_path / "contexts.json"
+    code, out, _ = writehead("bench", "decode", *LANGUAGE, *TINY, "--output", path)
+    assert code == 0
+    result = json.loads(path.read_text())
+    assert result["rows"] == []
+    assert [row["context"] for row in result["contexts"]] == [24, 24, 40, 40]
+    heads, query = result["contexts"][2:]
+    assert heads["floor"]["attention_us"] == pytest.approx(8 * query["floor"]["attention_us"])
+    assert heads["kv_bytes"] == 2 * 3 * 40 * 8 * 32 * 4  # layers, rows, positions, heads, k + v
+    for row in result["contexts"]:
+        found = row["measured"]["ours"]
+        assert found["us_per_token"] == pytest.approx(found["step_ms"]["median"] * 1e3 / 3)
+        assert row["attention"]["kv_bytes"] * 2 == row["kv_bytes"]
+    assert "gain of multi-query" in out
+
+
+def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path):
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.cli.bench_runs.language_row", stop)
+    path = tmp_path / "decode.json"
+    command = ("--preset=tiny/multi-query", *LANGUAGE, *TINY, "--beam=1", "--output", path)
+    monkeypatch.setattr(sys, "argv", ["writehead", "bench", "decode", *map(str, command)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code
+    [row] = json.loads(path.read_text())["rows"]
+    assert row["preset"] == "tiny/multi-query"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset=tiny/multi-quary"], "did you mean"),
+        (["--preset=tiny", "--rows=multi-quary"], "Table 2 has no row 'multi-quary'"),
+        (["--rows=multi-query"], "name it too, with --preset wmt14"),
+        (["--batch=0"], "--batch 0 is too little"),
+        (["--target=-1"], "--target -1 is too little"),
+        (["--beam=0"], "--beam 0 is too little"),
+        (["--context=1"], "more context than steps"),
+        (["--repeats=0"], "0 repeats cannot be timed"),
+        (["--vocabulary=1"], "is outside the vocabulary of 1"),
+        (["--output=/dev/null/x.json"], "could not be written"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(writehead, quick_chip, arguments, words):
+    code, out, err = writehead("bench", "decode", "--device=cpu", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+
+
+def test_more_steps_than_context_cannot_be_timed():
+    with pytest.raises(ValueError, match="more context than steps"):
+        Context(batch=2, length=8, steps=8)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_plain_pytorch_in_a_graph_goes_where_greedy_steps_go(one_after_another, window):
+    made = model(config("translation", window=window, tied=False))
+    setting = Setting(batch=4, source=7, target=9)
+    torch.manual_seed(1)
+    decode = peers.graph_decode(made, setting, reorders=False)
+    torch.manual_seed(1)
+    state = made.start(peers.random_source(made, setting), setting.target)
+    tokens = state.first
+    for _ in range(setting.target):
+        tokens = made.step(tokens, state).argmax(dim=1)
+    for _ in range(2):  # a decoding leaves nothing behind for the next
+        assert decode.run().tolist() == tokens.tolist()
+    assert len(set(tokens.tolist())) > 1
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_plain_beam_search_around_a_graph_finds_what_it_finds_without(one_after_another, window):
+    made = model(config("translation", window=window, tied=False))
+    setting = Setting(batch=3, source=7, target=9, beam=3)
+    torch.manual_seed(1)
+    decode = peers.graph_decode(made, setting, reorders=True)
+    torch.manual_seed(1)
+    state = made.start(peers.random_source(made, setting), setting.target, beam=3)
+    expected = beam_search(made.step, state, peers.search_config(setting), end=1)
+    for _ in range(2):
+        found = decode.run()
+        assert [one.tokens for [one] in found] == [one.tokens for [one] in expected]
+        scores = [one.score for [one] in expected]
+        assert [one.score for [one] in found] == pytest.approx(scores)
+    assert any(len(set(one.tokens)) > 1 for [one] in expected)
+
+
+def test_beams_without_reordering_share_the_source_and_have_rows_of_their_own(one_after_another):
+    made = model(config("translation"))
+    decode = peers.graph_decode(made, Setting(2, 7, 5, beam=4), reorders=False)
+    tokens = decode.run().view(2, 4)
+    assert (tokens == tokens[:, :1]).all()  # all begin alike, and nothing sets them apart
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_hugging_face_is_timed_with_the_sizes_of_ours(beam):
+    pytest.importorskip("transformers")
+    made = model(config("translation", d=12, h=6, g=6, k=2, v=2), dtype=torch.float32)
+    decode = peers.marian_decode(made, Setting(2, 7, 5, beam=beam))
+    for _ in range(2):  # generate changes what it is given
+        decode.start()
+        decode.run()  # raises unless it takes as many steps as asked
+    assert decode.how.startswith("transformers 5")
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "words"),
+    [
+        ("translation", {"d": 12, "k": 2, "v": 2}, "no multi-query or local"),
+        ("translation", {"d": 12, "g": 6, "k": 2, "v": 2, "window": 3}, "no multi-query or local"),
+        ("translation", {"g": 6}, "Marian needs h k = d"),
+        ("language", {"g": 6}, "Marian is a translation model"),
+    ],
+)
+def test_models_that_hugging_face_has_not_are_said(task, changes, words):
+    with pytest.raises(BackendError, match=words):
+        peers.marian_decode(model(config(task, **changes)), Setting(2, 3, 4))
+
+
+def test_of_two_backends_the_quicker_one_counts():
+    slow, fast = ({"step_ms": {"median": ms}} for ms in (2.0, 1.0))
+    row = {"measured": {"PyTorch, sdpa": slow, "PyTorch, eager": fast, "ours, padded": slow}}
+    assert quickest(row, "PyTorch") is fast
+    assert quickest(row, "ours, padded") is slow
+    assert quickest(row, "Hugging Face") is None
+    row["measured"]["PyTorch, eager"] = {"absent": "no"}
+    assert quickest(row, "PyTorch") is slow
+
+
+def test_a_plan_keeps_its_presets_apart_by_task():
+    from writehead.cli.bench_runs import DecodePlan
+
+    plan = DecodePlan(
+        models={"a": config("translation"), "b": config("language")},
+        batches=[1],
+        source=30,
+        target=31,
+        beams=[1],
+        vocabulary=None,
+        contexts=[64, 32],
+        language_batches=[1],
+        lengths=("true",),
+    )
+    [translation] = plan.of_task("translation").values()
+    [language] = plan.of_task("language").values()
+    assert (translation.source_positions, translation.target_positions) == (30, 31)
+    assert (language.source_positions, language.target_positions) == (0, 64)
+    assert dataclasses.replace(plan, lengths=("padded",)).lengths == ("padded",)
