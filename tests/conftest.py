@@ -1,13 +1,23 @@
 """What every test shares: one thread a worker, one seed a test, no GPU test without a GPU."""
 
+import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
 
 from writehead.cli import main
+
+if not torch.cuda.is_available() and find_spec("triton"):
+    # a kernel is interpreted if this is set when it is defined, whichever test comes first
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        for name in ("choose", "decode", "linear", "packed_kernels", "pointwise"):
+            import_module(f"writehead.kernels.{name}")
 
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")

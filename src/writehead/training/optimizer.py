@@ -10,6 +10,8 @@ from torch.optim import AdamW, Optimizer
 
 from writehead.config import TrainConfig
 
+SHAPES = 64  # of parameters, that the compiler makes kernels for before it gives up
+
 
 class Adafactor(torch.optim.Adafactor):
     """PyTorch's Adafactor, with the same state and the same updates, which waits for no device.
@@ -21,9 +23,7 @@ class Adafactor(torch.optim.Adafactor):
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, *, compiled: bool = False) -> None:
         super().__init__(groups, lr=lr)
-        self._update: Callable[..., None] = _update
-        if compiled:
-            self._update = torch.compile(_update, dynamic=True)
+        self._update: Callable[..., None] = _compiled_update() if compiled else _update
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -45,8 +45,7 @@ class Adafactor(torch.optim.Adafactor):
             shrink = 1.0 - rate * group["weight_decay"] if group["weight_decay"] else None
             rate = torch.minimum(rate, t**-0.5)
             for P, G, *own in zip(params, grads, *factors, strict=True):
-                # of a parameter the compiler would take each shape for a constant
-                self._update(P.detach(), G, *own, keep, rate, shrink, group["eps"][1], group["d"])
+                self._update(P, G, *own, keep, rate, shrink, group["eps"][1], group["d"])
 
 
 def _update(
@@ -75,6 +74,17 @@ def _update(
     if shrink is not None:
         P.mul_(shrink)
     P.sub_(change * (size / (_rms(change) / clip).clamp(min=1.0)))
+
+
+def _compiled_update() -> Callable[..., None]:
+    """`_update` as a few kernels for each shape: those made for one shape are the quicker ones."""
+    compiled = torch.compile(_update, dynamic=False)
+
+    def update(*arguments: Any) -> None:
+        with torch._dynamo.config.patch(recompile_limit=SHAPES):
+            compiled(*arguments)
+
+    return update
 
 
 def _rms(T: Tensor, dim: int | None = None) -> Tensor:
