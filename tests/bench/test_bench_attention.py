@@ -1,12 +1,15 @@
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import random, slow_attend
-from writehead.bench.attention import Inputs, Shape, _count_sets, _ways, default_shapes
+from writehead.bench import attention, peers
+from writehead.bench.attention import Inputs, Shape, _ways, default_shapes
 from writehead.bench.peers import flashinfer_call, tried
+from writehead.bench.timing import count_sets
 from writehead.errors import BackendError
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -23,9 +26,9 @@ def test_on_a_gpu_the_shapes_are_eight_sizes_by_both_kinds():
 
 def test_all_sets_together_are_larger_than_the_cache():
     size = Shape(1, 8192, 1).kv_bytes(4)
-    assert (_count_sets(size, CPU) - 1) * size < 64 << 20 <= _count_sets(size, CPU) * size
-    assert _count_sets(1 << 40, CPU) == 2
-    assert _count_sets(1, CPU) == 256
+    assert (count_sets(size, CPU) - 1) * size < 64 << 20 <= count_sets(size, CPU) * size
+    assert count_sets(1 << 40, CPU) == 2
+    assert count_sets(1, CPU) == 256
 
 
 @pytest.mark.parametrize("g", [1, 2, 4])
@@ -77,9 +80,12 @@ def test_a_result_has_every_way_its_error_and_the_floor(writehead, quick_chip, t
         (["--dtype=float31"], "there is no dtype"),
         (["--device=gpu"], "there is no device"),
         (["--output=/dev/null/x.json"], "could not be written"),
+        (["--output=/"], "could not be written: Is a directory"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_code_2(writehead, quick_chip, arguments, words):
+def test_wrong_input_is_one_sentence_before_anything_is_measured(
+    writehead, no_chip, arguments, words
+):
     given = [*arguments, *(["--shape=1,2,1"] if "--shape" not in arguments[0] else [])]
     code, out, err = writehead("bench", "attention", "--device=cpu", *given)
     assert (code, out) == (2, "")
@@ -94,6 +100,57 @@ def test_what_fails_leaves_a_sentence():
     assert tried(lambda: {"us": math.pi}) == {"us": math.pi}
 
 
+def test_where_ours_fails_the_benchmark_does(writehead, quick_chip, monkeypatch):
+    def fails(one: Inputs) -> object:
+        raise BackendError("this way is broken")
+
+    ways = {"products": fails}
+    monkeypatch.setattr(attention, "_ways", lambda shape, device: ways)
+    code, out, _ = writehead("bench", "attention", *SMALL, "--device=cpu")
+    assert code == 0
+    assert "products: this way is broken" in out
+    ways["ours"] = fails
+    code, out, err = writehead("bench", "attention", *SMALL, "--device=cpu")
+    assert (code, out) == (2, "")
+    assert "this way is broken" in err
+
+
+@pytest.mark.parametrize("g", [1, 2])
+def test_flashinfers_calls_share_one_workspace_and_read_pages_of_the_same_numbers(monkeypatch, g):
+    spaces = []
+
+    class Wrapper:
+        def __init__(self, workspace, layout, use_tensor_cores):
+            assert layout == "HND"
+            spaces.append(workspace)
+
+        def plan(self, starts, pages, last, h, g, k, page, **options):
+            self.starts, self.pages, self.last, self.options = starts, pages, last, options
+
+        def run(self, Q, paged):
+            rows = []
+            for i, q in enumerate(Q):
+                mine = self.pages[self.starts[i] : self.starts[i + 1]]
+                K, V = (torch.cat(list(T[mine]), dim=1).unsqueeze(0) for T in paged)
+                q, scale = q[None, :, None], self.options["sm_scale"]
+                rows.append(slow_attend(q, K, V, lambda row, i, j: True, scale))
+            return torch.cat(rows)
+
+    library = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper)
+    monkeypatch.setattr("importlib.import_module", lambda name: library)
+    monkeypatch.setattr(peers, "WORKSPACE", 16)
+    monkeypatch.setattr(peers, "PAGE", 4)
+    b, h, m, k = 3, 4, 12, 8
+    ways = _ways(Shape(b, m, g, h, k), CUDA)  # nothing is done before a way is taken
+    for name in ("FlashInfer, tensor cores", "FlashInfer, plain cores"):
+        for _ in range(2):
+            one = Inputs(random(b, h, 1, k), random(b, g, m, k), random(b, g, m, k))
+            expected = slow_attend(one.Q, one.K, one.V, lambda row, i, j: True, one.scale)
+            torch.testing.assert_close(ways[name](one)(), expected)
+    assert len(spaces) == 4
+    assert all(space is spaces[0] for space in spaces)
+
+
 def test_flashinfer_that_is_not_there_says_so(monkeypatch):
     def missing(name: str) -> object:
         raise ImportError(name)
@@ -101,4 +158,4 @@ def test_flashinfer_that_is_not_there_says_so(monkeypatch):
     monkeypatch.setattr("importlib.import_module", missing)
     Q, K, V = random(1, 2, 1, 4), random(1, 1, 3, 4), random(1, 1, 3, 4)
     with pytest.raises(BackendError, match="flashinfer is not installed"):
-        flashinfer_call(Q, K, V, 0.5, tensor_cores=True)
+        flashinfer_call(Q, K, V, 0.5, torch.zeros(1), tensor_cores=True)

@@ -4,12 +4,16 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from helpers import config, model
-from writehead.bench import peers
+from writehead import cost
+from writehead.bench import peers, timing
 from writehead.bench.context import Context
-from writehead.bench.decode import quickest
+from writehead.bench.decode import Place, quickest, translation_row
 from writehead.cli import main
+from writehead.cli.bench_runs import paper_row
+from writehead.cli.bench_tables import show_decode
 from writehead.cost import Setting
 from writehead.decoding import beam_search
 from writehead.errors import BackendError
@@ -60,9 +64,20 @@ def test_a_result_says_what_was_measured_and_adds_up(writehead, quick_chip, tmp_
             assert found["share_of_floor"] == pytest.approx(found["floor_step_ms"] / step)
 
 
-def test_the_table_has_the_papers_figures_beside_ours(writehead, quick_chip):
-    code, out, _ = writehead("bench", "decode", *BOTH, *TINY)
+def test_the_table_has_the_papers_figures_in_the_papers_setting_only(
+    writehead, quick_chip, tmp_path, capsys
+):
+    path = tmp_path / "decode.json"
+    code, out, _ = writehead("bench", "decode", *BOTH, *TINY, "--output", path)
     assert code == 0
+    assert "TPUv2" not in out
+    result = json.loads(path.read_text())
+    for row in result["rows"]:
+        assert row["paper"] is None
+        row["paper"] = paper_row(row["preset"].replace("tiny", "wmt14"), Setting(1024, 128, 128))
+    show_decode(result, Console(width=120))
+    out = capsys.readouterr().out
+    assert "TPUv2: the paper's Table 2" in out
     assert "Table 2, padded, as the paper's: µs a token, encoder + decoder" in out
     assert "Table 2, by true lengths" in out
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -84,8 +99,23 @@ def test_one_way_of_reading_caches_can_be_asked_for(writehead, quick_chip, tmp_p
     assert code == 0
     [row] = json.loads(path.read_text())["rows"]
     assert set(row["measured"]) == {"ours, padded"}
-    assert row["paper"]["decoder"] == 3.3
     assert "by true lengths" not in out
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "source", "target", "decoder"),
+    [
+        ("wmt14/multi-query-local", 1024, 128, 128, 3.3),
+        ("wmt14/multi-query-local", 512, 128, 128, None),
+        ("wmt14/multi-query-local", 1024, 64, 128, None),
+        ("wmt14/multi-query-local", 1024, 128, 256, None),
+        ("wmt14-small/multi-query-local", 1024, 128, 128, None),
+        ("wmt14/multi-head-1x128", 1024, 128, 128, None),
+    ],
+)
+def test_the_papers_figure_is_that_of_its_own_setting(name, batch, source, target, decoder):
+    row = paper_row(name, Setting(batch, source, target, beam=4))
+    assert (row and row["decoder"]) == decoder
 
 
 def test_a_language_model_is_timed_behind_its_contexts(writehead, quick_chip, tmp_path):
@@ -101,8 +131,59 @@ def test_a_language_model_is_timed_behind_its_contexts(writehead, quick_chip, tm
     for row in result["contexts"]:
         found = row["measured"]["ours"]
         assert found["us_per_token"] == pytest.approx(found["step_ms"]["median"] * 1e3 / 3)
-        assert row["attention"]["kv_bytes"] * 2 == row["kv_bytes"]
+        alone = row["attention"]
+        assert alone["kv_bytes"] * 2 == row["kv_bytes"]
+        assert alone["bytes_in_turn"] == alone["sets"] * alone["kv_bytes"] < 64 << 20
+        # so small that they may stay in the cache, where no memory's rate is to be seen
+        assert "bytes_per_second" not in alone
+        assert "share_of_floor" not in alone
+    assert "attention: no GB/s and no share of the floor" in out
     assert "gain of multi-query" in out
+
+
+def test_attention_behind_a_context_reads_more_than_the_cache_in_turn(
+    writehead, quick_chip, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(timing, "CACHE_BYTES", 20_000)
+    path = tmp_path / "contexts.json"
+    code, _, _ = writehead("bench", "decode", *LANGUAGE, *TINY, "--output", path)
+    assert code == 0
+    result = json.loads(path.read_text())
+    for row in result["contexts"]:
+        alone = row["attention"]
+        assert alone["bytes_in_turn"] >= 80_000
+        assert alone["sets"] == max(2, -(-80_000 // alone["kv_bytes"]))
+        seconds = alone["us"]["median"] * 1e-6
+        assert alone["bytes_per_second"] == pytest.approx(alone["kv_bytes"] / seconds)
+        assert alone["share_of_floor"] == pytest.approx(
+            alone["bytes_per_second"] / result["chip"]["bandwidth"]
+        )
+
+
+@pytest.mark.parametrize("preset", ["tiny/multi-query", "tiny-lm/multi-query"])
+def test_where_ours_fails_the_benchmark_does(writehead, quick_chip, monkeypatch, preset):
+    def fails(*given: object, **options: object) -> None:
+        raise BackendError("no kernel for this")
+
+    monkeypatch.setattr("writehead.bench.decode.plain_decode", fails)
+    monkeypatch.setattr("writehead.bench.context.stepped_greedy", fails)
+    code, out, err = writehead("bench", "decode", f"--preset={preset}", "--context=24", *TINY)
+    assert (code, out) == (2, "")
+    assert "no kernel for this" in err
+
+
+def test_hugging_faces_growing_cache_is_held_against_the_floor_of_true_lengths(monkeypatch):
+    def peer(model: object, setting: Setting) -> peers.Decode:
+        return peers.Decode(lambda: None, lambda: None, setting.target, "does nothing")
+
+    monkeypatch.setattr("writehead.bench.decode.marian_decode", peer)
+    chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
+    place = Place(chip, torch.device("cpu"), torch.float32, 1, True, lambda text: None)
+    row = translation_row("x", config("translation"), Setting(2, 3, 4), place)
+    found = row["measured"]["Hugging Face"]
+    assert found["lengths"] == "true"
+    assert found["floor_step_ms"] == row["floor"]["step_ms"]["true"]
+    assert row["floor"]["step_ms"]["true"] < row["floor"]["step_ms"]["padded"]
 
 
 def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path):
@@ -135,7 +216,9 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path)
         (["--output=/dev/null/x.json"], "could not be written"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_code_2(writehead, quick_chip, arguments, words):
+def test_wrong_input_is_one_sentence_before_anything_is_measured(
+    writehead, no_chip, arguments, words
+):
     code, out, err = writehead("bench", "decode", "--device=cpu", *arguments)
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
@@ -177,6 +260,49 @@ def test_plain_beam_search_around_a_graph_finds_what_it_finds_without(one_after_
         scores = [one.score for [one] in expected]
         assert [one.score for [one] in found] == pytest.approx(scores)
     assert any(len(set(one.tokens)) > 1 for [one] in expected)
+
+
+@pytest.mark.parametrize(("beam", "reorders"), [(1, False), (3, True)])
+def test_plain_pytorch_compiled_finds_the_same_and_compiles_before_the_capture(
+    one_after_another, monkeypatch, beam, reorders
+):
+    calls, compiled_at, real = [], [], torch.compile
+
+    def note(graph, inputs):
+        compiled_at.append(len(calls))
+        return graph
+
+    def compile_noted(step, fullgraph):
+        inner = real(step, fullgraph=fullgraph, backend=note)
+
+        def outer(*given):
+            calls.append(1)
+            return inner(*given)
+
+        return outer
+
+    monkeypatch.setattr(torch, "compile", compile_noted)
+    # checks that wait for numbers, which only a CPU does
+    monkeypatch.setattr("writehead.model.transformer._within", lambda *given: True)
+    monkeypatch.setattr("writehead.kernels.Visibility.check", lambda *given: None)
+    made = model(config("translation", tied=False, decoder_layers=1))
+    setting, found = Setting(batch=2, source=7, target=9, beam=beam), []
+    for compiled in (True, False):
+        torch.manual_seed(1)
+        decode = peers.graph_decode(made, setting, reorders=reorders, compiled=compiled)
+        if compiled:
+            assert 1 <= max(compiled_at) <= peers.WARM_CALLS < len(calls)
+            assert decode.how.endswith("torch.compile")
+        result = decode.run()
+        found.append([one.tokens for [one] in result] if reorders else result.tolist())
+    assert found[0] == found[1]
+
+
+def test_a_compiled_peer_has_a_column_of_its_own():
+    slow, fast = ({"step_ms": {"median": ms}} for ms in (2.0, 1.0))
+    row = {"measured": {"PyTorch, sdpa": slow, "PyTorch, compiled, sdpa": fast}}
+    assert quickest(row, "PyTorch") is slow
+    assert quickest(row, "PyTorch, compiled") is fast
 
 
 def test_beams_without_reordering_share_the_source_and_have_rows_of_their_own(one_after_another):

@@ -32,6 +32,17 @@ def test_the_rows_of_table_2_are_measured_beside_their_peers(writehead, quick_ch
                 assert "step_ms" in found or "not installed" in found["absent"]
 
 
+def test_plain_pytorch_is_measured_compiled_where_asked_for(writehead, quick_chip, tmp_path):
+    path = tmp_path / "decode.json"
+    one = ("--preset=tiny/multi-query", "--beam=1", "--padded", "--compiled")
+    code, _, err = writehead("bench", "decode", *one, *SMALL, "--output", path)
+    assert code == 0, err
+    [row] = json.loads(path.read_text())["rows"]
+    for backend in ("sdpa", "eager"):
+        found = row["measured"][f"PyTorch, compiled, {backend}"]
+        assert "step_ms" in found, found
+
+
 def test_language_models_are_measured_behind_contexts(writehead, quick_chip, tmp_path):
     path = tmp_path / "contexts.json"
     contexts = ("--preset=tiny-lm", "--context=128", "--context=512")

@@ -2,12 +2,16 @@ import json
 import sys
 
 import pytest
+import torch
 
 from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
 from writehead import __version__, cost
+from writehead.bench.train import bench_train
 from writehead.cli import main
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
+from writehead.errors import ConfigError
+from writehead.training.replay import WARM
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +65,27 @@ def test_operations_and_labels_are_those_of_the_batches_timed(dataset, tmp_path,
     assert result["operations"] == pytest.approx(sum(counts) / 3)
 
 
+@pytest.mark.parametrize("warmup", [0, WARM, WARM + 1])
+def test_on_a_gpu_the_capture_of_a_graph_is_not_timed(warmup):
+    with pytest.raises(ConfigError, match="ask for 5 or more"):
+        bench_train("x", MODEL, CONFIG, iter([]), torch.device("cuda"), steps=1, warmup=warmup)
+
+
+def test_an_output_is_checked_before_steps_are_taken(dataset, monkeypatch, capsys):
+    def timed(*given: object, **options: object) -> None:
+        pytest.fail("steps were timed first")
+
+    monkeypatch.setattr("writehead.bench.train.bench_preset", timed)
+    assert bench(monkeypatch, "--output=/dev/null/x.json") == 2
+    assert "could not be written" in capsys.readouterr().err.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--steps=0"], "cannot be timed"),
         (["--preset=tiny/multi-quary"], "did you mean"),
         (["--set=model.vocabulary=300"], "choose one that fits"),
-        (["--output=/dev/null/x.json"], "could not be written"),
     ],
 )
 def test_what_cannot_be_timed_is_said(dataset, monkeypatch, capsys, arguments, words):

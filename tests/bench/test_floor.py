@@ -96,7 +96,7 @@ def test_work_is_warmed_up_before_it_is_timed_and_calls_share_the_time():
 def test_a_result_takes_its_commit_from_a_variable_where_there_is_no_git(monkeypatch):
     monkeypatch.setenv("WRITEHEAD_COMMIT", "0123abc")
     facts = environment(CPU)
-    assert facts["commit"] == "0123abc"
+    assert facts["commit"] == "0123abc (told)"
     assert json.loads(json.dumps(facts)) == facts
     monkeypatch.setenv("WRITEHEAD_COMMIT", "")
     assert environment(CPU)["commit"] != ""

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from writehead import cost
-from writehead.bench.peers import flashinfer_call, tried
-from writehead.bench.timing import Call, time_calls
+from writehead.bench.peers import flashinfer_call, flashinfer_workspace, tried
+from writehead.bench.timing import Call, count_sets, time_calls
 from writehead.config import AttentionConfig
 from writehead.errors import ConfigError
 from writehead.kernels import attend
@@ -36,9 +36,6 @@ SIZES = (
     (1, 131_072),
 )
 SMALL_SIZES = ((64, 128), (16, 512), (4, 2048), (1, 8192))  # where there is no GPU
-CACHES = 4  # times the device's cache that all sets hold together
-CACHE_BYTES = 16 << 20  # of a device that does not say
-MOST_SETS = 256  # so small shapes stay in the cache, which the result shows
 GRAPH_SECONDS = 2e-3  # of calls in one graph, far more than its launch takes
 CHECKED_ROWS = 4
 NO_KERNEL = "our kernels need a GPU; on a CPU the model attends by SDPA, folded"
@@ -121,16 +118,16 @@ def _measure(
 ) -> dict[str, Any]:
     size = shape.kv_bytes(dtype.itemsize)
     floor = size / chip.bandwidth
-    count = _count_sets(size, device)
+    count = count_sets(size, device)
     sets = [_random_inputs(shape, device, dtype) for _ in range(count)]
     rounds = 1
     if device.type == "cuda":
         rounds = max(1, math.ceil(GRAPH_SECONDS / (count * (floor + 5e-6))))
     expected = _reference(sets[0])
-    ways = {
-        name: tried(partial(_time, way, sets, rounds, expected, size, repeats))
-        for name, way in _ways(shape, device).items()
-    }
+    ways: dict[str, Any] = {}
+    for name, way in _ways(shape, device).items():
+        timed = partial(_time, way, sets, rounds, expected, size, repeats)
+        ways[name] = timed() if name == OURS else tried(timed)
     if device.type != "cuda":
         ways[OURS] = {"absent": NO_KERNEL}
     return {
@@ -181,13 +178,6 @@ def _best(ways: dict[str, Any], group: str) -> dict[str, Any] | None:
     return {"way": name, "us": timed[name], "bytes_per_second": ways[name]["bytes_per_second"]}
 
 
-def _count_sets(size: int, device: torch.device) -> int:
-    cache = CACHE_BYTES
-    if device.type == "cuda":
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
-    return min(MOST_SETS, max(2, math.ceil(CACHES * cache / size)))
-
-
 def _random_inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> Inputs:
     b, m, g, h, k = shape.b, shape.m, shape.g, shape.h, shape.depth
     Q, K, V = (
@@ -227,9 +217,10 @@ def _ways(shape: Shape, device: torch.device) -> dict[str, Way]:
     ):
         name = f"SDPA, folded, {kernel.name.removesuffix('_ATTENTION').lower()}"
         ways[name] = _by_kernel(kernel)
+    workspace = cache(flashinfer_workspace)  # one for all sets, made when first asked for
     for cores in (True, False):
         name = f"FlashInfer, {'tensor' if cores else 'plain'} cores"
-        ways[name] = _flashinfer(cores)
+        ways[name] = _flashinfer(cores, workspace)
     return ways
 
 
@@ -261,5 +252,7 @@ def _by_kernel(kernel: SDPBackend) -> Way:
     return way
 
 
-def _flashinfer(tensor_cores: bool) -> Way:
-    return lambda one: flashinfer_call(one.Q, one.K, one.V, one.scale, tensor_cores=tensor_cores)
+def _flashinfer(tensor_cores: bool, workspace: Callable[[torch.device], Tensor]) -> Way:
+    return lambda one: flashinfer_call(
+        one.Q, one.K, one.V, one.scale, workspace(one.Q.device), tensor_cores=tensor_cores
+    )

@@ -2,7 +2,8 @@
 
 A time is that of a whole decoding between two waits for the device, the host's part included,
 over its steps; the encoder is timed apart. Weights are random and no sentence ends early. On a
-GPU ours is `GraphDecoder`; on a CPU it is the engine's plain path there.
+GPU ours is `GraphDecoder`, with its looks at what still grows and with reading the hypotheses
+back; on a CPU it is the engine's plain path there.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from writehead.bench.peers import (
 from writehead.bench.timing import Times, clocked, time_work
 from writehead.config import ModelConfig
 from writehead.cost import Setting
-from writehead.decoding.search import Constraints
+from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import BackendError, ConfigError
 from writehead.model import make_model
 
@@ -38,6 +39,7 @@ LENGTHS = ("padded", "true")
 # the names under which a row has its measurements
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
 GRAPH, BEAM_GRAPH, FREE_GRAPH = "PyTorch", "PyTorch, beam search", "PyTorch, no reordering"
+COMPILED = ", compiled"  # after one of these
 MARIAN = "Hugging Face"
 BACKENDS = ("sdpa", "eager")  # of attention in plain PyTorch: the quicker one counts
 
@@ -54,6 +56,7 @@ class Place:
     repeats: int
     peers: bool
     tell: Callable[[str], None]
+    compiled: bool = False  # whether plain PyTorch is measured under torch.compile too
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -104,20 +107,24 @@ def translation_row(
 
     def measure(label: str, kind: str, make: Make, backend: str = "auto") -> None:
         place.tell(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
-        found[label] = tried(
-            lambda: _timed(make(build(config, place, backend)), setting, floor, kind, place)
-        )
+
+        def timed() -> dict[str, Any]:
+            return _timed(make(build(config, place, backend)), setting, floor, kind, place)
+
+        found[label] = timed() if label in OURS.values() else tried(timed)
         place.free()
 
     for kind in lengths:
         ours = graph_search if place.is_gpu else plain_decode
         measure(OURS[kind], kind, partial(ours, setting=setting, padded=kind == "padded"))
     for label, reorders in _graph_peers(setting, place):
-        make = partial(graph_decode, setting=setting, reorders=reorders)
-        for backend in BACKENDS:
-            measure(f"{label}, {backend}", "padded", make, backend)
+        for compiled in (False, True) if place.compiled else (False,):
+            make = partial(graph_decode, setting=setting, reorders=reorders, compiled=compiled)
+            for backend in BACKENDS:
+                measure(f"{label}{COMPILED * compiled}, {backend}", "padded", make, backend)
     if place.peers and marian:
-        measure(MARIAN, "padded", partial(marian_decode, setting=setting))
+        # its cache grows with what is there
+        measure(MARIAN, "true", partial(marian_decode, setting=setting))
     return {
         "preset": name,
         "model": config.to_json(),
@@ -146,7 +153,7 @@ def quickest(row: dict[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Ours on a GPU: every step one launch."""
+    """Ours on a GPU: every step one launch; `run` answers with the hypotheses, on the host."""
     from writehead.decoding.graphs import Captured, GraphDecoder  # bring Triton
     from writehead.model.fused import why_not
 
@@ -160,14 +167,13 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     def start() -> None:
         held[:] = [decoder.start(source, lengths, setting.target, config, constraints)]
 
-    def run() -> None:
-        for _ in range(setting.target):
-            held[0].step()
+    def run() -> list[list[Hypothesis]]:
+        return decoder.run(held[0], len(source), constraints, config)
 
     def whole() -> None:
         decoder.search(source, lengths, setting.target, config, end=end)
 
-    how = "GraphDecoder: one captured graph a step"
+    how = "GraphDecoder: one captured graph a step, hypotheses read back"
     return Decode(torch.no_grad()(start), run, setting.target, how, whole)
 
 

@@ -24,6 +24,7 @@ from writehead.kernels import Visibility
 from writehead.model import DecoderState, KVCache, LanguageModel, TranslationModel
 
 Model = TranslationModel | LanguageModel
+Step = Callable[[Tensor, DecoderState], Tensor]
 PAGE = 64  # positions of a page of FlashInfer's caches, at most
 WORKSPACE = 128 << 20  # bytes that FlashInfer asks for
 
@@ -40,7 +41,10 @@ class Decode:
 
 
 def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `measure` finds, or the sentence that says why it found nothing, as "absent"."""
+    """What a peer's `measure` finds, or the sentence that says why it found nothing, as "absent".
+
+    Ours is not tried: where it fails, the benchmark does.
+    """
     try:
         if not torch.cuda.is_available():
             return measure()
@@ -89,8 +93,10 @@ def stepped_greedy(model: Model, state: DecoderState, begin: int, steps: int) ->
     return run
 
 
-def graph_decode(model: Model, setting: Setting, *, reorders: bool) -> Decode:
-    """`model.step` over a padded cache in one CUDA graph.
+def graph_decode(
+    model: Model, setting: Setting, *, reorders: bool, compiled: bool = False
+) -> Decode:
+    """`model.step` over a padded cache in one CUDA graph, under `torch.compile` if asked for.
 
     Greedy search is part of the graph. With beams the search is `beam_search`, step by step, with
     the rows reordered through the table of ancestors; or, without `reorders`, every row goes on by
@@ -98,19 +104,31 @@ def graph_decode(model: Model, setting: Setting, *, reorders: bool) -> Decode:
     """
     assert isinstance(model, TranslationModel)
     source = random_source(model, setting)
+    step = _compiled(model) if compiled else model.step
 
     def start() -> None:
         model.decoder.memorize(model.encode(source), Visibility())
 
     if reorders and setting.beam > 1:
         state = model.start(source, setting.target, beam=setting.beam, padded=True)
-        run = _beam_run(model, state, search_config(setting))
+        run = _beam_run(step, state, search_config(setting), model.config.end)
         how = "model.step in one graph, beam_search around it"
     else:
         state = _without_ancestors(model.start(source, setting.target, padded=True), setting.beam)
-        run = captured_greedy(model, state, 0, setting.target)
+        run = captured_greedy(step, state, 0, setting.target)
         how = "model.step and argmax in one graph" + (", no reordering" * (setting.beam > 1))
+    how += ", torch.compile" * compiled
     return Decode(torch.no_grad()(start), run, setting.target, how)
+
+
+def _compiled(model: Model) -> Step:
+    """`model.step` compiled whole; what was compiled for other models is forgotten first.
+
+    Else the compiler would come to its limit of versions, and go on without compiling.
+    """
+    torch.compiler.reset()
+    step: Step = torch.compile(model.step, fullgraph=True)
+    return step
 
 
 def _without_ancestors(state: DecoderState, beam: int) -> DecoderState:
@@ -130,7 +148,7 @@ def _without_ancestors(state: DecoderState, beam: int) -> DecoderState:
     return DecoderState(cache, state.memories, state.first.repeat_interleave(beam), beam)
 
 
-def captured_greedy(model: Model, state: DecoderState, begin: int, steps: int) -> Call:
+def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> Call:
     """`steps` launches of one captured greedy step, the first at position `begin`.
 
     It answers with the last tokens.
@@ -138,9 +156,9 @@ def captured_greedy(model: Model, state: DecoderState, begin: int, steps: int) -
     fed = state.first.clone()
 
     def take() -> None:
-        fed.copy_(model.step(fed, state).argmax(dim=1))
+        fed.copy_(step(fed, state).argmax(dim=1))
 
-    graph = _capture_step(take, state.cache, model.device)
+    graph = _capture_step(take, state.cache)
 
     def run() -> Tensor:
         state.cache.lengths.fill_(begin)
@@ -152,16 +170,16 @@ def captured_greedy(model: Model, state: DecoderState, begin: int, steps: int) -
     return run
 
 
-def _beam_run(model: Model, state: DecoderState, config: DecodeConfig) -> Call:
+def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, end: int) -> Call:
     fed = state.first.clone()
     out: list[Tensor] = []
 
     def take() -> None:
-        out[:] = [model.step(fed, state)]
+        out[:] = [step(fed, state)]
 
-    graph = _capture_step(take, state.cache, model.device)
+    graph = _capture_step(take, state.cache)
 
-    def step(tokens: Tensor, state: DecoderState) -> Tensor:
+    def replay(tokens: Tensor, state: DecoderState) -> Tensor:
         fed.copy_(tokens)
         graph.replay()
         return out[0]
@@ -170,14 +188,14 @@ def _beam_run(model: Model, state: DecoderState, config: DecodeConfig) -> Call:
         state.cache.lengths.zero_()
         state.cache.growing.fill_(1)
         with torch.no_grad():
-            return beam_search(step, state, config, end=model.config.end)
+            return beam_search(replay, state, config, end=end)
 
     return run
 
 
-def _capture_step(take: Call, cache: KVCache, device: torch.device) -> torch.cuda.CUDAGraph:
+def _capture_step(take: Call, cache: KVCache) -> torch.cuda.CUDAGraph:
     """A graph of one step; the steps before it and its own are taken back on the host's side."""
-    graph = capture(take, device)
+    graph = capture(take, cache.K.device)
     cache.rewind(WARM_CALLS + 1)
     return graph
 
@@ -257,14 +275,19 @@ def _marian_config(library: Any, config: ModelConfig, setting: Setting) -> Any:
     )
 
 
-def flashinfer_call(Q: Tensor, K: Tensor, V: Tensor, scale: float, *, tensor_cores: bool) -> Call:
+def flashinfer_workspace(device: torch.device) -> Tensor:
+    """Memory for what FlashInfer keeps between two kernels of a call; calls in turn share it."""
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def flashinfer_call(
+    Q: Tensor, K: Tensor, V: Tensor, scale: float, workspace: Tensor, *, tensor_cores: bool
+) -> Call:
     """FlashInfer's decode attention of Q [b, h, 1, k] over K [b, g, m, k] and V in pages."""
     try:
         library: Any = importlib.import_module("flashinfer")
     except ImportError as error:
         raise BackendError("flashinfer is not installed") from error
-    if Q.device.type != "cuda":
-        raise BackendError("FlashInfer needs a GPU")
     b, h, _, k = Q.shape
     g, m = K.shape[1:3]
     page = math.gcd(m, PAGE)
@@ -278,7 +301,6 @@ def flashinfer_call(Q: Tensor, K: Tensor, V: Tensor, scale: float, *, tensor_cor
     def every(step: int, end: int) -> Tensor:
         return torch.arange(0, end, step, dtype=torch.int32, device=Q.device)
 
-    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=Q.device)
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
         workspace, "HND", use_tensor_cores=tensor_cores
     )

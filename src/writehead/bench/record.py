@@ -4,6 +4,7 @@ Where the code runs without its git history, as from an installed package or a c
 variable WRITEHEAD_COMMIT may say which commit it is.
 """
 
+import errno
 import json
 import os
 import platform
@@ -51,6 +52,19 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raises RunError unless a result can be written there; makes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        fresh = path.with_name(f".{path.name}")
+        fresh.touch()
+        fresh.unlink()
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
+
+
 def version_of(package: str) -> str | None:
     """The version of an installed package; None where there is none."""
     try:
@@ -62,11 +76,11 @@ def version_of(package: str) -> str | None:
 def _commit() -> str | None:
     """The commit of the code that runs, with a + where it was changed since.
 
-    WRITEHEAD_COMMIT, where it is set and not empty, is taken at its word; without it, and outside
-    git, the answer is None.
+    WRITEHEAD_COMMIT, where it is set and not empty, is taken at its word and marked as told;
+    without it, and outside git, the answer is None.
     """
     if said := os.environ.get("WRITEHEAD_COMMIT"):
-        return said
+        return f"{said} (told)"
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run(

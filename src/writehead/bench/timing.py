@@ -1,5 +1,6 @@
 """How time is taken: after a warm-up, between two waits for the device, several times over."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +9,12 @@ from typing import Any
 
 import torch
 
+from writehead.decoding.devices import wait_for
+
 WARM_CALLS = 2  # before a capture
+CACHES = 4  # times the device's cache that is read in turn, so that memory is what is timed
+CACHE_BYTES = 16 << 20  # of a device that does not say
+MOST_SETS = 256  # so small ones stay in the cache, which results show
 
 Call = Callable[[], object]
 
@@ -38,18 +44,25 @@ class Times:
         }
 
 
-def wait(device: torch.device) -> None:
-    """Returns when a device has done all it was asked for."""
+def bytes_past_cache(device: torch.device) -> int:
+    """How much must be read in turn for none of it to be in the device's cache when it is due."""
+    cache = CACHE_BYTES
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
+    return CACHES * cache
+
+
+def count_sets(size: int, device: torch.device) -> int:
+    """How many sets of `size` bytes to read in turn: at least two, at most MOST_SETS."""
+    return min(MOST_SETS, max(2, math.ceil(bytes_past_cache(device) / size)))
 
 
 def clocked(work: Call, device: torch.device) -> float:
     """Seconds that `work` takes by the host's clock, from an idle device to an idle one."""
-    wait(device)
+    wait_for(device)
     began = time.perf_counter()
     work()
-    wait(device)
+    wait_for(device)
     return time.perf_counter() - began
 
 

@@ -17,9 +17,10 @@ from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.sources import embedded
-from writehead.decoding.devices import find_device
+from writehead.decoding.devices import find_device, wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
+from writehead.training.replay import WARM
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
 
@@ -63,6 +64,8 @@ def bench_preset(
             seed=config.seed,
         )
         place = find_device(device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)  # where a step is captured
         return bench_train(name, model, config, batches, place, steps=steps, warmup=warmup)
 
 
@@ -85,13 +88,18 @@ def bench_train(
     """
     if steps < 1 or warmup < 0:
         raise ConfigError(f"{steps} steps after {warmup} cannot be timed; ask for 1 or more")
+    if device.type == "cuda" and warmup < WARM + 2:
+        raise ConfigError(
+            f"a warm-up of {warmup} steps would leave the capture of the step's graph in the time "
+            f"on a GPU; ask for {WARM + 2} or more"
+        )
     stepper = Stepper(model, config, World(0, 1, device))
     dtype = torch.bfloat16 if stepper.half else torch.float32
     size = PRODUCT if device.type == "cuda" else 0
     rates = [matrix_rate(device, dtype, size)]
     for i in range(warmup):
         stepper.update(next(batches), i)
-    _wait(device)
+    wait_for(device)
     times, operations, labels = [], [], []
     for first in range(0, steps, BLOCK):
         block = range(first, min(first + BLOCK, steps))
@@ -101,7 +109,7 @@ def bench_train(
             stepper.update(batch, warmup + i)
             operations.append(_operations(model, config, batch))
             labels.append(batch.tokens)
-        _wait(device)
+        wait_for(device)
         times.append((time.perf_counter() - began) / len(block))
     rates.append(matrix_rate(device, dtype, size))
     rate = max(rates)  # a chip under load slows its clock: the higher one is the stricter measure
@@ -134,8 +142,3 @@ def _operations(model: ModelConfig, config: TrainConfig, batch: Batch) -> int:
     source = config.source_length if model.encoder_layers else 0
     setting = cost.Setting(config.rows, source, config.target_length)
     return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from writehead.bench.timing import Times, clocked, wait
+from writehead.bench.timing import Times, clocked
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine
+from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError, DataError
 
 OURS, PLAIN = "ours", "plain PyTorch"
@@ -75,7 +76,7 @@ def _measure(job: Job, name: str) -> tuple[dict[str, Any], dict[str, list[str]]]
     job.tell(f"{name}: loading {job.run}")
     began = time.perf_counter()
     engine = _load(job, name)
-    wait(job.device)
+    wait_for(job.device)
     loaded = time.perf_counter() - began
     job.tell(f"{name}: the first sentence")
     line = next(line for line in job.lines if line.strip())

@@ -49,15 +49,18 @@ def attention_command(
     from writehead.bench.attention import Shape, bench_attention, default_shapes
     from writehead.cli.bench_tables import show_attention
 
+    place, kind = _find(device, dtype)
+    times = _repeats(repeats, 20, 3, place.type)
+    chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
+    _check(output)
     with _telling() as tell:
-        result, chip, place, kind = _begin("attention", device, dtype, tell)
-        chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
+        result, chip = _begin("attention", place, kind, tell)
         result["shapes"] = bench_attention(
             chosen or default_shapes(place, heads, depth),
             chip,
             place,
             kind,
-            repeats=_either(repeats, 20, 3, place.type),
+            repeats=times,
             tell=tell,
         )
     _finish(result, output)
@@ -99,6 +102,12 @@ def decode_command(
         ),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Measure plain PyTorch and Hugging Face too.")] = True,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compiled", help="On a GPU, plain PyTorch under torch.compile too, which takes long."
+        ),
+    ] = False,
     repeats: Annotated[int | None, typer.Option(help="5, or 3 on a CPU, by default.")] = None,
     plot: Annotated[
         Path | None,
@@ -118,34 +127,30 @@ def decode_command(
     writehead bench decode --preset lm1b --context 8192 --context 32768 --batch 16
     """
     models = _models(presets, rows_wanted)
+    from writehead.bench.decode import Place
     from writehead.cli.bench_runs import DecodePlan, run_decode
     from writehead.cli.bench_tables import show_decode
 
+    found, kind = _find(device, dtype)
+    times = _repeats(repeats, 5, 3, found.type)
+    gpu = found.type == "cuda"
+    plan = DecodePlan(
+        models=models or default_models(gpu, language=bool(context)),
+        batches=batch or [1024 if gpu else 16],
+        source=_either(source, 128, 64, found.type),
+        target=_either(target, 128, 64, found.type),
+        beams=beam or [1, 4],
+        vocabulary=vocabulary or (32_768 if gpu else None),
+        contexts=context or [8192 if gpu else 256],
+        language_batches=batch or [16],
+        lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
+    )
+    _check(output)
     with _telling() as tell:
-        result, chip, place, kind = _begin("decode", device, dtype, tell)
-        gpu = place.type == "cuda"
-        plan = DecodePlan(
-            models=models or default_models(gpu, language=bool(context)),
-            batches=batch or [1024 if gpu else 16],
-            source=_either(source, 128, 64, place.type),
-            target=_either(target, 128, 64, place.type),
-            beams=beam or [1, 4],
-            vocabulary=vocabulary or (32_768 if gpu else None),
-            contexts=context or [8192 if gpu else 256],
-            language_batches=batch or [16],
-            lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
-        )
+        result, chip = _begin("decode", found, kind, tell)
+        place = Place(chip, found, kind, times, peers, tell, compiled)
         run_decode(
-            plan,
-            result,
-            chip,
-            place,
-            kind,
-            repeats=_either(repeats, 5, 3, place.type),
-            peers=peers,
-            sweeps=plot is not None,
-            tell=tell,
-            save=lambda: _finish(result, output),
+            plan, result, place, sweeps=plot is not None, save=lambda: _finish(result, output)
         )
     show_decode(result, Page())
     if plot is not None:
@@ -181,16 +186,16 @@ def translate_command(
         from writehead.bench.translate import Job, bench_translate
         from writehead.cli.bench_tables import show_translate
         from writehead.decoding import Batching
-        from writehead.decoding.devices import find_device, find_dtype
         from writehead.decoding.textio import read_lines
 
-        place = find_device(device)
+        place, kind = _find(device, dtype)
+        _check(output)
         tell = stack.enter_context(_telling())
         job = Job(
             run=run,
             lines=list(read_lines(input_path)),
             device=place,
-            dtype=find_dtype(dtype, place),
+            dtype=kind,
             beams=tuple(beam or (1, 4)),
             repeats=repeats,
             batching=Batching(tokens=batch_tokens),
@@ -264,16 +269,28 @@ def _either(given: int | None, on_gpu: int, on_cpu: int, device: str) -> int:
     return on_gpu if device == "cuda" else on_cpu
 
 
-def _begin(
-    name: str, device: str, dtype: str | None, tell: Callable[[str], None]
-) -> tuple[dict[str, Any], Any, Any, Any]:
-    """A result that says what it was made by; the chip, the device and the type to measure with."""
-    from writehead.bench.floor import measure_chip
-    from writehead.bench.record import environment
+def _repeats(given: int | None, on_gpu: int, on_cpu: int, device: str) -> int:
+    repeats = _either(given, on_gpu, on_cpu, device)
+    if repeats < 1:
+        raise ConfigError(f"{repeats} repeats cannot be timed; ask for 1 or more")
+    return repeats
+
+
+def _find(device: str, dtype: str | None) -> tuple[Any, Any]:
+    """The device and the type to measure with."""
     from writehead.decoding.devices import find_device, find_dtype
 
     place = find_device(device)
-    kind = find_dtype(dtype, place)
+    return place, find_dtype(dtype, place)
+
+
+def _begin(
+    name: str, place: Any, kind: Any, tell: Callable[[str], None]
+) -> tuple[dict[str, Any], Any]:
+    """A result that says what it was made by, and the chip as it is now."""
+    from writehead.bench.floor import measure_chip
+    from writehead.bench.record import environment
+
     tell("bandwidth and matrix rate")
     chip = measure_chip(place, kind)
     result = {
@@ -283,7 +300,15 @@ def _begin(
         "dtype": str(kind).removeprefix("torch."),
         "chip": dataclasses.asdict(chip),
     }
-    return result, chip, place, kind
+    return result, chip
+
+
+def _check(output: Path | None) -> None:
+    """Complains of a file that could not be written, before anything is measured for it."""
+    from writehead.bench.record import check_writable
+
+    if output is not None:
+        check_writable(output)
 
 
 def _finish(result: dict[str, Any], output: Path | None) -> None:

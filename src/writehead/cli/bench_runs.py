@@ -4,9 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
-from writehead import cost
 from writehead.bench.context import Context, context_sweep, language_row
 from writehead.bench.decode import Place, batch_sweep, fitted, translation_row
 from writehead.config import ModelConfig
@@ -20,6 +17,7 @@ SWEEP_FAMILIES = {"context": ("lm1b", "tiny-lm"), "batch": ("wmt14", "tiny")}
 SWEEP_ROWS = ("multi-head", "multi-query")
 CONTEXTS = ([2**i for i in range(7, 16)], [2**i for i in range(6, 11)])
 BATCHES = ([2**i for i in range(11)], [2**i for i in range(6)])
+PAPERS_SETTING = ("wmt14", 1024, 128, 128)  # family, batch, source and target of Table 2
 SWEEP_ROWS_TOGETHER = 16  # in the sweep over contexts
 
 
@@ -50,6 +48,8 @@ class DecodePlan:
         for batch in self.language_batches:
             for context in self.contexts:
                 Context(batch, context, _steps(context))
+        for task in ("translation", "language"):
+            self.of_task(task)
 
     def of_task(self, task: str) -> dict[str, ModelConfig]:
         """The models of a task, fitted to the lengths asked for."""
@@ -64,29 +64,23 @@ class DecodePlan:
 def run_decode(
     plan: DecodePlan,
     result: dict[str, Any],
-    chip: cost.Chip,
-    device: torch.device,
-    dtype: torch.dtype,
+    place: Place,
     *,
-    repeats: int,
-    peers: bool,
     sweeps: bool,
-    tell: Callable[[str], None],
     save: Callable[[], None],
 ) -> None:
     """Fills `result` row by row, and saves it after each."""
-    place = Place(chip, device, dtype, repeats, peers, tell)
     result["setting"] = {
         name: value for name, value in asdict(plan).items() if name != "models"
-    } | {"repeats": repeats, "presets": list(plan.models)}
+    } | {"repeats": place.repeats, "presets": list(plan.models)}
     result["rows"], result["contexts"], result["sweeps"] = [], [], {}
     save()
     for batch in plan.batches:
         for name, config in plan.of_task("translation").items():
             for beam in plan.beams:
-                setting = Setting(batch, plan.source, plan.target, beam, dtype.itemsize)
+                setting = Setting(batch, plan.source, plan.target, beam, place.dtype.itemsize)
                 row = translation_row(name, config, setting, place, lengths=plan.lengths)
-                result["rows"].append(row | {"paper": paper_row(name)})
+                result["rows"].append(row | {"paper": paper_row(name, setting)})
                 save()
     for batch in plan.language_batches:
         for length in plan.contexts:
@@ -122,9 +116,12 @@ def _sweep(
     save()
 
 
-def paper_row(name: str) -> dict[str, Any] | None:
-    """The row of the paper's Table 2 that a preset stands for; None where it has none."""
-    found = [row for row in TABLE_2 if row.row == name.partition("/")[2]]
+def paper_row(name: str, setting: Setting) -> dict[str, Any] | None:
+    """The row of the paper's Table 2 that a preset in its own setting stands for; else None."""
+    family, _, row_name = name.partition("/")
+    if (family, setting.batch, setting.source, setting.target) != PAPERS_SETTING:
+        return None
+    found = [row for row in TABLE_2 if row.row == row_name]
     return asdict(found[0]) if found else None
 
 

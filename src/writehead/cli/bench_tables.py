@@ -7,7 +7,16 @@ from rich.console import Console
 from rich.table import Table
 
 from writehead.bench.attention import GROUPS
-from writehead.bench.decode import BEAM_GRAPH, FREE_GRAPH, GRAPH, LENGTHS, MARIAN, OURS, quickest
+from writehead.bench.decode import (
+    BEAM_GRAPH,
+    COMPILED,
+    FREE_GRAPH,
+    GRAPH,
+    LENGTHS,
+    MARIAN,
+    OURS,
+    quickest,
+)
 from writehead.explain import quantity
 
 ON_A_CPU = (
@@ -104,7 +113,8 @@ def _table_2(rows: list[dict[str, Any]], lengths: str, dtype: str) -> Table:
         f"batch {setting['batch']:,}, {setting['source']} + {setting['target']} tokens, {dtype}"
     )
     beams = list(dict.fromkeys(row["setting"]["beam"] for row in rows))
-    columns = [said for beam in beams for said in (_search(beam), "TPUv2")]
+    beside = ("TPUv2",) if any(row["paper"] for row in rows) else ()
+    columns = [said for beam in beams for said in (_search(beam), *beside)]
     table = _table(title, "attention", *columns)
     by_place = {(row["preset"], row["setting"]["beam"]): row for row in rows}
     presets = dict.fromkeys(row["preset"] for row in rows)
@@ -112,17 +122,16 @@ def _table_2(rows: list[dict[str, Any]], lengths: str, dtype: str) -> Table:
         cells = []
         for beam in beams:
             row = by_place[name, beam]
-            cells += [_pair(quickest(row, OURS[lengths])), _paper(row, beam)]
+            cells.append(_pair(quickest(row, OURS[lengths])))
+            cells += [_paper(row, beam) for _ in beside]
         table.add_row(name, *cells)
     table.add_section()
     for slow, fast in _couples(presets):
         cells = []
         for beam in beams:
             pair = by_place[slow, beam], by_place[fast, beam]
-            cells += [
-                _gain(*(_decoder(row, OURS[lengths]) for row in pair)),
-                _gain(*(_paper_decoder(row, beam) for row in pair)),
-            ]
+            cells.append(_gain(*(_decoder(row, OURS[lengths]) for row in pair)))
+            cells += [_gain(*(_paper_decoder(row, beam) for row in pair)) for _ in beside]
         table.add_row(f"  gain of {fast.partition('/')[2]}", *cells)
     return table
 
@@ -152,12 +161,18 @@ def _steps(rows: list[dict[str, Any]]) -> Table:
 
 
 def _peers(rows: list[dict[str, Any]]) -> Table:
-    """Milliseconds of a mean decoder step of the peers, which all read padded caches."""
-    labels = ("ours, padded", "PyTorch", "no reordering", "Hugging Face")
-    table = _table("A decoder step beside the peers': ms", "attention", "batch", "search", *labels)
+    """Milliseconds of a mean decoder step of the peers: PyTorch padded, Hugging Face not."""
+    compiles = any(COMPILED in name for row in rows for name in row["measured"])
+    labels = ["padded", "PyTorch", "no reordering", "true", "Hugging Face"]
+    if compiles:
+        labels.insert(2, "compiled")
+    title = "A decoder step, ours padded and by true lengths beside the peers': ms"
+    table = _table(title, "attention", "batch", "search", *labels)
     for row in rows:
         plain = GRAPH if row["setting"]["beam"] == 1 else BEAM_GRAPH
-        names = (OURS["padded"], plain, FREE_GRAPH, MARIAN)
+        names = [OURS["padded"], plain, FREE_GRAPH, OURS["true"], MARIAN]
+        if compiles:
+            names.insert(2, plain + COMPILED)
         table.add_row(*_where(row), *(_number(_step(quickest(row, name))) for name in names))
     return table
 
@@ -249,8 +264,8 @@ def _absences(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         found = {**row["measured"], "attention": row.get("attention", {})}
         for label, one in found.items():
-            if "absent" in one:
-                said.setdefault(f"{label}: {one['absent']}", []).append(row["preset"])
+            if reason := one.get("absent") or one.get("left_out"):
+                said.setdefault(f"{label}: {reason}", []).append(row["preset"])
     return [f"{sentence} ({', '.join(dict.fromkeys(who))})" for sentence, who in said.items()]
 
 

@@ -149,7 +149,7 @@ def bench_train_command(
     ] = None,
     settings: Settings = None,
     steps: Annotated[int, typer.Option(help="Steps to time.")] = 20,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Steps before them; on a GPU 5 or more.")] = 8,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -158,9 +158,11 @@ def bench_train_command(
     Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
     """
     model, config = _configs(preset_name, settings)
-    from writehead.bench.record import write_result
+    from writehead.bench.record import check_writable, write_result
     from writehead.bench.train import bench_preset
 
+    if output is not None:
+        check_writable(output)
     result = bench_preset(
         preset_name, model, config, dataset, device=device, steps=steps, warmup=warmup
     )

@@ -37,3 +37,11 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
     if name not in DTYPES:
         raise ConfigError(f"there is no dtype {name!r}; {nearest(name, DTYPES)}")
     return DTYPES[name]
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when a device has done all it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -13,6 +13,7 @@ import torch
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding import Engine
+from writehead.decoding.devices import wait_for
 from writehead.model import LanguageModel, TranslationModel
 from writehead.training.throughput import matrix_rate
 
@@ -77,10 +78,10 @@ def _step_times(model: TranslationModel | LanguageModel) -> list[float]:
             model.extend(tokens[:, fed:position], state)
         times = []
         for _ in range(9):
-            _wait(model.device)
+            wait_for(model.device)
             began = time.perf_counter()
             model.step(tokens[:, position], state)
-            _wait(model.device)
+            wait_for(model.device)
             times.append(time.perf_counter() - began)
             state.rewind(1)  # the same step again
         answer.append(statistics.median(times) * 1e3)
@@ -94,15 +95,10 @@ def _measured(device: torch.device) -> cost.Chip:
     copy = torch.zeros_like(block)  # written before, so that no page is asked for while timing
     times = []
     for _ in range(5):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         copy.copy_(block)
-        _wait(device)
+        wait_for(device)
         times.append(time.perf_counter() - began)
     bandwidth = 2 * copy.nbytes / min(times)
     return cost.Chip("here", 1.0, bandwidth, matrix_rate(device, torch.float32), "measured")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

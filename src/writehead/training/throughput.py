@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from writehead.decoding.devices import wait_for
+
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
     """Operations a second of a size³ product of random matrices, by the best of ten runs."""
@@ -13,14 +15,9 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> floa
         A @ B
     times = []
     for _ in range(10):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         A @ B
-        _wait(device)
+        wait_for(device)
         times.append(time.perf_counter() - began)
     return 2 * size**3 / min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
