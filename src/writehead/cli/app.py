@@ -35,6 +35,8 @@ VERBS = (
     "translate",
     "generate",
     "bench",
+    "reproduce",
+    "report",
 )
 
 

@@ -66,3 +66,56 @@ TABLE_3 = (
     Table3Row("multi-head-4x32", 4, 32, 9984, 31.0),
     Table3Row("multi-head-8x16", 8, 16, 9984, 30.9),
 )
+
+
+@dataclass(frozen=True)
+class Training:
+    """§4.1: what the runs of a quality table had in common. `tokens` are a step's, of the target.
+
+    "211 million parameters", "100,000 steps (~20 epochs)", "128 examples", each of a 256-token
+    input and a 256-token target; "192 million", "136K steps (10 epochs)", "64K tokens".
+    """
+
+    data: str
+    parameters: int
+    steps: int
+    epochs: int
+    tokens: int
+    chip: str
+    dev: str
+    test: str | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """§4.3: what the times of Table 2 were taken of."""
+
+    parameters: int
+    batch: int
+    source: int
+    target: int
+    chip: str
+
+
+TABLE_1_TRAINING = Training(
+    data="WMT 2014 English-German",
+    parameters=211_000_000,
+    steps=100_000,
+    epochs=20,
+    tokens=128 * 256,
+    chip="a 32-core TPUv3 cluster",
+    dev="sacrebleu -t wmt13",
+    test="sacrebleu -t wmt14",
+)
+TABLE_2_TIMING = Timing(
+    parameters=211_000_000, batch=1024, source=128, target=128, chip="one TPUv2 (8 cores)"
+)
+TABLE_3_TRAINING = Training(
+    data="the Billion-Word Benchmark",
+    parameters=192_000_000,
+    steps=136_000,
+    epochs=10,
+    tokens=64 * 1024,
+    chip="a 32-core TPUv3 cluster",
+    dev="its dev set",
+)

@@ -1,0 +1,170 @@
+"""`writehead reproduce` and `writehead report`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from writehead.cli.app import app
+from writehead.cli.settings import read_settings
+from writehead.errors import ConfigError
+from writehead.schema import with_settings
+
+if TYPE_CHECKING:
+    from writehead.paper.reproduce import Ending
+
+Results = Annotated[Path, typer.Option(help="The folder of results.")]
+
+
+@app.command(name="reproduce")
+def reproduce_command(
+    table: Annotated[str, typer.Argument(help="table1, table2 or table3.")],
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="small: our text and sizes; paper-size: the paper's sizes; paper: its experiment; "
+            "tiny: a rehearsal. small by default, and paper for table2, which reads no text."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder of text; data by default. For paper: parquet files."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A row, as multi-query; repeatable, all by default.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each row; the scale's own.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many, as 3, or which, as 0,1,2; 1 by default.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="train.NAME=VALUE for every row; repeatable.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop when so much time has passed; the same command goes on."),
+    ] = None,
+    results: Results = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Where datasets and runs are kept.")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Run a table of the paper row by row, all equal but the attention; go on where it stopped.
+
+    Rows whose result is there are skipped. Stopped by Ctrl-C, SIGTERM or --minutes it exits with
+    128 plus the signal's number, and the same command goes on.
+
+    Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "reproduce trains a row on one device; without torchrun, start the same command once "
+            "a GPU, and they share the rows"
+        )
+    if minutes is not None and not minutes >= 0:
+        raise ConfigError(f"--minutes {minutes} is no time; give 0 or more")
+    train = {"--data": data, "--steps": steps, "--seeds": seeds, "--set": settings}
+    try:
+        if table == "table2":
+            for name, given in train.items():
+                if given is not None:
+                    raise ConfigError(f"{name} is for table1 and table3; leave it out for table2")
+            ending = _speed(scale or "paper", only, results, runs, device, minutes)
+        else:
+            changes = read_settings(settings, ("train",))["train"]
+            from writehead.paper.experiments import find_experiment, read_seeds
+            from writehead.paper.reproduce import Job, reproduce
+
+            experiment = find_experiment(table, scale or "small")
+            job = Job(
+                experiment=experiment,
+                train=with_settings(experiment.with_steps(steps), changes),
+                rows=experiment.choose_rows(only or []),
+                seeds=read_seeds(seeds or "1"),
+                data=data,
+                results=results,
+                runs=runs,
+                device=device,
+                minutes=minutes,
+            )
+            ending = reproduce(job)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to go on", err=True)
+        raise typer.Exit(130) from None
+    _say_ending(ending)
+
+
+@app.command(name="report")
+def report_command(
+    results: Results = Path("results"),
+    output: Annotated[
+        Path, typer.Option(help="The folder for report.html and its pictures.")
+    ] = Path("docs/report"),
+    readme: Annotated[
+        Path | None,
+        typer.Option(help="The file whose <!-- report --> is filled; README.md if there is one."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if README says otherwise.")
+    ] = False,
+) -> None:
+    """Make the paper's tables of results: into README, one HTML file, and pictures as SVG.
+
+    Example: writehead report --results results --output docs/report
+    """
+    if readme is None and Path("README.md").is_file():
+        readme = Path("README.md")
+    if readme is None and check:
+        raise ConfigError("there is no README.md here to check; name one with --readme")
+    from writehead.paper.page import write_page
+    from writehead.paper.report import (
+        figures_link,
+        make_report,
+        markdown,
+        splice,
+        write_file,
+        write_pictures,
+    )
+
+    report = make_report(results)
+    old, new = "", ""
+    if readme is not None:
+        old, new = splice(readme, markdown(report, figures_link(readme, output)))
+    if check:
+        if old != new:
+            typer.echo(
+                f"{readme} does not say what {results} gives; run writehead report", err=True
+            )
+            raise typer.Exit(1)
+        return
+    pictures = write_pictures(report, output)
+    page = write_page(output / "report.html", report, pictures)
+    if readme is not None and old != new:
+        write_file(readme, new)
+        typer.echo(f"{readme}: brought up to date", err=True)
+    typer.echo(f"report: {page}")
+
+
+def _speed(
+    scale: str,
+    only: list[str] | None,
+    results: Path,
+    runs: Path,
+    device: str,
+    minutes: float | None,
+) -> "Ending":
+    from writehead.paper.speed import SpeedJob, choose_rows, reproduce_speed
+
+    rows = choose_rows(scale, only or [])
+    return reproduce_speed(SpeedJob(scale, rows, results, runs, device, minutes))
+
+
+def _say_ending(ending: "Ending") -> None:
+    """How far it came; exits as training does where it was stopped."""
+    have = f"{ending.done} of {ending.of} results are there"
+    if ending.stopped_by is None:
+        typer.echo(f"{have}; writehead report makes tables of them", err=True)
+        return
+    where = "" if ending.at is None else f" at {ending.at}"
+    typer.echo(f"stopped{where}; {have}; run the same command again to go on", err=True)
+    raise typer.Exit(128 + ending.stopped_by)

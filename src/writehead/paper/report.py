@@ -1,0 +1,165 @@
+"""results/*.json -> the paper's tables beside ours, its claims, and pictures: for README and docs.
+
+Nothing is said here that is not in the results or in `tables.py`.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from writehead.bench.plots import draw
+from writehead.data.writing import write_whole
+from writehead.errors import RunError
+from writehead.paper.captions import LOSS_CAPTION, kv_caption
+from writehead.paper.experiments import TABLES
+from writehead.paper.figures import loss_svg, quality_svg
+from writehead.paper.layout import TITLES, Grid, claims_grid, quality_grid, speed_grid
+from writehead.paper.results import read_results
+from writehead.paper.sheets import Sheet
+
+BEGIN, END = "<!-- report -->", "<!-- /report -->"
+SWEEP = "decode-context"  # the picture of `bench decode --plot` that belongs to the argument
+SWEEP_TITLE = "Time against context"
+SWEEP_CAPTION = "Microseconds a token against the context behind it, both scales logarithmic."
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG, its file's name without the ending, and what it shows, in short and at length."""
+
+    name: str
+    svg: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table at one scale, what became of the paper's claims about it, and its pictures."""
+
+    table: Grid
+    claims: Grid | None = None
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables that were run, those that were not, and the newest sweep over contexts."""
+
+    sections: tuple[Section, ...]
+    not_run: tuple[str, ...]
+    sweep: dict[str, Any] | None = None
+
+
+def make_report(results: Path) -> Report:
+    """What a folder of results shows."""
+    found = read_results(results)
+    sections = [
+        Section(speed_grid(scale, read))
+        if table == "table2"
+        else _quality(Sheet(table, scale, read))
+        for (table, scale), read in found.items()
+    ]
+    tables = {table for table, _ in found}
+    not_run = tuple(TITLES[table] for table in TABLES if table not in tables)
+    return Report(tuple(sections), not_run, _newest_sweep(results))
+
+
+def _quality(sheet: Sheet) -> Section:
+    stem = f"{sheet.table}-{sheet.scale}"
+    pictures = (
+        Picture(
+            f"{stem}-quality", quality_svg(sheet), "Quality against K and V", kv_caption(sheet)
+        ),
+        Picture(f"{stem}-loss", loss_svg(sheet), "Loss by step", LOSS_CAPTION),
+    )
+    return Section(quality_grid(sheet), claims_grid(sheet), pictures)
+
+
+def _newest_sweep(results: Path) -> dict[str, Any] | None:
+    """The last result of `bench decode --plot` that swept contexts; None where there is none."""
+    found = []
+    for path in sorted(results.rglob("*.json")):
+        try:
+            one = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # what `reproduce` wrote was read and checked; the rest is others' business
+        swept = isinstance(one, dict) and one.get("bench") == "decode" and one.get("sweeps")
+        if swept and swept.get("context"):
+            found.append(one)
+    return max(found, key=lambda one: str(one["environment"]["date"]), default=None)
+
+
+def markdown(report: Report, figures: str) -> str:
+    """The report for README, with links to pictures in the folder `figures`."""
+    parts = [
+        "## The paper's tables",
+        "Made by `writehead report` from the files in `results/`: the paper's figures beside ours, "
+        "and what differs. [docs/reproducing.md](docs/reproducing.md) says how to run them.",
+    ]
+    for section in report.sections:
+        parts += [f"### {section.table.title}", _grid(section.table), " ".join(section.table.notes)]
+        for one in section.pictures:
+            parts += [_link(one.name, one.title, figures), one.caption]
+        if section.claims is not None:
+            bold = [[*row[:-1], f"**{row[-1]}**"] for row in section.claims.rows]
+            claims = Grid(section.claims.title, section.claims.head, bold)
+            parts += [f"#### {claims.title}", _grid(claims), " ".join(section.claims.notes)]
+    if report.sweep is not None:
+        parts += [f"### {SWEEP_TITLE}", _link(SWEEP, SWEEP_TITLE, figures), SWEEP_CAPTION]
+    if report.not_run:
+        parts.append(f"Not run: {'; '.join(report.not_run)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(grid: Grid) -> str:
+    lines = [grid.head, ["-"] * len(grid.head), *grid.rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _link(name: str, title: str, figures: str) -> str:
+    return f"![{title}]({figures}/{name}.svg)"
+
+
+def write_pictures(report: Report, folder: Path) -> list[Path]:
+    """Writes the pictures; returns their files."""
+    files = []
+    for picture in (one for section in report.sections for one in section.pictures):
+        path = folder / f"{picture.name}.svg"
+        write_file(path, picture.svg)
+        files.append(path)
+    if report.sweep is not None:
+        files += draw(report.sweep, folder)
+    return files
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
+
+
+def splice(readme: Path, block: str) -> tuple[str, str]:
+    """README's text as it is, and with `block` between its markers."""
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{readme} cannot be read: {error.strerror}; check the path") from error
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise RunError(
+            f"{readme} must have {BEGIN} and {END} once each, in this order; add them where the "
+            f"tables shall stand"
+        )
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return text, f"{before}{BEGIN}\n{block}{END}{after}"
+
+
+def figures_link(readme: Path, folder: Path) -> str:
+    """How README points to the folder of pictures."""
+    return Path(os.path.relpath(folder, readme.parent)).as_posix()

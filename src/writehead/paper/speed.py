@@ -1,0 +1,159 @@
+"""§4.3: runs Table 2: a training step, and decoding by greedy and beam-4 search, row by row."""
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from writehead.bench.decode import Place, fitted, translation_row
+from writehead.bench.floor import measure_chip
+from writehead.bench.record import environment, write_result
+from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
+from writehead.config import PrepareConfig, TrainConfig
+from writehead.cost import Setting
+from writehead.data.dataset import INFO
+from writehead.data.prepare import prepare
+from writehead.data.progress import Reporter
+from writehead.data.sources import embedded
+from writehead.decoding.devices import find_device, find_dtype
+from writehead.errors import ConfigError, nearest
+from writehead.paper.experiments import EXPERIMENTS, SCALES
+from writehead.paper.presets import rows
+from writehead.paper.reproduce import Clock, Ending, clear
+from writehead.paper.results import FORMAT, read_result, result_path
+from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
+
+BEAMS = (1, 4)
+WARMUP = 8  # training steps before those that are timed: compiling and capturing
+ROWS = tuple(row.row for row in TABLE_2)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What is timed at a scale: which models on how much; how often is `repeats` and `steps`."""
+
+    family: str
+    batch: int
+    source: int
+    target: int
+    train: TrainConfig
+    repeats: int
+    steps: int
+    pairs: int = GRAMMAR_PAIRS
+
+
+_PAPER = TABLE_2_TIMING
+_AS_IN_THE_PAPER = Speed(
+    "wmt14", _PAPER.batch, _PAPER.source, _PAPER.target, TrainConfig(), repeats=5, steps=20
+)
+_SHORT = TrainConfig(rows=4, source_length=32, target_length=32)
+SPEEDS = {
+    "tiny": Speed("tiny", 4, 8, 8, _SHORT, repeats=1, steps=1, pairs=200),
+    "small": dataclasses.replace(_AS_IN_THE_PAPER, family="wmt14-small"),
+    "paper-size": _AS_IN_THE_PAPER,  # no text is read, so this is the paper's own
+    "paper": _AS_IN_THE_PAPER,
+}
+
+
+@dataclass(frozen=True)
+class SpeedJob:
+    """What is to be timed and where results go; `minutes` is how long this sitting may take."""
+
+    scale: str
+    rows: tuple[str, ...]
+    results: Path
+    runs: Path
+    device: str = "auto"
+    minutes: float | None = None
+
+
+def choose_rows(scale: str, wanted: list[str]) -> tuple[str, ...]:
+    """The rows of Table 2 that were asked for, in its order; all where none was."""
+    if scale not in SPEEDS:
+        raise ConfigError(f"there is no scale {scale!r}; {nearest(scale, SCALES)}")
+    for row in wanted:
+        if row not in ROWS:
+            raise ConfigError(f"table2 has no row {row!r}; {nearest(row, ROWS)}")
+    return tuple(row for row in ROWS if row in wanted or not wanted)
+
+
+def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
+    """Times what is missing of Table 2, row by row, until all is there or the time is up."""
+    report, clock, speed = report or Reporter(), Clock(job.minutes), SPEEDS[job.scale]
+    paths = {row: result_path(job.results, "table2", job.scale, row) for row in job.rows}
+    todo = {row: path for row, path in paths.items() if not path.is_file()}
+    for row, path in paths.items():
+        if row not in todo:
+            read_result(path)
+            report.say(f"{row}: {path} is there; skipped")
+    done = len(paths) - len(todo)
+    if not todo:
+        report.say(f"table2, scale {job.scale}: all {len(paths)} results are there; nothing to do")
+        return Ending(done, len(paths))
+    dataset = _sentences(job, speed, report)
+    place = _place(job, speed, report.say)
+    for number, (row, path) in enumerate(todo.items(), start=1):
+        report.say(f"table2, scale {job.scale}: row {done + 1} of {len(paths)}, {row}")
+        write_result(path, _time(job, speed, row, place, dataset))
+        done += 1
+        if clock.is_up and number < len(todo):
+            return Ending(done, len(paths), int(signal.SIGTERM))
+    return Ending(done, len(paths))
+
+
+def _place(job: SpeedJob, speed: Speed, tell: Callable[[str], None]) -> Place:
+    """The device with its bandwidth and rate; peers are `writehead bench decode`'s."""
+    device = find_device(job.device)
+    dtype = find_dtype(None, device)
+    tell("bandwidth and matrix rate")
+    chip = measure_chip(device, dtype)
+    return Place(chip, device, dtype, speed.repeats, False, tell)
+
+
+def _sentences(job: SpeedJob, speed: Speed, report: Reporter) -> Path:
+    """Text to train on: that of Table 1 at the same scale where it is there, else the grammar's."""
+    own = job.runs / EXPERIMENTS["table1", job.scale].dataset
+    if (own / INFO).is_file():
+        return own
+    grammar = job.runs / "data" / f"grammar-{speed.pairs}"
+    prepare(
+        grammar,
+        embedded(speed.pairs),
+        PrepareConfig(task="translation", vocabulary=min(2000, 300 + speed.pairs)),
+        progress=report,
+    )
+    return grammar
+
+
+def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) -> dict[str, Any]:
+    """One row's result: decoding by each search, and a training step."""
+    name, config = f"{speed.family}/{row}", rows(speed.family)[row]
+    model = fitted(config, None, speed.source, speed.target)
+    element = place.dtype.itemsize
+    decode = [
+        translation_row(
+            name, model, Setting(speed.batch, speed.source, speed.target, beam, element), place
+        )
+        for beam in BEAMS
+    ]
+    place.tell(f"{name}: a training step")
+    clear(place.device)
+    training = bench_preset(
+        name, config, speed.train, dataset, device=job.device, steps=speed.steps, warmup=WARMUP
+    )
+    place.free()
+    return {
+        "format": FORMAT,
+        "table": "table2",
+        "scale": job.scale,
+        "family": speed.family,
+        "row": row,
+        "model": model.to_json(),
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "chip": dataclasses.asdict(place.chip),
+        "decode": decode,
+        "training": {**training, "dataset": dataset.name},
+        "environment": environment(place.device),
+    }

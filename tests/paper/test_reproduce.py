@@ -1,0 +1,288 @@
+"""A table is run row by row, stopped and gone on with, on the grammar and a tiny family."""
+
+import dataclasses
+import fcntl
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trainings import TIMES
+from writehead.config import TrainConfig
+from writehead.errors import ConfigError
+from writehead.paper import texts
+from writehead.paper.experiments import EXPERIMENTS, SCALES, find_experiment, read_seeds
+from writehead.paper.presets import FAMILIES
+from writehead.paper.reproduce import Job, reproduce
+from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
+from writehead.training.checkpoint import list_checkpoints
+
+ROWS = ("multi-head", "multi-query")
+
+
+@pytest.fixture(autouse=True)
+def _no_time_for_the_matrix_rate(monkeypatch):
+    monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+
+
+def run(writehead, folder: Path, table: str, *more: object) -> tuple[int, str, str]:
+    places = (f"--results={folder / 'results'}", f"--runs={folder / 'runs'}", "--device=cpu")
+    return writehead("reproduce", table, "--scale=tiny", *places, *more)
+
+
+def result(folder: Path, table: str, name: str) -> dict[str, object]:
+    path = folder / "results" / table / "tiny" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def timeless(found: dict[str, object]) -> dict[str, object]:
+    """A result without what depends on the machine, the hour and the folder."""
+    log = [
+        {name: value for name, value in entry.items() if name not in TIMES}
+        for entry in found["log"]
+    ]
+    apart = ("timings", "environment", "run")
+    return {name: value for name, value in found.items() if name not in apart} | {"log": log}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Two rows of Table 1, run without a stop."""
+    folder = tmp_path_factory.mktemp("whole")
+    experiment = find_experiment("table1", "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+        ending = reproduce(
+            Job(
+                experiment=experiment,
+                train=experiment.with_steps(4),
+                rows=ROWS,
+                seeds=(0,),
+                data=None,
+                results=folder / "results",
+                runs=folder / "runs",
+                device="cpu",
+            )
+        )
+    assert (ending.done, ending.of, ending.stopped_by) == (2, 2, None)
+    return folder
+
+
+def test_a_table_stopped_by_the_clock_goes_on_to_the_same_results(writehead, tmp_path, whole):
+    only = [f"--only={row}" for row in ROWS]
+    code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4", "--minutes=0")
+    assert code == 128 + 15
+    assert "table1, scale tiny: row 1 of 2, multi-head, seed 0\n" in err
+    stopped = re.search(r"stopped at multi-head, seed 0, after step (\d) of 4; 0 of 2 results", err)
+    assert 1 <= int(stopped[1]) < 4
+    assert not (tmp_path / "results").exists()
+
+    code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4")
+    assert code == 0
+    assert f"going on after step {stopped[1]}" in err
+    assert re.search(r"row 2 of 2, multi-query, seed 0; \d:\d\d:\d\d left\n", err)
+    for row in ROWS:
+        ours, theirs = (result(place, "table1", f"{row}-seed0") for place in (tmp_path, whole))
+        assert timeless(ours) == timeless(theirs)
+    sessions = result(tmp_path, "table1", "multi-head-seed0")["timings"]["sessions"]
+    spans = [(one["from_step"], one["to_step"]) for one in sessions]
+    assert spans == [(0, int(stopped[1])), (int(stopped[1]), 4)]
+
+    trained = [path for _, path in list_checkpoints(tmp_path / "runs/table1/tiny/multi-head-seed0")]
+    moment = trained[-1].stat().st_mtime_ns
+    code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4")
+    assert code == 0
+    assert err.count("is there; skipped") == 2
+    assert "all 2 results are there; nothing to do" in err
+    assert trained[-1].stat().st_mtime_ns == moment
+
+
+def test_rows_differ_in_their_attention_alone(whole):
+    head, query = (result(whole, "table1", f"{row}-seed0") for row in ROWS)
+    assert head["parameters"] == query["parameters"]
+    assert head["train"] == query["train"]
+    assert head["data"] == query["data"]
+    assert [entry["step"] for entry in head["log"]] == [entry["step"] for entry in query["log"]]
+    different = {name for name in head["model"] if head["model"][name] != query["model"][name]}
+    assert different == {"g", "f"}
+
+
+def test_a_result_says_what_it_was_made_of(whole):
+    found = result(whole, "table1", "multi-query-seed0")
+    assert found["train"]["steps"] == 4
+    assert found["data"]["vocabulary"] == 600
+    assert found["data"]["splits"]["train"]["sequences"] > 1000
+    assert len(found["data"]["fingerprint"]) == 16
+    assert found["environment"]["versions"]["torch"]
+    dev, test = found["scores"]["dev"], found["scores"]["test"]
+    assert (dev["sentences"], list(dev["bleu"])) == (16, ["greedy"])
+    assert list(test["bleu"]) == ["greedy", "beam-4"]
+    for search in test["bleu"].values():
+        assert "tok:intl" in search["intl_signature"]
+        assert "tok:13a" in search["13a_signature"]
+    assert found["log"][-1]["dev_ln_ppl"] == pytest.approx(dev["ln_ppl"], rel=1e-4)
+    assert found["timings"]["training_s"] > 0
+
+
+def test_a_finished_row_keeps_the_others_to_its_settings_and_text(
+    writehead, whole, tmp_path, monkeypatch
+):
+    code, _, err = run(writehead, whole, "table1", "--only=multi-head-local", "--steps=5")
+    assert code == 2
+    assert "train.steps is 4 in it and 5 elsewhere" in err
+    settings = ("--steps=4", "--set=train.learning_rate=0.5")
+    assert "train.learning_rate is 0.04" in run(writehead, whole, "table1", *settings)[2]
+    monkeypatch.setattr(texts, "GRAMMAR_PAIRS", 1900)
+    places = (f"--results={whole / 'results'}", f"--runs={tmp_path}", "--device=cpu")
+    code, _, err = writehead("reproduce", "table1", "--scale=tiny", "--steps=4", *places)
+    assert code == 2
+    assert "its dataset is another" in err
+
+
+def test_a_row_that_another_process_is_at_is_passed_over(writehead, whole):
+    lock = whole / "runs" / "table1" / "tiny" / ".multi-query-local-seed0.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, _, err = run(writehead, whole, "table1", "--only=multi-query-local", "--steps=4")
+    assert code == 0
+    assert "multi-query-local, seed 0: another process is at it; passed over" in err
+    assert "0 of 1 results are there" in err
+
+
+def test_table_3_is_scored_a_word_on_its_own_text_and_on_another(writehead, tmp_path):
+    command = ("--only=multi-head-2x8", "--steps=2", "--seeds=1,")
+    code, _, err = run(writehead, tmp_path, "table3", *command)
+    assert code == 0, err
+    found = result(tmp_path, "table3", "multi-head-2x8-seed1")
+    assert found["train"]["seed"] == 1
+    dev, other = found["scores"]["dev"], found["scores"]["other"]
+    assert (dev["lines"], other["lines"]) == (16, 16)
+    assert 1 < dev["ppl_per_word"] < other["ppl_per_word"]  # it never saw German
+    assert found["data"]["sources"][0]["side"] == 0
+
+
+def test_table_2_times_a_row_by_both_searches_and_a_training_step(writehead, tmp_path, monkeypatch):
+    monkeypatch.setattr("writehead.bench.floor.BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
+    monkeypatch.setattr("writehead.bench.floor.PRODUCT", {"cuda": 64, "cpu": 64})
+    code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
+    assert code == 0, err
+    found = result(tmp_path, "table2", "multi-query")
+    assert [row["setting"]["beam"] for row in found["decode"]] == [1, 4]
+    for row in found["decode"]:
+        assert list(row["measured"]) == ["ours, padded", "ours, true lengths"]
+    assert found["training"]["us_per_token"] > 0
+    code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
+    assert code == 0
+    assert "is there; skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["table1", "--only=multi-qery"], "has no row 'multi-qery'; did you mean 'multi-query'?"),
+        (["table3", "--only=multi-query-local"], "did you mean 'multi-query'?"),
+        (["table2", "--only=multi-head-1x128"], "table2 has no row 'multi-head-1x128'"),
+        (["table4"], "there is no 'table4' to reproduce; did you mean"),
+        (["table1", "--scale=smal"], "there is no scale 'smal'; did you mean 'small'?"),
+        (["table2", "--scale=smal"], "there is no scale 'smal'; did you mean 'small'?"),
+        (["table2", "--steps=3"], "--steps is for table1 and table3"),
+        (["table1", "--steps=0"], "steps=0 must be at least 1"),
+        (["table1", "--seeds=none"], "is no number, as 3, and no list"),
+        (["table1", "--seeds=0"], "names no seed"),
+        (["table1", "--minutes=-1"], "--minutes -1.0 is no time"),
+        (["table1", "--set=model.g=2"], "is not train.NAME=VALUE"),
+        (["table1", "--scale=paper", "--data=nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    writehead, tmp_path, monkeypatch, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = writehead("reproduce", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_missing_text_is_named_file_by_file(writehead, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("books.txt.xz", "lm1b-heldout.dev.txt"):
+        (tmp_path / name).write_text("some text\n")
+    code, _, err = writehead("reproduce", "table3", "--data=.")
+    assert code == 2
+    assert ". lacks books.valid.txt (plain, .xz, .gz or .bz2)" in err
+    code, _, err = writehead("reproduce", "table1")
+    assert code == 2
+    names = ("europarl-1", "europarl-2", "tatoeba", "newstest2013", "newstest2014")
+    assert f"data lacks {', '.join(f'{n}.{side}' for n in names for side in ('en', 'de'))}" in err
+
+
+def test_many_processes_of_one_training_are_told_to_share_rows_instead(
+    writehead, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run(writehead, tmp_path, "table1")
+    assert code == 2
+    assert "start the same command once a GPU" in err
+
+
+def test_files_are_read_as_the_small_tables_need_them(tmp_path):
+    for stem in (*texts.PAIRS, texts.PAIRS_DEV, texts.PAIRS_TEST):
+        for side in ("en", "de"):
+            (tmp_path / f"{stem}.{side}").write_text(f"{stem} {side} one\n{stem} {side} two\n")
+    found = texts.translation_files(tmp_path)
+    assert len(found.inputs.train) == 3
+    test = found.scored["test"]()
+    assert test.name == "newstest2014"
+    assert test.sources == ["newstest2014 en one", "newstest2014 en two"]
+    assert test.targets == ["newstest2014 de one", "newstest2014 de two"]
+
+
+def test_a_hub_copy_in_a_folder_serves_the_papers_scale(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    for split in ("train", "test"):
+        parquet.write_table(table({"text": [f"{split} line"] * 2}), tmp_path / f"{split}.parquet")
+    found = texts.language_hub(tmp_path)
+    assert found.scored["dev"]().targets == ["test line", "test line"]
+    assert list(found.scored) == ["dev"]
+
+    monkeypatch.setattr(texts, "hub_inputs", lambda name, pair: (name, pair))
+    monkeypatch.setattr(texts, "named_test_set", lambda name: ([f"{name} en"], [f"{name} de"]))
+    found = texts.translation_hub(None)
+    assert found.inputs == ("wmt14", "en-de")
+    test = found.scored["test"]()
+    assert (test.name, test.sources) == ("sacrebleu -t wmt14", ["wmt14 en"])
+    assert found.scored["dev"]().targets == ["wmt13 de"]
+
+
+def test_the_papers_scale_is_the_papers_experiment():
+    one, three = (find_experiment(table, "paper") for table in ("table1", "table3"))
+    assert one.train == TrainConfig()
+    assert one.train.steps == TABLE_1_TRAINING.steps == 100_000
+    assert one.train.rows * one.train.target_length == TABLE_1_TRAINING.tokens
+    assert three.train.steps == TABLE_3_TRAINING.steps == 136_000
+    assert three.train.rows * three.train.target_length == TABLE_3_TRAINING.tokens == 65_536
+    assert three.train.label_smoothing == 0.0
+    assert one.prepare.vocabulary == FAMILIES["wmt14"].vocabulary
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.name)
+def test_every_setting_of_an_experiment_has_a_reason(experiment):
+    assert experiment.scale in SCALES
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    for name, because in experiment.settings.items():
+        assert name in known
+        assert because.why
+    assert experiment.with_steps(50).warmup == 5
+
+
+def test_seeds_are_a_count_or_a_list():
+    assert read_seeds("3") == (0, 1, 2)
+    assert read_seeds("0,2") == (0, 2)
+    assert read_seeds("2,") == (2,)
+    for text in ("", ",", "-1", "1,-1", "x"):
+        with pytest.raises(ConfigError):
+            read_seeds(text)
