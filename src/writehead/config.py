@@ -8,6 +8,7 @@ and V. `g = h` is multi-head attention, `g = 1` multi-query, anything between gr
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Self
 
 from writehead.errors import ConfigError
@@ -120,12 +121,12 @@ class ModelConfig(JsonConfig):
                 )
         _ = self.decoder_attention  # checks h, g, k, v and window
 
-    @property
+    @cached_property
     def encoder_attention(self) -> AttentionConfig:
         """The encoder's self-attention; the encoder-decoder attention has the same sizes."""
         return AttentionConfig(self.d, self.h, self.g, self.k, self.v, bias=self.bias)
 
-    @property
+    @cached_property
     def decoder_attention(self) -> AttentionConfig:
         """The decoder's self-attention, the only one that `window` limits."""
         return dataclasses.replace(self.encoder_attention, window=self.window)

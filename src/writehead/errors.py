@@ -36,6 +36,10 @@ class SearchError(WriteheadError, RuntimeError):
     """A search that cannot go on, such as one over scores that are not numbers."""
 
 
+class OutOfRoom(SearchError):
+    """A batch that does not fit the device's memory; the message names the largest that does."""
+
+
 class DataError(WriteheadError, ValueError):
     """Text, a tokenizer or a dataset that cannot be used as it is."""
 

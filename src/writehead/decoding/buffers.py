@@ -34,6 +34,14 @@ class Shape:
         return self.sentences * self.beam
 
 
+def cache_bytes(shape: Shape, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of K and V that `Buffers` of a shape hold."""
+    own, read = config.decoder_attention, config.encoder_attention
+    size = shape.capacity if own.window is None else min(shape.capacity, own.window)
+    kept = shape.rows * own.kv_size * size + shape.sentences * read.kv_size * shape.source
+    return config.decoder_layers * kept * dtype.itemsize
+
+
 class Buffers:
     """All that a decoder and a search keep of `shape`, on a device.
 
@@ -139,6 +147,7 @@ class Buffers:
         self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
         self.pool.scores.fill_(NEVER)
         self.pool.log_p.fill_(NEVER)
+        self.pool.steps.zero_()  # a place that stays empty leads back to no earlier batch
         if self.cache.ancestors is not None:
             self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))
 

@@ -83,7 +83,11 @@ class Engine:
         *,
         graphs: bool = True,
     ) -> "Engine":
-        """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32."""
+        """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32.
+
+        A `backend` asked for by name is one for plain steps, so there are no captured ones then.
+        """
+        graphs = graphs and backend == "auto"
         place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:

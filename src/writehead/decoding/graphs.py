@@ -7,29 +7,35 @@ the others move to a smaller graph. What is found is what `search.greedy` and `b
 find: they are the reference that tests compare with.
 """
 
+import dataclasses
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from writehead import cost
 from writehead.config import DecodeConfig
-from writehead.decoding.buffers import Buffers, Shape
+from writehead.decoding.buffers import Buffers, Shape, cache_bytes
 from writehead.decoding.search import (
     Constraints,
     Hypothesis,
     length_penalty,
     make_hypothesis,
 )
-from writehead.errors import TokenError
+from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.choose import NEVER, choose_beam, choose_greedy, survey
 from writehead.model import LanguageModel, TranslationModel
-from writehead.model.fused import FusedDecoder
+from writehead.model.fused import FusedDecoder, largest_beam
 
 LOOK = 8  # steps between two looks at what still grows
 FEWEST = 16  # sentences from which on it pays to move to a smaller graph
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
+MOST_GRAPHS = 64  # a graph takes some memory besides its caches
 UNIT = 64  # positions that memories and caches are rounded up to
 
 
@@ -37,7 +43,7 @@ class GraphDecoder:
     """Decodes batches by a model whose weights stay as they are.
 
     Ids from `vocabulary` on are never chosen. `padded` reads whole caches whatever their lengths,
-    as the paper's decoder did.
+    as the paper's decoder did. One search runs at a time; others wait.
     """
 
     def __init__(
@@ -51,9 +57,13 @@ class GraphDecoder:
         self.vocabulary = vocabulary or model.config.vocabulary
         self.padded = padded
         self.fused = FusedDecoder(model)
+        self.largest_beam = largest_beam(model)
         self._captured: OrderedDict[Shape, Captured] = OrderedDict()
+        self._lock = threading.Lock()
         self._budget = float("inf")
+        self._pool: Any = None  # graphs take turns, and share their workspace
         if model.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
             self._budget = SHARE * torch.cuda.get_device_properties(model.device).total_memory
 
     @torch.no_grad()
@@ -71,16 +81,70 @@ class GraphDecoder:
         """The n_best hypotheses of each sentence, best first.
 
         tokens: [b, m], sources or prompts, padded on the right to `lengths`. A row's cache needs
-        `capacity` positions.
+        `capacity` positions. Raises OutOfRoom where the device's memory is too small.
         """
-        b = len(tokens)
+        b, m = tokens.shape
         constraints = Constraints.make(config, end, prefixes, max_lengths, b, tokens.device)
         largest = max(end, int(constraints.prefix.max()) if constraints.prefix.numel() else 0)
         if largest >= self.vocabulary:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocabulary}")
-        captured = self.start(tokens, lengths, capacity, config, constraints)
-        return self._run(captured, b, constraints, config)
+        with self._lock, on_device(self.model.device):
+            for _ in range(2):  # other shapes may be in the way of the first attempt
+                try:
+                    captured = self.start(tokens, lengths, capacity, config, constraints)
+                    return self.run(captured, b, constraints, config)
+                except torch.OutOfMemoryError:
+                    self._forget()
+        fits = self.largest_batch(m, capacity, config.beam)
+        raise OutOfRoom(
+            f"{b} sentences of {m} + {capacity} tokens with beam={config.beam} do not fit the "
+            f"device's memory, and about {fits} do; decode fewer at once"
+        )
 
+    def largest_batch(self, source: int, capacity: int, beam: int) -> int:
+        """How many sentences fit the device's memory by what `explain` counts, if nobody else does.
+
+        source: tokens of each source, or prompt. capacity: positions of each row's cache.
+        """
+        config, device = self.model.config, self.model.device
+        memory = torch.cuda.get_device_properties(device).total_memory
+        chip = cost.Chip(str(device), memory, 1.0, 1.0, "this device")
+        shape = self._shape(1, source, capacity, DecodeConfig(beam=beam))
+        element = self.model.dtype.itemsize
+        setting = cost.Setting(1, shape.source, shape.capacity, beam, element=element)
+        most = cost.largest_batch(config, setting, chip)
+        return max((n for n in range(most, most // 2, -1) if _round_rows(n) <= most), default=most)
+
+    def _forget(self) -> None:
+        """Gives back the memory of all captured graphs."""
+        self._captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # of the old one blocks may be left
+        torch.cuda.empty_cache()
+
+    def _shape(self, b: int, m: int, capacity: int, config: DecodeConfig) -> Shape:
+        """What a batch of b sentences is decoded in."""
+        sizes = self.model.config
+        is_translation = isinstance(self.model, TranslationModel)
+        if is_translation and m > sizes.source_positions:
+            raise ConfigError(
+                f"a source of {m} tokens is past the {sizes.source_positions} learned"
+            )
+        if capacity > sizes.target_positions:
+            raise ConfigError(
+                f"{capacity} positions are past the {sizes.target_positions} that were learned"
+            )
+        return Shape(
+            sentences=_round_rows(b),
+            beam=config.beam,
+            source=_round_up(m, sizes.source_positions) if is_translation else 0,
+            capacity=_round_up(capacity, sizes.target_positions),
+            # greedy search takes the one there is, whatever they are
+            n_best=config.n_best if config.beam > 1 else 1,
+            alpha=config.alpha if config.beam > 1 else 0.0,
+            padded=self.padded,
+        )
+
+    @torch.no_grad()
     def start(
         self,
         tokens: Tensor,
@@ -91,16 +155,7 @@ class GraphDecoder:
     ) -> "Captured":
         """A captured step whose buffers hold the batch, ready for its first token."""
         b, m = tokens.shape
-        is_translation = isinstance(self.model, TranslationModel)
-        shape = Shape(
-            sentences=_round_rows(b),
-            beam=config.beam,
-            source=_round_up(m, self.model.config.source_positions) if is_translation else 0,
-            capacity=_round_up(capacity, self.model.config.target_positions),
-            n_best=config.n_best,
-            alpha=config.alpha,
-            padded=self.padded,
-        )
+        shape = self._shape(b, m, capacity, config)
         captured = self._capture(shape, constraints.end)
         buffers = captured.buffers
         known = torch.tensor(lengths, device=tokens.device)
@@ -112,17 +167,18 @@ class GraphDecoder:
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             buffers.begin(first, None, constraints)
         else:
-            state = self.model.start(tokens, shape.capacity, prompt_lengths=known)
-            n = b * shape.beam
-            buffers.cache.K[:, : n : shape.beam] = state.cache.K
-            buffers.cache.V[:, : n : shape.beam] = state.cache.V
+            state = self.model.start(tokens, m, prompt_lengths=known)
+            n, read = b * shape.beam, state.cache.size
+            buffers.cache.K[:, : n : shape.beam, :, :read] = state.cache.K
+            buffers.cache.V[:, : n : shape.beam, :, :read] = state.cache.V
             buffers.begin(state.first, known - 1, constraints)
         return captured
 
-    def _run(
+    @torch.no_grad()
+    def run(
         self, captured: "Captured", b: int, constraints: Constraints, config: DecodeConfig
     ) -> list[list[Hypothesis]]:
-        """Steps until all b sentences are done, in fewer and fewer rows."""
+        """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
         watch = Watch(captured.buffers)
@@ -148,8 +204,7 @@ class GraphDecoder:
         self, captured: "Captured", growing: list[int], sentences: int, end: int
     ) -> "Captured":
         before = captured.buffers
-        values = {**vars(before.shape), "sentences": sentences}
-        smaller = self._capture(Shape(**values), end)
+        smaller = self._capture(dataclasses.replace(before.shape, sentences=sentences), end)
         before.move(torch.tensor(growing, device=before.rows.tokens.device), smaller.buffers)
         return smaller
 
@@ -172,22 +227,35 @@ class GraphDecoder:
 
     def _capture(self, shape: Shape, end: int) -> "Captured":
         """The captured step of a shape, made if there is none; the longest unused give way."""
-        captured = self._captured.get(shape)
+        captured = self._captured.pop(shape, None)
         if captured is None or captured.end != end:
-            captured = Captured(self.fused, shape, self.vocabulary, end)
+            wanted = cache_bytes(shape, self.model.config, self.model.dtype)
+            self._make_room(wanted)
+            captured = Captured(self.fused, shape, self.vocabulary, end, self._pool)
         self._captured[shape] = captured
-        self._captured.move_to_end(shape)
-        while sum(one.buffers.nbytes for one in self._captured.values()) > self._budget:
-            if len(self._captured) == 1:
-                break
-            self._captured.popitem(last=False)
         return captured
+
+    def _make_room(self, wanted: int) -> None:
+        """Drops the graphs used longest ago until `wanted` more bytes are within the budget."""
+        held = sum(one.buffers.nbytes for one in self._captured.values())
+        while self._captured and (
+            held + wanted > self._budget or len(self._captured) >= MOST_GRAPHS
+        ):
+            _, oldest = self._captured.popitem(last=False)
+            held -= oldest.buffers.nbytes
 
 
 class Captured:
     """One step over buffers of its own: on a GPU one launch, elsewhere as it is written."""
 
-    def __init__(self, fused: FusedDecoder, shape: Shape, vocabulary: int, end: int) -> None:
+    def __init__(
+        self,
+        fused: FusedDecoder,
+        shape: Shape,
+        vocabulary: int,
+        end: int,
+        pool: Any = None,
+    ) -> None:
         model = fused.model
         self.end = end
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
@@ -197,7 +265,8 @@ class Captured:
             self._take()  # nothing grows yet: this compiles, and changes nothing that matters
             torch.cuda.synchronize(model.device)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            # what other threads do on the device meanwhile is theirs
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._take()
 
     def step(self) -> None:
@@ -274,6 +343,11 @@ class Watch:
         return before
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the one that kernels are launched on, whichever it is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _places(growing: Tensor) -> list[int]:
     places: list[int] = growing.nonzero().flatten().tolist()
     return places
@@ -283,7 +357,8 @@ def _read_greedy(
     buffers: Buffers, sentences: Tensor, constraints: Constraints, config: DecodeConfig
 ) -> list[list[Hypothesis]]:
     """What greedy search found for some sentences."""
-    tokens = buffers.history.tokens[:, sentences].t().tolist()
+    taken = int(buffers.limits.clock)
+    tokens = buffers.history.tokens[:taken, sentences].t().tolist()
     totals = buffers.log_p[sentences]
     limits = buffers.limits.max_lengths[sentences].tolist()
     found = []
@@ -337,18 +412,14 @@ def _read_beams(
 
 
 def _round_rows(rows: int) -> int:
-    """The next of 1, 16, 24, 32, 48, 64, …: at most a third is added once it is many.
+    """The next of 1, 16, 20, 24, 28, 32, 40, …: at most a quarter is added once they are many.
 
     From 2 to 16 rows take the same time, since a step is then the reading of the weights.
     """
     if rows == 1:
         return 1
-    size = 16
-    while size < rows:
-        if size + size // 2 >= rows:
-            return size + size // 2
-        size *= 2
-    return size
+    step = max(16, 1 << (rows - 1).bit_length() - 1) // 4
+    return max(16, -(-rows // step) * step)
 
 
 def _round_up(positions: int, most: int) -> int:

@@ -21,7 +21,7 @@ from writehead.decoding.batching import (
 )
 from writehead.decoding.beam import beam_search
 from writehead.decoding.search import Hypothesis, sample
-from writehead.errors import SearchError
+from writehead.errors import OutOfRoom, SearchError
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class Worker:
         prefixes = [job.prefix for job in batch]
         config = dataclasses.replace(options, max_length=max(limits))
         try:
-            if self._graphs is not None and options.temperature is None:
-                return self._graphs.search(
+            graphs = self._graphs_for(options)
+            if graphs is not None:
+                return graphs.search(
                     self._tokens(batch),
                     [len(job.tokens) for job in batch],
                     self._capacity(batch),
@@ -111,8 +112,25 @@ class Worker:
                 seeds=[job.seed for job in batch],
             )
             return [[hypothesis] for hypothesis in drawn]
+        except OutOfRoom as error:
+            log.warning("%s", error)
+            return None
         except torch.OutOfMemoryError:
             return None
+
+    def _graphs_for(self, options: DecodeConfig) -> "GraphDecoder | None":
+        """Captured decoding, where a search can be done by it."""
+        graphs = self._graphs
+        if graphs is None or options.temperature is not None:
+            return None
+        if options.beam > graphs.largest_beam:
+            log.warning(
+                "beam=%d goes step by step, which is slower: the decoding kernels have room for %d",
+                options.beam,
+                graphs.largest_beam,
+            )
+            return None
+        return graphs
 
     def _fits(self, jobs: Sequence[Job], beam: int) -> bool:
         """Whether jobs can be one batch: within the budget, and no row stepped past its end."""
@@ -164,7 +182,10 @@ class Worker:
 
 def _make_graphs(model: TranslationModel | LanguageModel, vocabulary: int) -> "GraphDecoder | None":
     """Captured decoding by a model on a GPU; None where it must be decoded step by step."""
-    if model.device.type != "cuda" or find_spec("triton") is None:
+    if model.device.type != "cuda":
+        return None
+    if find_spec("triton") is None:
+        log.warning("decoding goes step by step, which is slower: Triton is not installed")
         return None
     from writehead.decoding.graphs import GraphDecoder  # needs Triton, which is optional
     from writehead.model.fused import why_not

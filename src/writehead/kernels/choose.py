@@ -489,6 +489,9 @@ def _beam_kernel(
         is_beam = beams < BEAM
         log_live = tl.load(live + first_row + beams, mask=is_beam, other=float("-inf"))
         log_z = _log_sum(statistics, first_row + beams, is_beam, PARTS, SIZE_P)
+        # one live beam without numbers, and whatever else is found means nothing
+        is_lost = (log_live != float("-inf")) & ~(tl.abs(log_z) < float("inf"))
+        lost = tl.max(is_lost.to(tl.int32), axis=0) > 0
 
         # the candidates of all beams, as [beam, 2 beam]
         inner = tl.arange(0, SIZE_C)
@@ -551,11 +554,8 @@ def _beam_kernel(
             place = first_row + i
             filled = best != float("-inf")
             tl.store(pool_scores + place, best)
-            tl.store(
-                pool_log_p + place,
-                tl.where(takes_old, _take(p_log_p, beams, old), _take(c_score, candidates, new)),
-                mask=filled,
-            )
+            sum_p = tl.where(takes_old, _take(p_log_p, beams, old), _take(c_score, candidates, new))
+            tl.store(pool_log_p + place, tl.where(lost, float("nan"), sum_p), mask=filled)
             step = (chosen_so_far - 1).to(p_step.dtype)
             tl.store(
                 pool_steps + place,
@@ -604,7 +604,7 @@ def _beam_kernel(
             n_token = tl.where(beams == i, _take(c_token, candidates, which), n_token)
         most = tl.where(alpha >= 0.0, longest, chosen_so_far + 1).to(tl.float32)
         bound = tl.max(n_score, axis=0) / tl.exp2(alpha * tl.log2((5.0 + most) / 6.0))
-        over = bound <= worst
+        over = (bound <= worst) | lost
         tl.store(live + first_row + beams, tl.where(over, float("-inf"), n_score), mask=is_beam)
         tl.store(next_tokens + first_row + beams, n_token, mask=is_beam)
         then = (chosen_so_far - 1).to(tl.int64) * all_rows + first_row + beams

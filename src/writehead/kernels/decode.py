@@ -13,6 +13,8 @@ Queries may come from rows before their norm (`Unnormed`): its root, which is on
 then taken and applied here, and the norm needs no pass of its own.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +27,8 @@ from writehead.kernels.launch import chained, hand_over, wait_for_input
 FEW, MANY = 132, 2048  # programs: one for each multiprocessor of an H200, and far more
 SPLITS = 128  # at most; more would make the second kernel the longer one
 LONG = 512  # positions from which on a memory is long
+LOG2E = 1.4426950408889634
+MOST_QUERIES = 128  # rows of a tile: read-heads that share a write-head, times beams
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +51,13 @@ class Tile:
     stages: int
 
 
-def choose_tile(width: int, itemsize: int, programs: int, positions: int) -> Tile:
+def choose_tile(
+    width: int, itemsize: int, programs: int, positions: int, room: float = math.inf
+) -> Tile:
     """The tile for heads of `width` = max(k, v) elements, as measured on an H200.
 
     Many programs of one warp hide each other's waiting, few must ask for more at once, and one
-    that reads long memories for most.
+    that reads long memories for most. `room` is the shared memory that a program may have.
     """
     if positions > LONG:
         size, warps, stages = 16384, 4, 4
@@ -61,8 +67,21 @@ def choose_tile(width: int, itemsize: int, programs: int, positions: int) -> Til
         size, warps, stages = 16384, 2, 2
     else:
         size, warps, stages = 4096, 1, 2
-    count = triton.next_power_of_2(size // (width * itemsize))  # size: bytes of K in a tile
-    return Tile(max(16, min(128, count)), warps, stages)
+    each = width * itemsize
+    count = max(16, min(128, triton.next_power_of_2(size // each)))  # size: bytes of K in a tile
+    needed = MOST_QUERIES * each // 2  # for queries and results; it is less but for wide beams
+    while (stages - 1) * 2 * count * each + needed > room and (stages > 2 or count > 16):
+        stages, count = (stages - 1, count) if stages > 2 else (stages, count // 2)
+    return Tile(count, warps, stages)
+
+
+@functools.cache
+def _room(device: torch.device) -> float:
+    """The shared memory that a program may have on a device."""
+    if device.type != "cuda":
+        return math.inf
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def choose_splits(programs: int, positions: int, tile: Tile) -> int:
@@ -93,50 +112,8 @@ def append_and_attend(
     read or written. ancestors: [rows, size], whose row holds each slot. `padded` reads all slots
     whatever the lengths.
     """
-    rows, g, size, k = K.shape
-    v = V.shape[3]
-    O = QKV.new_empty(rows, heads * v)  # noqa: E741
-    tile = tile or choose_tile(max(k, v), K.element_size(), rows * g, size)
-    splits = splits or choose_splits(rows * g, size, tile)
-    parts = _Parts.make(splits, rows, heads, v, QKV.device)
-    chain = chained(QKV)
-    _attend_kernel[(rows, g, splits)](
-        QKV,
-        QKV.stride(0),
-        K,
-        V,
-        K.stride(0),
-        V.stride(0),
-        lengths,
-        growing,
-        lengths if ancestors is None else ancestors,
-        O,
-        parts.O,
-        parts.statistics,
-        QKV if unnormed is None else unnormed.X,
-        0 if unnormed is None else unnormed.X.shape[1],
-        0.0 if unnormed is None else unnormed.epsilon,
-        size,
-        scale * LOG2E,
-        G=g,
-        SHARE=heads // g,
-        BEAMS=1,
-        SIZE_Q=max(16, triton.next_power_of_2(heads // g)),
-        SIZE_K=k,
-        SIZE_V=v,
-        POSITIONS=tile.positions,
-        SPLITS=splits,
-        SIZE_D=0 if unnormed is None else triton.next_power_of_2(unnormed.X.shape[1]),
-        APPENDS=True,
-        ANCESTORS=ancestors is not None,
-        PADDED=padded,
-        CHAINED=bool(chain),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **chain,
-    )
-    parts.combine(O, heads, v)
-    return O
+    options = _Options(heads, scale, unnormed, padded, tile, splits)
+    return _launch(QKV, K, V, lengths, growing, ancestors, options, appends=True)
 
 
 def attend_memory(
@@ -159,12 +136,46 @@ def attend_memory(
     growing: [rows × beams], 0 where a row has ended: its memory is not read once no other beam
     of it is left. The rest is as in `append_and_attend`.
     """
-    rows, g, m, k = K.shape
-    v, beams = V.shape[3], Q.shape[0] // rows
-    O = Q.new_empty(rows * beams, heads * v)  # noqa: E741
-    tile = tile or choose_tile(max(k, v), K.element_size(), rows * g, m)
-    splits = splits or choose_splits(rows * g, m, tile)
-    parts = _Parts.make(splits, rows * beams, heads, v, Q.device)
+    options = _Options(heads, scale, unnormed, padded, tile, splits)
+    return _launch(Q, K, V, lengths, growing, None, options, appends=False)
+
+
+@dataclass(frozen=True, eq=False)
+class _Options:
+    """What the two public functions are asked for alike."""
+
+    heads: int
+    scale: float
+    unnormed: Unnormed | None
+    padded: bool
+    tile: Tile | None
+    splits: int | None
+
+
+def _launch(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    lengths: Tensor,
+    growing: Tensor,
+    ancestors: Tensor | None,
+    options: _Options,
+    *,
+    appends: bool,
+) -> Tensor:
+    """O [rows of Q, h v], in tiles and splits that fit."""
+    rows, g, size, k = K.shape
+    v, beams, heads = V.shape[3], len(Q) // rows, options.heads
+    tile = options.tile
+    if tile is None:
+        tile = choose_tile(max(k, v), K.element_size(), rows * g, size, _room(K.device))
+    splits = options.splits or choose_splits(rows * g, size, tile)
+    O = Q.new_empty(len(Q), heads * v)  # noqa: E741
+    parts = _Parts.make(splits, len(Q), heads, v, Q.device)
+    X, d, epsilon = Q, 0, 0.0
+    if options.unnormed is not None:
+        X, epsilon = options.unnormed.X, options.unnormed.epsilon
+        d = X.shape[1]
     chain = chained(Q)
     _attend_kernel[(rows, g, splits)](
         Q,
@@ -175,15 +186,15 @@ def attend_memory(
         V.stride(0),
         lengths,
         growing,
-        lengths,
+        lengths if ancestors is None else ancestors,
         O,
         parts.O,
         parts.statistics,
-        Q if unnormed is None else unnormed.X,
-        0 if unnormed is None else unnormed.X.shape[1],
-        0.0 if unnormed is None else unnormed.epsilon,
-        m,
-        scale * LOG2E,
+        X,
+        d,
+        epsilon,
+        size,
+        options.scale * LOG2E,
         G=g,
         SHARE=heads // g,
         BEAMS=beams,
@@ -192,10 +203,10 @@ def attend_memory(
         SIZE_V=v,
         POSITIONS=tile.positions,
         SPLITS=splits,
-        SIZE_D=0 if unnormed is None else triton.next_power_of_2(unnormed.X.shape[1]),
-        APPENDS=False,
-        ANCESTORS=False,
-        PADDED=padded,
+        SIZE_D=triton.next_power_of_2(d) if d else 0,
+        APPENDS=appends,
+        ANCESTORS=ancestors is not None,
+        PADDED=options.padded,
         CHAINED=bool(chain),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -203,9 +214,6 @@ def attend_memory(
     )
     parts.combine(O, heads, v)
     return O
-
-
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +284,10 @@ def _attend_kernel(
     PADDED: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """One program owns a row of K and V, a write-head of it, and a part of its positions.
+
+    It reads its queries, then K and V once, tile by tile, with a running softmax in base 2.
+    """
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     queries = tl.arange(0, SIZE_Q)
     is_query = queries < BEAMS * SHARE
@@ -348,6 +360,8 @@ def _attend_kernel(
             mask=inside[:, None],
             other=0.0,
         )
+        if PADDED:  # slots that hold nothing may hold NaN, which no weight makes 0
+            v_tile = tl.where(is_there[:, None], v_tile, tl.zeros_like(v_tile))
         logits = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale
         logits = tl.where(is_there[None, :], logits, float("-inf"))
         now = tl.maximum(largest, tl.max(logits, axis=1))

@@ -101,6 +101,7 @@ def _linear_kernel(
     RESIDUAL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """One program owns some columns of the result: it reads their weights once, and the row."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = (column < columns)[:, None]
     at = tl.arange(0, DEPTH)

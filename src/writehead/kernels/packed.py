@@ -294,7 +294,7 @@ def _launch(
         programs = b * g * -(-m // tile.memory)
     else:
         programs = b * h // shared * -(-n * shared // tile.rows)
-    with torch.cuda.device_of(Q):
+    with torch.cuda.device_of(Q):  # type: ignore[no-untyped-call]
         getattr(packed_kernels, name)[(programs,)](
             *tensors,
             *(stride for T in strided for stride in T.stride()[:3]),

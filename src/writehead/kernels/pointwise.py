@@ -90,6 +90,7 @@ def lay_out(T: Tensor, into: Tensor) -> None:
 def _lay_out_kernel(
     T, into, t_row, t_position, i_row, i_head, m, k, ROWS: tl.constexpr, SIZE: tl.constexpr
 ):
+    """One program owns ROWS positions of one head of one row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     at = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     ks = tl.arange(0, SIZE)
@@ -114,6 +115,7 @@ def _embed_kernel(
     TICKS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """One program owns one row; the first of them ticks the clock, which no other reads."""
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     row = tl.program_id(0).to(tl.int64)
@@ -142,6 +144,7 @@ def _normalize_kernel(
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """One program owns one row."""
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     row = tl.program_id(0).to(tl.int64)

@@ -6,8 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.kernels.visibility import Visibility
 
-FEW = 16  # queries a row, under which read-heads pay as further queries; with more they only cost
-# a copy of Q
+FEW = 16  # queries a row, from which on folding read-heads into them only costs a copy of Q
 
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:

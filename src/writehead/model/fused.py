@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, linear
 
 from writehead.kernels import Visibility, attend
 from writehead.kernels.choose import Rows
-from writehead.kernels.decode import Unnormed, append_and_attend, attend_memory
+from writehead.kernels.decode import MOST_QUERIES, Unnormed, append_and_attend, attend_memory
 from writehead.kernels.linear import Norm, row_linear
 from writehead.kernels.pointwise import embed, lay_out, normalize
 from writehead.model.attention import Attention
@@ -20,6 +20,8 @@ from writehead.model.cache import KVCache
 from writehead.model.layers import FeedForward, Layer
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +38,23 @@ def why_not(model: Transformer) -> str | None:
     config = model.config
     for name, size in (("k", config.k), ("v", config.v)):
         if size < 16 or size > 256 or size & (size - 1):
-            return f"the decoding kernels need {name} to be a power of two from 16; it is {size}"
+            return (
+                f"the decoding kernels need {name} to be a power of two from 16 to 256, not {size}"
+            )
+    if model.dtype not in DTYPES:
+        return f"the decoding kernels do not compute in {model.dtype}"
     return None
+
+
+def largest_beam(model: Transformer) -> int:
+    """The widest beam that the decoding kernels have room for."""
+    return MOST_QUERIES // (model.config.h // model.config.g)
 
 
 class FusedDecoder:
     """A model with its weights arranged for decoding; the model must not change any more."""
 
+    @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
         self.model, self.config = model, model.config
         self._layers = _fused_layers(model.decoder.layers, rooted=True)
@@ -190,6 +202,7 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
     norm_cross: nn.Module | None = getattr(layer, "norm_cross", None)
     P_q = None if cross is None else cross.P_q.weight
     rooted = rooted and bias is None and isinstance(layer.norm_attention, nn.RMSNorm)
+    rooted = rooted and P_qkv.dtype != torch.float16  # before the root, values may be too large
     if rooted:
         P_qkv = _gained(P_qkv, layer.norm_attention)
         if P_q is not None and norm_cross is not None:
