@@ -1,0 +1,105 @@
+"""Compiles for an H200 whatever kernels decoding and packed attention launch; prints their names.
+
+Nothing is run: a launch compiles, and leaves its results as they were.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from helpers import config, model, tokens
+from writehead.config import DecodeConfig
+from writehead.decoding.graphs import GraphDecoder
+from writehead.decoding.search import Constraints
+from writehead.kernels import Visibility, choose, decode, linear, packed, pointwise
+
+H200 = GPUTarget("cuda", 90, 32)
+OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+compiled: dict[tuple[str, str], str] = {}  # by what makes one kernel differ from another
+
+
+def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
+    """What `kernel[grid]` is here."""
+
+    def launch(*args: object, **named: object) -> None:
+        options = {name: named.pop(name) for name in OPTIONS & named.keys()}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | named
+        signature, constants = {}, {}
+        for parameter in kernel.params:
+            value = values[parameter.name]
+            kind = type_of(value)
+            # as at a real launch, an integer of 1 is known to the compiler
+            if parameter.is_constexpr or (kind == "i32" and value == 1):
+                kind, constants[(parameter.num,)] = "constexpr", value
+            signature[parameter.name] = kind
+        key = kernel.__name__, str((signature, constants, sorted(options.items())))
+        if key not in compiled:
+            source = ASTSource(kernel, signature, constants)
+            compiled[key] = triton.compile(source, target=H200, options=options).asm["ptx"]
+
+    return launch
+
+
+def type_of(value: object) -> str:
+    """What a launch calls the type of an argument."""
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
+
+
+def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) -> None:
+    """One step of a search in bfloat16, by kernels that may start early."""
+    sizes = {"d": 64, "h": 8, "k": 32, "v": 64, "decoder_layers": 1, **changes}
+    made = model(config(task, **sizes), dtype=torch.bfloat16)
+    constraints = Constraints.make(options, 1, None, None, rows, made.device)
+    decoder = GraphDecoder(made)
+    decoder.start(tokens(rows, 5), [4] * rows, 9, options, constraints).step()
+
+
+def attend_far(dtype: torch.dtype) -> None:
+    """Attention to a memory so long that it is read in parts."""
+    K, V = (torch.zeros(1, 2, 4096, width, dtype=dtype) for width in (128, 64))
+    one = torch.ones(1, dtype=torch.long)
+    Q = torch.zeros(1, 8 * 128, dtype=dtype)
+    decode.attend_memory(Q, K, V, one, one, heads=8, scale=0.1, padded=True)
+
+
+def attend_packed(dtype: torch.dtype) -> None:
+    """Packed attention and its gradients."""
+    shapes = (4, 40, 32), (2, 40, 32), (2, 40, 16)
+    Q, K, V = (torch.zeros(2, *shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    segments = torch.ones(2, 40, dtype=torch.long)
+    visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
+    packed.attend(Q, K, V, visibility, 0.1).sum().backward()
+
+
+def main() -> None:
+    JITFunction.__getitem__ = compile_instead
+    for wrappers in (choose, decode, linear, pointwise):
+        wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
+    greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
+    take_a_step("translation", 20, greedy)
+    take_a_step("translation", 3, beam, g=8)
+    take_a_step("translation", 1, greedy, norm="layer", bias=True)
+    take_a_step("language", 1, greedy, g=2, window=1)
+    take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
+    attend_far(torch.bfloat16)
+    attend_packed(torch.bfloat16)
+    print(*sorted({name for name, _ in compiled}))
+
+
+if __name__ == "__main__":
+    main()

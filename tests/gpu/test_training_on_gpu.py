@@ -1,0 +1,107 @@
+"""Training steps captured as one CUDA graph against the same steps taken one kernel at a time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from trainings import CONFIG, MODEL, pair_dataset
+from writehead.config import ModelConfig, TrainConfig
+from writehead.data.batches import Batch, PackedBatches
+from writehead.data.dataset import Dataset
+from writehead.training.distributed import World
+from writehead.training.replay import WARM
+from writehead.training.step import Stepper
+
+pytestmark = pytest.mark.gpu
+
+STEPS = 12
+SIZES = {"d": 64, "f": 96, "h": 4, "k": 16, "v": 32}
+PLAIN = replace(MODEL, **SIZES, vocabulary=330, dropout=0.0)
+# a rate that rises and falls on the way, and batches of different tokens and numbers of them
+TRAIN = replace(CONFIG, steps=STEPS, accumulate=2, compile="yes")
+STILL = replace(TRAIN, optimizer="adamw", learning_rate=1e-30)  # so that weights stay
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory) -> list[Batch]:
+    split = Dataset.open(pair_dataset(tmp_path_factory.mktemp("pairs"))).split("train")
+    made = PackedBatches(split, "translation", CONFIG.rows, 48, 48, seed=3)
+    return [next(made) for _ in range(STEPS)]
+
+
+@pytest.fixture
+def replays(monkeypatch) -> list[None]:
+    """Grows by one whenever a captured graph is launched."""
+    seen: list[None] = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def noted(graph: torch.cuda.CUDAGraph) -> None:
+        seen.append(None)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
+    return seen
+
+
+def make(model: ModelConfig, config: TrainConfig) -> Stepper:
+    torch.compiler.reset()
+    return Stepper(model, config, World(0, 1, torch.device("cuda")))
+
+
+def weights(stepper: Stepper) -> Tensor:
+    return torch.cat([P.detach().flatten() for P in stepper.model.parameters()])
+
+
+def train(config: TrainConfig, batches: list[Batch]) -> tuple[Tensor, Tensor]:
+    """Of each step, the loss and the likelihood a token; and how far all of them moved weights."""
+    stepper = make(PLAIN, config)
+    before = weights(stepper)
+    sums = [stepper.update(batch, i)[:2] / batch.tokens for i, batch in enumerate(batches)]
+    return torch.stack(sums), weights(stepper) - before
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("adafactor", 0.01), ("adamw", 0.003)])
+def test_captured_steps_train_as_those_that_are_not(optimizer, rate, batches, replays):
+    config = replace(TRAIN, optimizer=optimizer, learning_rate=rate)
+    losses, moved = train(config, batches)
+    assert len(replays) == STEPS - WARM
+
+    right, expected = train(replace(config, compile="no"), batches)
+
+    assert len(replays) == STEPS - WARM
+    assert len({batch.tokens for batch in batches}) > 3
+    assert right[-1, 1] < 0.8 * right[0, 1]  # it learns, so that a stale step would show
+    assert_close(losses, right, rtol=3e-3, atol=0.0)
+    assert (moved - expected).norm() < 0.05 * expected.norm()
+
+
+def losses_of(dropout: float, batch: Batch) -> Callable[[int], float]:
+    """The loss of a batch at a step, by a stepper that is captured and whose weights stay."""
+    stepper = make(replace(PLAIN, dropout=dropout), STILL)
+
+    def loss(step: int) -> float:
+        return float(stepper.update(batch, step)[0])
+
+    for step in range(WARM + 1):
+        loss(step)
+    return loss
+
+
+def test_captured_steps_drop_out_differently_and_by_their_number(batches, replays):
+    loss = losses_of(0.3, batches[0])
+    assert len(replays) == 1
+    first = [loss(step) for step in range(5, 10)]
+    assert len(set(first)) == 5
+    assert max(first) - min(first) > 1e-3 * max(first)
+    assert [loss(step) for step in range(5, 10)] == pytest.approx(first, rel=1e-6)
+    assert len(replays) == 11
+
+
+def test_captured_steps_without_dropout_have_no_noise(batches):
+    loss = losses_of(0.0, batches[0])
+    first = loss(5)
+    assert [loss(step) for step in range(6, 10)] == pytest.approx([first] * 4, rel=1e-6)

@@ -1,0 +1,146 @@
+"""A model's decoding in few launches against the model itself; interpreted where no GPU is."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from helpers import config, model, tokens
+from writehead.kernels import Visibility
+from writehead.model import DecoderState, LanguageModel, TranslationModel
+
+fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+b, m, steps = 2, 7, 3
+SIZES = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
+Model = TranslationModel | LanguageModel
+
+KINDS = {
+    "multi-query": {"decoder_layers": 2},
+    "multi-head": {"g": 4},
+    "grouped-query, untied": {"g": 2, "tied": False},
+    "layer norm, gelu": {"norm": "layer", "activation": "gelu"},
+    "layer norm, biases": {"norm": "layer", "bias": True},
+    "RMS norm, biases": {"bias": True, "norm_epsilon": 0.1},
+    "RMS norm, gelu by tanh": {"activation": "gelu_tanh", "norm_epsilon": 0.1},
+    "local": {"window": 2, "logit_scale": 0.7},
+}
+# one row has kernels of its own, which know RMS norms only
+CASES = [
+    *(("translation", b, kind) for kind in KINDS),
+    *(("translation", 1, kind) for kind in list(KINDS)[3:7]),
+    *(("language", b, kind) for kind in ("multi-query", "grouped-query, untied", "local")),
+    ("language", 1, "local"),
+]
+
+
+def make(task: str, changes: dict[str, object]) -> Model:
+    return model(config(task, **(SIZES | changes)), dtype=torch.float32).to(DEVICE)
+
+
+def start(made: Model, rows: int, **options: object) -> DecoderState:
+    """A state of rows of different lengths: of their sources, or of their prompts."""
+    lengths = torch.tensor([m, m - 3][:rows], device=DEVICE)
+    read = tokens(rows, m).to(DEVICE)
+    if isinstance(made, TranslationModel):
+        return made.start(read, m + steps, source_lengths=lengths, **options)
+    return made.start(read, m + steps, prompt_lengths=lengths, **options)
+
+
+def memories_of(state: DecoderState) -> object | None:
+    if not state.memories:
+        return None
+    K, V = (torch.stack([getattr(one, name) for one in state.memories]) for name in "KV")
+    return fused.Memories(K, V, state.memories[0].visibility.lengths)
+
+
+@pytest.mark.parametrize(("task", "rows", "kind"), CASES)
+@torch.no_grad()
+def test_fused_steps_are_the_models(task, rows, kind):
+    made = make(task, KINDS[kind])
+    state = start(made, rows)
+    own = deepcopy(state)
+    clock = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    rows_of = fused.Rows(state.first.clone(), own.cache.lengths, own.cache.growing)
+    decoder = fused.FusedDecoder(made)
+    for t in range(steps):
+        logits = decoder.step(rows_of, own.cache, memories_of(state), clock)
+        assert_close(logits, made.step(rows_of.tokens, state), atol=1e-4, rtol=1e-4)
+        assert clock.item() == t + 1
+        own.cache.lengths.add_(1)
+        rows_of.tokens.copy_(tokens(rows))
+    assert_close(own.cache.K, state.cache.K, atol=1e-4, rtol=1e-4)
+    assert_close(own.cache.V, state.cache.V, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_that_do_not_grow_leave_the_others_as_they_are():
+    made = make("translation", {"g": 2})
+    state = start(made, b)
+    own = deepcopy(state)
+    own.cache.growing[0] = 0
+    own.cache.K[:, 0] = own.cache.V[:, 0] = torch.nan
+    rows = fused.Rows(state.first, own.cache.lengths, own.cache.growing)
+    logits = fused.FusedDecoder(made).step(rows, own.cache, memories_of(state))
+    assert_close(logits[1], made.step(state.first, state)[1], atol=1e-4, rtol=1e-4)
+    assert own.cache.K[:, 0].isnan().all()
+
+
+def memories(made: TranslationModel, source: Tensor, lengths: Tensor | None) -> list[Tensor]:
+    """K and V of all layers by the model's own encoder."""
+    M = made.encode(source, source_lengths=lengths)
+    read = made.decoder.memorize(M, Visibility(lengths=lengths))
+    return [torch.stack([getattr(one, name) for one in read]) for name in "KV"]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "changes", [{}, {"g": 2, "norm": "layer"}, {"bias": True, "activation": "gelu"}], ids=str
+)
+@torch.no_grad()
+def test_the_encoders_memory_is_the_models_in_the_first_places_of_a_larger_one(changes, padded):
+    made = make("translation", changes)
+    source = tokens(b, m).to(DEVICE)
+    lengths = torch.tensor([m, m - 3], device=DEVICE) if padded else None
+    right = memories(made, source, lengths)
+    into = fused.Memories(
+        *(torch.full((1, b + 1, *T.shape[2:3], m + 4, T.shape[4]), -9.0).to(T) for T in right),
+        torch.full((b + 1,), 99, device=DEVICE),
+    )
+
+    fused.FusedDecoder(made).encode(source, lengths, into)
+
+    for T, expected in zip((into.K, into.V), right, strict=True):
+        for row, length in enumerate([m, m - 3 if padded else m]):
+            found = T[:, row, :, :length]
+            assert_close(found, expected[:, row, :, :length], atol=1e-4, rtol=1e-4)
+        assert (T[:, b:] == -9.0).all()
+        assert (T[:, :, :, m:] == -9.0).all()
+    assert into.lengths.tolist() == [m, m - 3 if padded else m, 99]
+
+
+@pytest.mark.parametrize(("k", "v"), [(16, 16), (16, 256), (128, 32)])
+def test_heads_of_a_power_of_two_can_be_decoded_by_the_kernels(k, v):
+    assert fused.why_not(LanguageModel(config("language", k=k, v=v))) is None
+
+
+@pytest.mark.parametrize(("k", "v", "name"), [(8, 16, "k"), (16, 24, "v"), (512, 16, "k")])
+def test_other_heads_are_refused_in_a_sentence_that_names_them(k, v, name):
+    reason = fused.why_not(LanguageModel(config("language", k=k, v=v)))
+    assert f"need {name} to be a power of two" in reason
+    assert reason.endswith(f"not {k if name == 'k' else v}")
+
+
+def test_types_that_the_kernels_do_not_know_are_refused_by_name():
+    made = LanguageModel(config("language", k=16, v=16))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert fused.why_not(made.to(dtype)) is None
+    assert "torch.float64" in fused.why_not(made.double())
+
+
+def test_the_widest_beam_is_that_of_which_all_queries_fit_one_tile():
+    for g, beam in ((1, 21), (2, 42), (6, 128)):
+        assert fused.largest_beam(LanguageModel(config("language", k=16, v=16, g=g))) == beam
