@@ -16,7 +16,7 @@ from helpers import config, model, tokens
 from writehead.config import DecodeConfig
 from writehead.decoding.graphs import GraphDecoder
 from writehead.decoding.search import Constraints
-from writehead.kernels import Visibility, choose, decode, linear, packed, pointwise
+from writehead.kernels import Visibility, beams, choose, decode, linear, packed, pointwise
 
 H200 = GPUTarget("cuda", 90, 32)
 OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
@@ -88,7 +88,7 @@ def attend_packed(dtype: torch.dtype) -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    for wrappers in (choose, decode, linear, pointwise):
+    for wrappers in (beams, choose, decode, linear, pointwise):
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)

@@ -11,6 +11,7 @@ from writehead.decoding.search import Constraints
 from writehead.model import KVCache
 
 choose = pytest.importorskip("writehead.kernels.choose", reason="Triton is not installed")
+beams = pytest.importorskip("writehead.kernels.beams", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -213,7 +214,7 @@ class Beam:
         numbers = (torch.full((b, beam), NEVER, device=DEVICE) for _ in range(2))
         counts = (torch.zeros(b, beam, dtype=torch.int32, device=DEVICE) for _ in range(4))
         steps, rows, last, ended = counts
-        self.pool = choose.Pool(*numbers, steps, rows.long(), last, ended)
+        self.pool = beams.Pool(*numbers, steps, rows.long(), last, ended)
 
     def step(self, logits: Tensor, vocabulary: int) -> None:
         """One step of the kernels."""
@@ -221,7 +222,7 @@ class Beam:
         found = choose.Candidates.make(len(logits), vocabulary, 2 * self.config.beam, logits.device)
         self.limits.clock.add_(1)
         choose.survey(logits, found, vocabulary=vocabulary)
-        choose.choose_beam(
+        beams.choose_beam(
             logits,
             found,
             self.limits,

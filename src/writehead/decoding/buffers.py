@@ -7,7 +7,8 @@ from torch import Tensor
 
 from writehead.config import ModelConfig
 from writehead.decoding.search import Constraints
-from writehead.kernels.choose import NEVER, Candidates, History, Limits, Pool, Rows
+from writehead.kernels.beams import Pool
+from writehead.kernels.choose import NEVER, Candidates, History, Limits, Rows
 from writehead.model.cache import KVCache
 from writehead.model.fused import Memories
 

@@ -28,7 +28,8 @@ from writehead.decoding.search import (
     make_hypothesis,
 )
 from writehead.errors import ConfigError, OutOfRoom, TokenError
-from writehead.kernels.choose import NEVER, choose_beam, choose_greedy, survey
+from writehead.kernels.beams import choose_beam
+from writehead.kernels.choose import NEVER, choose_greedy, survey
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
 
