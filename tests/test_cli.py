@@ -176,3 +176,27 @@ def test_a_local_model_has_the_papers_ratios_too(writehead):
         for suffix in ("-local", "")
     )
     assert local == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explain", "wmt14"), "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
+        (("generate", "run", "Once", "--input", "prompts"), "not both"),
+        (("bench", "decode", "--preset", "tiny", "--context", "64"), "is for language models"),
+    ],
+)
+def test_what_would_be_ignored_or_misread_is_refused(arguments, said, writehead):
+    code, _, err = writehead(*arguments)
+    assert code == 2
+    assert said in err
+
+
+@pytest.mark.parametrize("name", ["tiny/multi-query", "tiny-lm/multi-query"])
+def test_a_training_bench_needs_no_dataset_whatever_the_task(name, writehead):
+    sizes = ("rows=2", "source_length=48", "target_length=48")
+    settings = [word for size in sizes for word in ("--set", f"train.{size}")]
+    steps = ("--steps", 1, "--warmup", 0)
+    code, out, err = writehead("bench", "train", "--preset", name, *steps, *settings)
+    assert code == 0, err
+    assert "µs a token" in out + err

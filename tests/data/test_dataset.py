@@ -101,5 +101,5 @@ def test_a_dataset_that_is_not_whole_is_refused_with_what_is_wrong(folder, damag
 
 
 def test_a_split_that_is_not_there_is_told_with_those_that_are(folder):
-    with pytest.raises(DataError, match="known: train"):
+    with pytest.raises(DataError, match="only train; ask for one of these"):
         Dataset.open(folder).split("xyz")

@@ -76,7 +76,7 @@ def test_a_table_stopped_by_the_clock_goes_on_to_the_same_results(writehead, tmp
     assert "table1, scale tiny: row 1 of 2, multi-head, seed 0\n" in err
     stopped = re.search(r"stopped at multi-head, seed 0, after step (\d) of 4; 0 of 2 results", err)
     assert 1 <= int(stopped[1]) < 4
-    assert not (tmp_path / "results").exists()
+    assert not list((tmp_path / "results").rglob("*.json"))
 
     code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4")
     assert code == 0
@@ -204,6 +204,14 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert err.startswith("error: ")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_results_that_cannot_be_written_are_told_before_the_training(writehead, tmp_path):
+    (tmp_path / "results").write_text("a file where a folder should be")
+    code, _, err = run(writehead, tmp_path, "table1", "--only", "multi-query")
+    assert code == 2
+    assert "could not be written" in err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_missing_text_is_named_file_by_file(writehead, tmp_path, monkeypatch):

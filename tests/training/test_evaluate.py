@@ -176,7 +176,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, tmp_path, writ
         assert by_split[name] == by_files[name]
     code, _, err = writehead(*command, "--dataset", dataset)
     assert code == 2
-    assert "has no split 'test'; known: dev, train" in err
+    assert "has no split 'test', only train and dev; ask for one of these, or give files" in err
 
 
 def test_a_language_models_split_is_scored_as_text(text, tmp_path, writehead):

@@ -12,11 +12,12 @@ import torch
 
 from writehead import cost
 from writehead.bench.record import environment
-from writehead.config import ModelConfig, PrepareConfig, TrainConfig
+from writehead.config import ModelConfig, PrepareConfig, Task, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
+from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
-from writehead.data.sources import embedded
+from writehead.data.sources import Inputs, embedded, text_files
 from writehead.decoding.devices import find_device, wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
@@ -25,6 +26,7 @@ from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
+VOCABULARY = 2_000  # of them, at most
 PRODUCT = 8192  # the matrix product that utilisation is measured against
 BLOCK = 10  # steps between two looks at the clock, which wait for the device
 
@@ -47,8 +49,9 @@ def bench_preset(
         if dataset is None:
             folder = stack.enter_context(TemporaryDirectory())
             dataset = Path(folder) / "grammar"
-            vocabulary = PrepareConfig(task=model.task, vocabulary=2000)
-            prepare(dataset, embedded(GRAMMAR_PAIRS), vocabulary)
+            vocabulary = min(VOCABULARY, model.vocabulary)
+            config_of_text = PrepareConfig(task=model.task, vocabulary=vocabulary)
+            prepare(dataset, _grammar(model.task, Path(folder)), config_of_text)
         data = Dataset.open(dataset)
         if data.task != model.task or data.vocabulary > model.vocabulary:
             raise ConfigError(
@@ -67,6 +70,16 @@ def bench_preset(
         if place.type == "cuda":
             torch.cuda.set_device(place)  # where a step is captured
         return bench_train(name, model, config, batches, place, steps=steps, warmup=warmup)
+
+
+def _grammar(task: Task, folder: Path) -> Inputs:
+    """The built-in grammar's pairs, or its English as a file in `folder`."""
+    if task == "translation":
+        return embedded(GRAMMAR_PAIRS)
+    text = folder / "grammar.txt"
+    english = (f"{source}\n" for source, _ in pairs("train", GRAMMAR_PAIRS))
+    text.write_text("".join(english), encoding="utf-8")
+    return text_files([text], [])
 
 
 def bench_train(

@@ -131,6 +131,8 @@ def decode_command(
     from writehead.cli.bench_runs import DecodePlan, run_decode
     from writehead.cli.bench_tables import show_decode
 
+    if context and models and not any(model.task == "language" for model in models.values()):
+        raise ConfigError("--context is for language models; name one, such as --preset lm1b")
     found, kind = _find(device, dtype)
     times = _repeats(repeats, 5, 3, found.type)
     gpu = found.type == "cuda"

@@ -9,6 +9,7 @@ import typer
 
 from writehead.cli.app import app
 from writehead.config import DecodeConfig
+from writehead.errors import ConfigError
 
 TextRun = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Input = Annotated[str, typer.Option("--input", "-i", help="A file of lines; - is standard input.")]
@@ -137,6 +138,8 @@ def generate_command(
         top_p=top_p,
         seed=seed,
     )
+    if prompt is not None and input_path != "-":
+        raise ConfigError("give a prompt or a file of prompts with --input, not both")
     from writehead.decoding import Batching, Engine, textio  # brings PyTorch, which takes seconds
 
     interactive = prompt is None and textio.is_interactive(input_path)

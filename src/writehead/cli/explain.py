@@ -13,7 +13,7 @@ from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
-from writehead.paper.presets import preset, preset_names
+from writehead.paper.presets import FAMILIES, preset, preset_names
 from writehead.schema import with_settings
 
 
@@ -92,7 +92,7 @@ def explain_command(
 def config_of(model: str) -> ModelConfig:
     """The config of a run's folder where there is one, else of a preset."""
     if not Path(model).is_dir():
-        if model not in preset_names():
+        if model not in [*preset_names(), *FAMILIES]:
             raise ConfigError(
                 f"{model!r} is neither a preset nor the folder of a run; "
                 f"{nearest(model, preset_names())}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from writehead import __version__
 from writehead.config import PrepareConfig, Task
 from writehead.data.tokenizer import Tokenizer
-from writehead.errors import ConfigError, DataError, nearest
+from writehead.errors import ConfigError, DataError
 
 FORMAT = 1
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
@@ -129,7 +129,10 @@ class Dataset:
     def split(self, name: str) -> Split:
         """A split by name, mapped into memory."""
         if name not in self.info["splits"]:
-            raise DataError(f"{self.directory} has no split {name!r}; {nearest(name, self.splits)}")
+            raise DataError(
+                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}; ask "
+                f"for one of these, or give files"
+            )
         counts = self.info["splits"][name]
         sides = {
             side: self._side(name, side, counts["sequences"], counts[f"{side}_tokens"])

@@ -95,4 +95,7 @@ def preset(name: str) -> ModelConfig:
     family, _, row = name.partition("/")
     if family in FAMILIES and row in rows(family):
         return rows(family)[row]
+    if family in FAMILIES and not row:
+        own = ", ".join(f"{family}/{row}" for row in rows(family))
+        raise ConfigError(f"{name!r} is a family; choose one of its presets: {own}")
     raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")

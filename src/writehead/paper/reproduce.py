@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from writehead import cost
-from writehead.bench.record import environment, write_result
+from writehead.bench.record import check_writable, environment, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
@@ -124,6 +124,8 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
     if not todo:
         report.say(f"{job.experiment.name}: all {len(pairs)} results are there; nothing to do")
         return Ending(len(pairs), len(pairs))
+    for row, seed in todo:
+        check_writable(job.result(row, seed))  # before hours of training, not after
     text = job.experiment.text(job.data)
     place = job.runs / job.experiment.dataset
     data = prepare(place, text.inputs, job.experiment.prepare, progress=report)
