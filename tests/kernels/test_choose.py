@@ -328,7 +328,8 @@ def test_a_sentence_goes_on_while_one_that_lives_may_become_the_best(
 def test_many_parts_and_the_default_chunks_give_the_same_beams():
     search = Beam(1, DecodeConfig(beam=2, max_length=2))
     for _ in range(2):
-        search.advance(torch.randn(2, LARGE), LARGE)
+        search.advance(torch.randn(2, LARGE), LARGE)  # which holds it against PyTorch's
+    assert not search.rows.growing.any()
 
 
 def test_of_equal_candidates_the_earlier_beam_and_then_the_lower_token_lives(small_parts):

@@ -84,7 +84,7 @@ class GraphDecoder:
         largest = max(end, int(constraints.prefix.max()) if constraints.prefix.numel() else 0)
         if largest >= self.vocabulary:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocabulary}")
-        with self._lock, on_device(self.model.device):
+        with self._lock:
             for _ in range(2):  # other shapes may be in the way of the first attempt
                 try:
                     captured = self.start(tokens, lengths, capacity, config, constraints)
@@ -159,7 +159,8 @@ class GraphDecoder:
             assert buffers.memories is not None
             buffers.memories.lengths.fill_(1)
             mask = known if min(lengths) < m else None
-            self.fused.encode(tokens, mask, buffers.memories)
+            with _launching_on(self.model.device):
+                self.fused.encode(tokens, mask, buffers.memories)
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             buffers.begin(first, None, constraints)
         else:
@@ -258,12 +259,17 @@ class Captured:
         self._fused, self._vocabulary = fused, vocabulary
         self._graph: torch.cuda.CUDAGraph | None = None
         if model.device.type == "cuda":
-            self._take()  # nothing grows yet: this compiles, and changes nothing that matters
-            torch.cuda.synchronize(model.device)
-            self._graph = torch.cuda.CUDAGraph()
-            # what other threads do on the device meanwhile is theirs
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._take()
+            with _launching_on(model.device):
+                self._record(pool)
+
+    def _record(self, pool: Any) -> None:
+        """Captures the step, after one that compiles it; as nothing grows yet, neither matters."""
+        self._take()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        # what other threads do on the device meanwhile is theirs
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._take()
 
     def step(self) -> None:
         """Feeds the tokens there are, and chooses the next."""
@@ -339,8 +345,8 @@ class Watch:
         return before
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the one that kernels are launched on, whichever it is."""
+def _launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the one that Triton launches on and graphs are captured on, whichever it is."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

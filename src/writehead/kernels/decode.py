@@ -24,7 +24,7 @@ from torch import Tensor
 
 from writehead.kernels.launch import chained, hand_over, wait_for_input
 
-FEW, MANY = 132, 2048  # programs: one for each multiprocessor of an H200, and far more
+FEW, MANY = 132, 8192  # programs: one for each multiprocessor of an H200, and far more
 SPLITS = 128  # at most; more would make the second kernel the longer one
 LONG = 512  # positions from which on a memory is long
 LOG2E = 1.4426950408889634
