@@ -16,7 +16,17 @@ from helpers import config, model, tokens
 from writehead.config import DecodeConfig
 from writehead.decoding.graphs import GraphDecoder
 from writehead.decoding.search import Constraints
-from writehead.kernels import Visibility, beams, choose, decode, linear, packed, pointwise
+from writehead.kernels import (
+    Visibility,
+    beams,
+    choose,
+    decode,
+    label_loss,
+    linear,
+    packed,
+    pointwise,
+)
+from writehead.kernels.heads import Heads
 
 H200 = GPUTarget("cuda", 90, 32)
 OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
@@ -84,6 +94,23 @@ def attend_packed(dtype: torch.dtype) -> None:
     segments = torch.ones(2, 40, dtype=torch.long)
     visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
     packed.attend(Q, K, V, visibility, 0.1).sum().backward()
+    noise = torch.ones(2, 2, 40)
+    packed.attend(Q, K, V, visibility, 0.1, noise).sum().backward()
+
+
+def attend_packed_and_fused(dtype: torch.dtype, heads: Heads) -> None:
+    """The same of one wide product, with noise."""
+    QKV = torch.zeros(2, 40, sum(heads.widths), dtype=dtype, requires_grad=True)
+    segments = torch.ones(2, 40, dtype=torch.long)
+    visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
+    noise = torch.ones(2, heads.g, 40)
+    packed.attend_fused(QKV, heads, visibility, 0.1, noise).sum().backward()
+
+
+def label(dtype: torch.dtype) -> None:
+    """The loss of labels and its gradient."""
+    logits = torch.zeros(2, 40_000, dtype=dtype, requires_grad=True)
+    label_loss.label_loss(logits, torch.tensor([3, -100]), 0.1, 1e-4)[0].sum().backward()
 
 
 def main() -> None:
@@ -98,6 +125,9 @@ def main() -> None:
     take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
     attend_far(torch.bfloat16)
     attend_packed(torch.bfloat16)
+    for g in (8, 1):
+        attend_packed_and_fused(torch.bfloat16, Heads(8, g, 128, 128))
+    label(torch.bfloat16)
     print(*sorted({name for name, _ in compiled}))
 
 

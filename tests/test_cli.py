@@ -106,8 +106,8 @@ def test_explain_says_which_batch_fits(writehead):
 def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
     told = CliRunner().invoke(app, ["--help"]).output.partition("Commands")[2]
     verbs = re.findall(r"^\W+([a-z]+)\s+[A-Z]", told, re.MULTILINE)
-    order = "demo presets explain prepare train average evaluate translate generate bench"
-    assert " ".join(verbs) == f"{order} reproduce report"
+    order = "demo presets explain prepare train average quantize evaluate translate generate"
+    assert " ".join(verbs) == f"{order} bench reproduce report"
 
 
 @pytest.mark.parametrize(

@@ -249,11 +249,15 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     batch = cost.largest_batch(TRANSLATION, Setting(1, 7, 11, 2), chip)
 
     def needed(b: int) -> int:
-        setting = Setting(b, 7, 11, 2)
-        logits = b * 2 * TRANSLATION.vocabulary * (2 + 4)
-        wide = b * 7 * 2 * (TRANSLATION.d + TRANSLATION.f) * 2
+        kv = cost.kv_bytes(TRANSLATION, Setting(b, 7, 11, 2))["total"]
+        d, f, vocabulary = TRANSLATION.d, TRANSLATION.f, TRANSLATION.vocabulary
+        own = TRANSLATION.encoder_attention
+        fed, attended = d + f, own.h * own.k + own.g * (own.k + own.v) + 3 * own.h * own.v
+        encoder = 7 * (d + max(fed, attended)) * 2
+        step = 2 * ((2 * d + f + vocabulary) * 2 + vocabulary // 8)
+        notes = 2 * 11 * (2 * 4 + 4 + 8)
         weights = 2 * sum(p.numel() for p in TranslationModel(TRANSLATION).parameters())
-        return weights + cost.kv_bytes(TRANSLATION, setting)["total"] + max(logits, wide)
+        return weights + kv + b * (encoder + step + notes)
 
     assert batch > 1
     assert needed(batch) <= chip.memory < needed(batch + 1)

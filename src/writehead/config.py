@@ -264,6 +264,35 @@ class TrainConfig(JsonConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantizationConfig(JsonConfig):
+    """How a run stores its matrices: in `bits`, with a scale for each `group` columns of a row.
+
+    Without a group, a row has one scale.
+    """
+
+    bits: int = 8
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.bits not in (8, 6, 5, 4):
+            raise ConfigError(f"bits={self.bits} are not offered; choose 8, 6, 5 or 4")
+        if self.group is not None:
+            check_positive(self, "group")
+
+    @classmethod
+    def of(cls, bits: int, group: int | None = None) -> Self:
+        """The config of `bits` with `group` columns to a scale, 0 for whole rows.
+
+        Without a group, that is whole rows in 8 bits, where more scales change next to nothing,
+        and 32 below: the fewer the bits, the more a scale of its own is worth to a few columns.
+        """
+        if group is None:
+            return cls(bits=bits, group=None if bits == 8 else 32)
+        return cls(bits=bits, group=None if group == 0 else group)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """How to search: `beam=1` is greedy, or sampling where `temperature` is set.
 

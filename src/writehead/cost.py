@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from writehead.config import AttentionConfig, ModelConfig
 from writehead.errors import ConfigError, nearest
 
+# bytes of each position of a row besides K and V: two int32 of its history, one of a forced prefix,
+# and an int64 of its ancestors
+NOTES = 20
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -257,10 +261,10 @@ def visible_pairs(n: int, window: int | None = None) -> int:
 
 
 def memory_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Bytes that decoding takes: weights, K and V, and a workspace.
+    """Bytes that decoding takes: weights, K and V, what a search notes, and a workspace.
 
-    The workspace is the encoder's widest layer, or the logits of a step and their float32 copy,
-    whichever is more.
+    The workspace is that of the encoder's widest layer and that of a step, whose logits are most
+    of it: a captured step keeps its own while the encoder works.
     """
     return _weight_bytes(config, setting) + setting.batch * _sentence_bytes(config, setting)
 
@@ -276,11 +280,23 @@ def _weight_bytes(config: ModelConfig, setting: Setting) -> int:
 
 
 def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """What one more sentence takes: its K and V, and its share of the workspace."""
+    """What one more sentence takes: K and V, what is noted of it, its share of the workspace."""
     one = dataclasses.replace(setting, batch=1)
-    wide = setting.source * (2 * config.d + 2 * config.f) * setting.element
-    logits = setting.beam * config.vocabulary * (setting.element + 4)
-    return kv_bytes(config, one)["total"] + max(wide, logits)
+    notes = setting.beam * setting.target * NOTES
+    # residuals, their norm, a feed-forward layer; the largest of each 32 logits is float32
+    step = (2 * config.d + config.f + config.vocabulary) * setting.element + config.vocabulary // 8
+    encoder = setting.source * _encoder_width(config) * setting.element
+    return kv_bytes(config, one)["total"] + notes + setting.beam * step + encoder
+
+
+def _encoder_width(config: ModelConfig) -> int:
+    """Numbers that the encoder holds at once for each source token."""
+    if not config.encoder_layers:
+        return 0
+    attention = config.encoder_attention
+    # what was attended to is held as it comes, masked, and with its heads side by side
+    attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
+    return config.d + max(config.d + config.f, attending)
 
 
 def _encoder(config: ModelConfig, setting: Setting, pairs: int) -> Work:

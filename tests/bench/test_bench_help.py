@@ -11,7 +11,7 @@ VERBS = sorted(get_command(app).commands["bench"].commands)
 
 
 def test_there_is_a_benchmark_for_each_kind_of_work():
-    assert VERBS == ["attention", "decode", "plot", "train", "translate"]
+    assert VERBS == ["attention", "decode", "plot", "tokens", "train", "translate"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

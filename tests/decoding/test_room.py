@@ -1,10 +1,12 @@
 """What captured decoding does where a device's memory, or a kernel's room, is too small."""
 
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from helpers import config, model, tokens
 from writehead import cost
@@ -14,6 +16,7 @@ from writehead.decoding.worker import Worker
 from writehead.errors import OutOfRoom
 
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+Buffers = graphs.Buffers
 
 MEMORY = 3_000_000
 
@@ -94,3 +97,61 @@ def test_what_does_not_fit_is_said_and_answered_with_nothing(caplog):
     with caplog.at_level(logging.WARNING):
         assert worker._search([Job([5, 1], 4)], DecodeConfig(max_length=4)) is None
     assert "about 5 do" in caplog.text
+
+
+def test_nothing_of_a_first_attempt_is_held_during_the_second(small_device, monkeypatch):
+    """A batch whose memory ran out halfway must not be in its own way."""
+    made, alive = decoder(), []
+
+    class Held:
+        pass
+
+    def start(*_: object) -> Held:
+        held = Held()
+        alive.append((weakref.ref(held), [ref() for ref, _ in alive]))
+        return held
+
+    def run(*_: object) -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(made, "start", start)
+    monkeypatch.setattr(made, "run", run)
+    with pytest.raises(OutOfRoom):
+        made.search(tokens(2, 5), [5, 5], 6, DecodeConfig(max_length=6), end=1)
+    assert [before for _, before in alive] == [[], [None]]
+
+
+@pytest.mark.parametrize(("free", "has_room"), [(10_000_000, True), (100_000, False)])
+def test_a_batch_moves_to_a_smaller_graph_only_where_there_is_room_for_both(
+    monkeypatch, free, has_room
+):
+    made = decoder()
+    shape = made._shape(16, 5, 6, DecodeConfig())
+    assert made._has_room(shape)  # where nobody counts
+    monkeypatch.setattr(
+        type(made.model), "device", property(lambda _: SimpleNamespace(type="cuda"))
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free // 2, MEMORY))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: free)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: free // 2)
+    assert made._has_room(shape) is has_room
+    made._captured[shape] = SimpleNamespace()
+    assert made._has_room(shape)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_prompts_are_read_some_rows_at_a_time_as_all_at_once(monkeypatch, beam):
+    sizes = config("language", d=32, k=16, v=16, window=4)
+    made = graphs.GraphDecoder(model(sizes, dtype=torch.float32))
+    prompts, lengths = tokens(5, 7), torch.tensor([7, 1, 3, 6, 2])
+    shape = made._shape(5, 7, 9, DecodeConfig(beam=beam))
+    read = []
+    for together in (1 << 15, 14):  # all, and two of them
+        monkeypatch.setattr(graphs, "PROMPTS", together)
+        buffers = Buffers(shape, sizes, 37, torch.float32, torch.device("cpu"))
+        first = made._read_prompts(prompts, lengths, buffers)
+        assert torch.equal(first, prompts[range(5), lengths - 1])
+        read.append(buffers.cache)
+    assert_close(read[0].K, read[1].K)
+    assert_close(read[0].V, read[1].V)
+    assert read[0].K[:, : 5 * beam : beam].any(dim=-1).any()

@@ -242,7 +242,8 @@ def mixed_batches(count: int) -> list[tuple]:
     made = []
     for seed in range(count):
         rows, longest = draw.choice([1, 3, 17, b, 64]), draw.choice([2, 19, 40])
-        options = replace(draw.choice([GREEDY, BEAM]), max_length=draw.choice([5, 20, 60]))
+        search, longest_found = draw.choice([GREEDY, BEAM]), draw.choice([5, 20, 60])
+        options = replace(search, min_length=1, max_length=longest_found)
         limits = limits_of(options, rows) if seed % 2 else {}
         made.append((read(rows, longest, seed), options, limits))
     return made

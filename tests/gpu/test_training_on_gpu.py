@@ -13,6 +13,7 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.training.distributed import World
+from writehead.training.loss import sequence_loss
 from writehead.training.replay import WARM
 from writehead.training.step import Stepper
 
@@ -105,3 +106,17 @@ def test_captured_steps_without_dropout_have_no_noise(batches):
     loss = losses_of(0.0, batches[0])
     first = loss(5)
     assert [loss(step) for step in range(6, 10)] == pytest.approx([first] * 4, rel=1e-6)
+
+
+def test_the_loss_of_a_large_vocabulary_errs_no_more_than_plain_pytorch():
+    counts = torch.rand(4, 9, device="cuda") < 0.8
+    labels = torch.randint(0, 32_000, (4, 9), device="cuda")
+    logits = (4 * torch.randn(4, 9, 32_000, device="cuda")).bfloat16().requires_grad_()
+    found = sequence_loss(logits, labels, counts, label_smoothing=0.1, z_loss=1e-4)
+    exact = logits.detach().cpu().double().requires_grad_()
+    right = sequence_loss(exact, labels.cpu(), counts.cpu(), label_smoothing=0.1, z_loss=1e-4)
+    assert_close(found.objective.cpu(), right.objective)
+    assert_close(found.nll.cpu(), right.nll)
+    [ours] = torch.autograd.grad(found.objective, logits)
+    [true] = torch.autograd.grad(right.objective, exact)
+    assert_close(ours.cpu().double(), true, rtol=2**-8, atol=1e-7)

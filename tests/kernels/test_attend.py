@@ -10,8 +10,10 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import additive, random, sees, slow_attend
-from writehead.errors import BackendError, ConfigError
+from writehead.errors import BackendError, ConfigError, ShapeError
 from writehead.kernels import Visibility, attend
+from writehead.kernels.attend import attend_fused
+from writehead.kernels.heads import Heads
 from writehead.paper.listings import MultiheadAttentionBatched, MultiqueryAttentionBatched
 
 b, n, h, k, v, m, d = 2, 3, 6, 7, 11, 13, 17
@@ -230,6 +232,59 @@ def test_rows_of_k_shared_by_beams_are_rows_repeated(n, g, backend):
 
     K, V, lengths = (T.repeat_interleave(beam, dim=0) for T in (K, V, lengths))
     assert_close(O, slow_attend(Q, K, V, sees(Visibility(lengths=lengths)), SCALE))
+
+
+@every_backend
+@every_kind
+def test_noise_multiplies_each_weight_after_the_softmax(g, backend):
+    beam = 4
+    Q, _, _ = inputs(backend, g, b=b * beam)
+    _, K, V = inputs(backend, g)
+    noise = random(b, g, m)
+
+    O = attend(Q, K, V, scale=SCALE, noise=noise, backend=backend)  # noqa: E741
+
+    K, V, noise = (
+        T.repeat_interleave(beam, dim=0).repeat_interleave(h // g, dim=1) for T in (K, V, noise)
+    )
+    weights = torch.softmax(torch.einsum("bhnk,bhmk->bhnm", Q, K) * SCALE, dim=3)
+    assert_close(O, torch.einsum("bhnm,bhm,bhmv->bhnv", weights, noise, V))
+
+
+@every_backend
+def test_noise_belongs_to_the_rows_of_k_that_ancestors_point_to(backend):
+    Q, K, V = inputs(backend, 2)
+    noise, visibility = random(b, 2, m), Visibility(ancestors=torch.randint(b, (b, m)))
+    assert_close(
+        attend(Q, K, V, visibility, scale=SCALE, noise=noise, backend=backend),
+        attend(Q, K, V * noise.unsqueeze(3), visibility, scale=SCALE, backend=backend),
+    )
+
+
+@every_backend
+@every_kind
+@pytest.mark.parametrize("noisy", [False, True])
+def test_one_wide_product_gives_what_its_parts_give(noisy, g, backend):
+    heads = Heads(h, g, *depths(backend))
+    Q, K, V = inputs(backend, g, n=m)
+    wide = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
+    noise, visibility = random(b, g, m) if noisy else None, Visibility(causal=True, window=4)
+    assert_close(
+        attend_fused(wide, heads, visibility, scale=SCALE, noise=noise, backend=backend),
+        attend(Q, K, V, visibility, scale=SCALE, noise=noise, backend=backend),
+    )
+
+
+def test_noise_and_wide_products_that_do_not_fit_are_refused():
+    Q, K, V = inputs("eager", 2)
+    for noise in (random(b, h, m), random(b, 2, m, 1), torch.ones(b, 2, m, dtype=torch.long)):
+        with pytest.raises(ShapeError, match=r"floating-point factors \[2, 2, 13\]"):
+            attend(Q, K, V, scale=SCALE, noise=noise)
+    with pytest.raises(ShapeError, match="noise is on meta and Q on cpu"):
+        attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
+    for shape in ((b, n, 77), (n, 78)):
+        with pytest.raises(ShapeError, match=r"need \[b, n, 78\], which is h k \+ g k \+ g v"):
+            attend_fused(random(*shape), Heads(h, 2, k, v), scale=SCALE)
 
 
 def plain(Q, K, V, mask, scale):

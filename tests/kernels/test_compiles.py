@@ -16,6 +16,7 @@ KERNELS = {
     "_attend_kernel",
     "_combine_kernel",
     "_linear_kernel",
+    "_rows_kernel",
     "_embed_kernel",
     "_normalize_kernel",
     "_lay_out_kernel",
@@ -26,6 +27,8 @@ KERNELS = {
     "forward",
     "backward_queries",
     "backward_memory",
+    "_sum_kernel",
+    "_differentiate_kernel",
 }
 
 

@@ -1,4 +1,4 @@
-"""The product of one row against PyTorch's modules; interpreted where there is no GPU."""
+"""Products of one row and of few against PyTorch; interpreted where there is no GPU."""
 
 import pytest
 import torch
@@ -94,3 +94,53 @@ def test_low_precision_errs_at_most_twice_as_much_as_plain_pytorch():
     error, allowed = (found - right).abs(), (P(before(X)) - right).abs()
     assert error.max() <= 2 * allowed.max()
     assert error.mean() <= 2 * allowed.mean()
+
+
+ROWS_TILES = [
+    linear.RowsTile(16, 8, 2, 16, stages=1, ahead=True),  # nothing divides anything
+    linear.RowsTile(16, 16, 4, 32, stages=2, ahead=False),  # deeper than the rows
+    linear.RowsTile(32, 8, 2, 16, stages=3, ahead=False),
+]
+# tensor cores take no float32, and Triton's interpreter no bfloat16
+HALF = {"device": DEVICE, "dtype": torch.float16}
+
+
+@pytest.mark.parametrize("tile", ROWS_TILES, ids=str)
+@pytest.mark.parametrize("rows", [2, 13, 16])
+def test_few_rows_are_one_product_with_their_residual(rows, tile):
+    X, W, R = (torch.randn(*shape, **HALF) for shape in ((rows, 37), (21, 37), (rows, 21)))
+    before = R.clone()
+    right = X.double() @ W.double().T
+    for found, expected in (
+        (linear.rows_linear(X, W, tile=tile), right),
+        (linear.rows_linear(X, W, residual=R, tile=tile), right + R.double()),
+    ):
+        assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+    assert torch.equal(R, before)
+
+
+@pytest.mark.parametrize("tile", ROWS_TILES, ids=str)
+def test_few_rows_get_the_root_of_what_they_were_made_of(tile):
+    X, W, S = (torch.randn(*shape, **HALF) for shape in ((5, 37), (21, 37), (5, 24)))
+    S *= torch.arange(1, 6, **HALF)[:, None]
+    unnormed = linear.Unnormed(S, 0.3)
+    found = linear.rows_linear(X, W, residual=X[:, :21].contiguous(), unnormed=unnormed, tile=tile)
+    root = (S.double().square().mean(1, keepdim=True) + 0.3).rsqrt()
+    expected = X.double() @ W.double().T * root + X[:, :21].double()
+    assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("rows", "deep"), [(2, 40), (16, 1500), (17, 40), (32, 1024)])
+def test_the_tile_that_is_chosen_for_few_rows_is_right(rows, deep):
+    X, W = torch.randn(rows, deep, **HALF), torch.randn(9, deep, **HALF) / deep**0.5
+    assert linear.few_rows(X, W)
+    found = linear.rows_linear(X, W)
+    assert_close(found.double(), X.double() @ W.double().T, rtol=2e-3, atol=2e-3)
+
+
+def test_many_rows_deep_weights_and_float32_are_left_to_others():
+    W = torch.empty(4, 2048, **HALF)
+    assert not linear.few_rows(torch.empty(17, 2048, **HALF), W)
+    assert not linear.few_rows(torch.empty(33, 64, **HALF), W[:, :64])
+    assert not linear.few_rows(torch.empty(1, 64, **HALF), W[:, :64])
+    assert not linear.few_rows(torch.empty(2, 64, device=DEVICE), W[:, :64])

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from writehead.config import AttentionConfig
 from writehead.errors import BackendError
 from writehead.kernels import Visibility, attend, eager, packed
-from writehead.kernels.attend import BACKENDS
+from writehead.kernels.attend import BACKENDS, attend_fused
+from writehead.kernels.heads import Heads
+from writehead.model import Attention
+from writehead.model.attention import WholePast
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETER = {} if DEVICE == "cuda" else {"TRITON_INTERPRET": "1"}
@@ -50,26 +54,44 @@ def inputs(g: int, *, h=h, n=n, m=n, k=k, v=v, dtype=torch.float32):
     return *(T.requires_grad_() for T in QKV), dO
 
 
-def results(backend, Q, K, V, dO, visibility) -> list[Tensor]:
+def make_noise(g: int, m: int = n) -> Tensor:
+    """[b, g, m]: nothing or 1.25; all of one write-head's is nothing."""
+    noise = (torch.rand(b, g, m, device=DEVICE) >= 0.2).float() * 1.25
+    noise[0, -1] = 0.0
+    return noise
+
+
+def results(Q, K, V, dO, visibility, noise=None) -> list[Tensor]:
     """O, dQ, dK and dV."""
-    O = backend.attend(Q, K, V, visibility, SCALE)  # noqa: E741
+    O = packed.attend(Q, K, V, visibility, SCALE, noise)  # noqa: E741
     return [O.detach(), *torch.autograd.grad(O, (Q, K, V), dO)]
 
 
-def expected(Q, K, V, dO, visibility) -> list[Tensor]:
+def plain_results(Q, K, V, dO, visibility, noise=None) -> list[Tensor]:
+    """The same by plain products; noise on a position's values is noise on its weights."""
+    noisy = V if noise is None else V * noise.unsqueeze(3).to(V.dtype)
+    O = eager.attend(Q, K, noisy, visibility, SCALE)  # noqa: E741
+    return [O.detach(), *torch.autograd.grad(O, (Q, K, V), dO)]
+
+
+def expected(Q, K, V, dO, visibility, noise=None) -> list[Tensor]:
     """The same by plain products in float64."""
     QKV = (T.detach().double().requires_grad_() for T in (Q, K, V))
-    return results(eager, *QKV, dO.double(), visibility)
+    return plain_results(*QKV, dO.double(), visibility, noise)
 
 
 def assert_equal_plain_products(*case) -> None:
-    found = results(packed, *case)
-    for ours, right in zip(found, expected(*case), strict=True):
+    for ours, right in zip(results(*case), expected(*case), strict=True):
         assert_close(ours, right.to(ours.dtype), atol=2e-6, rtol=2e-5)
 
 
+every_order = pytest.mark.parametrize(
+    ("causal", "window"), [(False, None), (True, None), (False, 6), (True, 3)]
+)
+
+
 @pytest.mark.parametrize("g", [4, 2, 1])
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 6), (True, 3)])
+@every_order
 def test_self_attention_and_its_gradients_equal_plain_products(causal, window, g):
     visibility = segments(TARGET, TARGET, causal=causal, window=window)
     assert_equal_plain_products(*inputs(g), visibility)
@@ -79,6 +101,27 @@ def test_self_attention_and_its_gradients_equal_plain_products(causal, window, g
 def test_cross_attention_and_its_gradients_equal_plain_products(g):
     assert_equal_plain_products(*inputs(g, m=m), segments(TARGET, SOURCE))
     assert_equal_plain_products(*inputs(g, n=m, m=n), segments(SOURCE, TARGET))
+
+
+@pytest.mark.parametrize("g", [4, 2, 1])
+@every_order
+def test_noise_on_the_weights_of_self_attention_equals_plain_products(causal, window, g):
+    visibility = segments(TARGET, TARGET, causal=causal, window=window)
+    assert_equal_plain_products(*inputs(g), visibility, make_noise(g))
+
+
+@pytest.mark.parametrize("g", [4, 2, 1])
+def test_noise_on_the_weights_of_cross_attention_equals_plain_products(g):
+    assert_equal_plain_products(*inputs(g, m=m), segments(TARGET, SOURCE), make_noise(g, m))
+    assert_equal_plain_products(*inputs(g, n=m, m=n), segments(SOURCE, TARGET), make_noise(g))
+
+
+def test_noise_of_any_layout_and_precision_is_read_right():
+    noise = make_noise(2)
+    turned = noise.double().mT.contiguous().mT
+    case = *inputs(2), segments(TARGET, TARGET)
+    for ours, right in zip(results(*case, turned), results(*case, noise), strict=True):
+        assert torch.equal(ours, right)
 
 
 @pytest.mark.parametrize("n", [m, 16])
@@ -116,7 +159,7 @@ def test_segments_in_any_order_and_of_any_number_equal_plain_products():
 
 def test_padding_reads_zeros_and_no_gradient_reaches_it():
     rows = torch.stack([TARGET[0], torch.zeros_like(TARGET[0])])
-    O, *gradients = results(packed, *inputs(2), segments(rows, rows, causal=True))  # noqa: E741
+    O, *gradients = results(*inputs(2), segments(rows, rows, causal=True))  # noqa: E741
     for T in (O, *gradients):
         padding = rows.eq(0).to(DEVICE)[:, None].expand(T.shape[:3])
         assert not T[padding].any()
@@ -126,11 +169,11 @@ def test_padding_reads_zeros_and_no_gradient_reaches_it():
 def test_not_even_nan_leaks_out_of_padding():
     visibility = segments(TARGET, TARGET)
     case = inputs(2)
-    clean = results(packed, *case, visibility)
+    clean = results(*case, visibility)
     with torch.no_grad():
         for T in case:
             T[TARGET.eq(0).to(DEVICE)[:, None].expand(T.shape[:3])] = torch.nan
-    for ours, right in zip(results(packed, *case, visibility), clean, strict=True):
+    for ours, right in zip(results(*case, visibility), clean, strict=True):
         assert torch.equal(ours, right)
 
 
@@ -156,21 +199,82 @@ def test_depth_that_is_not_contiguous_is_copied():
 
 
 def test_results_lie_in_memory_as_projections_do():
-    for T in results(packed, *inputs(2), segments(TARGET, TARGET)):
+    for T in results(*inputs(2), segments(TARGET, TARGET)):
         assert T.transpose(1, 2).is_contiguous()
 
 
-def test_low_precision_errs_at_most_twice_as_much_as_plain_pytorch():
+@pytest.mark.parametrize("noisy", [False, True])
+def test_low_precision_errs_at_most_twice_as_much_as_plain_pytorch(noisy):
+    noise = make_noise(2) if noisy else None
     visibility = segments(TARGET, TARGET, causal=True)
     case = inputs(2, dtype=torch.float16)
-    plain = results(eager, *case, visibility)
+    plain = plain_results(*case, visibility, noise)
     for ours, theirs, right in zip(
-        results(packed, *case, visibility), plain, expected(*case, visibility), strict=True
+        results(*case, visibility, noise), plain, expected(*case, visibility, noise), strict=True
     ):
         assert ours.dtype == torch.float16
         error, allowed = (ours - right).abs(), (theirs - right).abs()
         assert error.max() <= 2 * allowed.max()
         assert error.mean() <= 2 * allowed.mean()
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize(
+    "heads", [Heads(4, 4, 16, 16), Heads(4, 2, 16, 32), Heads(4, 1, 64, 16)], ids=str
+)
+def test_one_wide_product_gives_what_its_parts_give_bit_for_bit(heads, noisy):
+    visibility = segments(TARGET, TARGET, causal=True, window=8)
+    noise = make_noise(heads.g) if noisy else None
+    QKV = torch.randn(b, n, sum(heads.widths), device=DEVICE, requires_grad=True)
+    dO = torch.randn(b, n, heads.h, heads.v, device=DEVICE).transpose(1, 2)
+
+    O = packed.attend_fused(QKV, heads, visibility, SCALE, noise)  # noqa: E741
+    (dQKV,) = torch.autograd.grad(O, QKV, dO)
+
+    apart = [T.detach().requires_grad_() for T in heads.split(QKV)]
+    right, *gradients = results(*apart, dO, visibility, noise)
+    assert torch.equal(O, right)
+    assert torch.equal(dQKV, torch.cat([T.transpose(1, 2).flatten(2) for T in gradients], dim=2))
+    assert dQKV.is_contiguous()
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)], ids=["rows last", "depth not last"])
+def test_a_wide_product_may_lie_in_memory_in_any_order(order):
+    visibility, heads = segments(TARGET, TARGET), Heads(4, 2, 16, 32)
+    QKV = torch.randn(b, n, sum(heads.widths), device=DEVICE)
+    dO = torch.randn(b, heads.h, n, heads.v, device=DEVICE)
+
+    def of(wide: Tensor) -> tuple[Tensor, Tensor]:
+        wide = wide.detach().requires_grad_()
+        O = packed.attend_fused(wide, heads, visibility, SCALE)  # noqa: E741
+        return O.detach(), *torch.autograd.grad(O, wide, dO)
+
+    back = [order.index(axis) for axis in range(3)]
+    turned = QKV.permute(order).contiguous().permute(back)
+    assert not turned.is_contiguous()
+    for ours, right in zip(of(turned), of(QKV), strict=True):
+        assert torch.equal(ours, right)
+
+
+def test_a_compiler_sees_one_graph_of_a_wide_product_and_gives_the_same(monkeypatch):
+    # compiled on a CPU they would be refused, since there a compiler cannot ask for the interpreter
+    monkeypatch.setattr(packed, "supports", lambda Q, K, V, visibility: None)
+    visibility, heads = segments(TARGET, TARGET, causal=True), Heads(4, 2, 16, 32)
+    X = torch.randn(b, n, 12, device=DEVICE, requires_grad=True)
+    P = torch.randn(12, sum(heads.widths), device=DEVICE, requires_grad=True)
+    dO = torch.randn(b, heads.h, n, heads.v, device=DEVICE)
+
+    def work(X, P, noise):
+        return attend_fused(X @ P, heads, visibility, scale=SCALE, noise=noise)
+
+    def of(work, noise) -> list[Tensor]:
+        O = work(X, P, noise)  # noqa: E741
+        return [O.detach(), *torch.autograd.grad(O, (X, P), dO)]
+
+    compiled = torch.compile(work, backend="aot_eager", fullgraph=True)
+    for noise in (None, make_noise(2)):
+        for ours, right in zip(of(compiled, noise), of(work, noise), strict=True):
+            assert torch.equal(ours, right)
 
 
 def test_a_compiler_sees_one_graph_and_gives_the_same():
@@ -181,21 +285,27 @@ def test_a_compiler_sees_one_graph_and_gives_the_same():
     O = compiled(*QKV, visibility, SCALE)  # noqa: E741
 
     found = [O.detach(), *torch.autograd.grad(O, QKV, dO)]
-    for ours, right in zip(found, results(packed, *QKV, dO, visibility), strict=True):
+    for ours, right in zip(found, results(*QKV, dO, visibility), strict=True):
         assert torch.equal(ours, right)
         assert ours.stride() == right.stride()
 
 
-def test_the_operations_are_what_they_say_to_pytorch():
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_operations_are_what_they_say_to_pytorch(noisy):
+    noise = make_noise(2) if noisy else None
     *QKV, dO = inputs(2)
-    tables = packed.ranges(segments(TARGET, TARGET, causal=True), n, n)
-    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    arguments = (*QKV, *tables, SCALE, True, 0)
-    torch.library.opcheck(packed._forward, arguments, test_utils=checks)
-    with torch.no_grad():
-        O, logsumexp = packed._forward(*arguments)  # noqa: E741
-        arguments = (dO, *(T.detach() for T in QKV), O, logsumexp, *tables, SCALE, True, 0)
-        torch.library.opcheck(packed._backward, arguments, test_utils=checks[:2])
+    wide = torch.randn(b, n, (h + 2) * k + 2 * v, device=DEVICE, requires_grad=True)
+    rest = (noise, *packed.ranges(segments(TARGET, TARGET, causal=True), n, n), SCALE, True, 0)
+    for forward, backward, arguments in (
+        (packed._forward, packed._backward, (*QKV, *rest)),
+        (packed._fused_forward, packed._fused_backward, (wide, *rest, [h, 2, k, v])),
+    ):
+        checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+        torch.library.opcheck(forward, arguments, test_utils=checks)
+        with torch.no_grad():
+            output = forward(*arguments)
+            still = [T.detach() if isinstance(T, Tensor) else T for T in arguments]
+            torch.library.opcheck(backward, (dO, *output, *still), test_utils=checks[:2])
 
 
 def test_auto_takes_the_packed_kernels_for_packed_rows_and_only_then():
@@ -207,6 +317,37 @@ def test_auto_takes_the_packed_kernels_for_packed_rows_and_only_then():
         attend(*QKV, visibility, scale=SCALE, backend="packed"),
     )
     attend(*QKV, Visibility(causal=True), scale=SCALE)
+
+
+def test_a_wide_product_takes_the_packed_kernels_where_they_can_and_else_its_parts(monkeypatch):
+    heads, noise = Heads(4, 2, 16, 32), make_noise(2)
+    QKV = torch.randn(b, n, sum(heads.widths), device=DEVICE)
+    fused = mock.Mock(wraps=packed.attend_fused)
+    monkeypatch.setattr(packed, "attend_fused", fused)
+    for visibility in (segments(TARGET, TARGET, causal=True), Visibility(causal=True)):
+        assert torch.equal(
+            attend_fused(QKV, heads, visibility, scale=SCALE, noise=noise),
+            attend(*heads.split(QKV), visibility, scale=SCALE, noise=noise),
+        )
+    fused.assert_called_once()
+
+
+@pytest.mark.parametrize("g", [4, 2, 1])
+def test_a_layer_in_training_drops_the_same_positions_with_every_backend(g):
+    visibility = segments(TARGET, TARGET, causal=True)
+    X = torch.randn(b, n, 24, device=DEVICE, requires_grad=True)
+    dY = torch.randn(b, n, 24, device=DEVICE)
+    layer = Attention(AttentionConfig(24, h, g, k, v), dropout=0.3).to(DEVICE)
+
+    def of(backend: str) -> list[Tensor]:
+        layer.backend = backend
+        torch.manual_seed(5)
+        Y = layer(X, WholePast(visibility))
+        Y = Y + layer.read(X, layer.memorize(X, visibility))
+        return [Y.detach(), *torch.autograd.grad(Y, (X, *layer.parameters()), dY)]
+
+    for ours, right in zip(of("packed"), of("eager"), strict=True):
+        assert_close(ours, right, atol=2e-4, rtol=2e-4)
 
 
 def number_table(rows: int, columns: int) -> st.SearchStrategy[Tensor]:
@@ -269,7 +410,7 @@ def test_the_packed_kernels_say_why_they_cannot(sentence, sizes, limits):
 def test_without_a_gpu_or_triton_they_say_so(monkeypatch):
     Q, K, V, _ = inputs(2)
     visibility = segments(TARGET, TARGET)
-    monkeypatch.setattr(packed, "_has_triton", lambda: False)
+    monkeypatch.setattr(packed, "has_triton", lambda: False)
     assert "need Triton" in packed.supports(Q, K, V, visibility)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     Q, K, V = (T.detach().cpu() for T in (Q, K, V))

@@ -7,9 +7,10 @@ from torch.testing import assert_close
 
 from helpers import additive, causal_mask, random
 from writehead.config import AttentionConfig
-from writehead.kernels import Visibility
+from writehead.kernels import Visibility, attend
 from writehead.model import Attention, KVCache
 from writehead.model.attention import WholePast
+from writehead.model.dropout import shared_dropout
 from writehead.paper.listings import (
     MultiheadAttentionBatched,
     MultiheadSelfAttentionIncremental,
@@ -166,3 +167,38 @@ def test_one_wide_product_in_training_equals_three(g, bias):
             torch.nn.init.normal_(P.bias)
     past = WholePast(Visibility(causal=True))
     assert_close(module.train()(X, past), module.eval()(X, past))
+
+
+@pytest.mark.parametrize("depth", [k, v], ids=["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_in_training_is_that_of_the_values_bit_for_bit(dtype, depth):
+    module = Attention(AttentionConfig(d, h, 2, k, depth), dropout=0.3).to(dtype)
+    X, M = (torch.randn(b, size, d, dtype=dtype, requires_grad=True) for size in (m, n))
+    visibility, parts = Visibility(causal=True), (module.P_q, module.P_k, module.P_v)
+
+    def attend_with_dropped_values(Q, K, V, visibility):
+        V = shared_dropout(V, 0.3, dim=3)
+        O = attend(Q, K, V, visibility, scale=k**-0.5)  # noqa: E741
+        return module.P_o(O.transpose(1, 2).flatten(2))
+
+    def by_hand() -> Tensor:
+        wide = torch.nn.functional.linear(X, torch.cat([P.weight for P in parts]))
+        QKV = torch.split(wide, [P.out_features for P in parts], dim=2)
+        Q, K, V = (
+            T.unflatten(2, (g, -1)).transpose(1, 2) for T, g in zip(QKV, (h, 2, 2), strict=True)
+        )
+        Y = attend_with_dropped_values(Q, K, V, visibility)
+        Q = module.P_q(X).unflatten(2, (h, k)).transpose(1, 2)
+        return Y + attend_with_dropped_values(Q, *module.project_kv(M), Visibility())
+
+    def by_module() -> Tensor:
+        memory = module.memorize(M, Visibility())
+        return module(X, WholePast(visibility)) + module.read(X, memory)
+
+    found = []
+    for work in (by_module, by_hand):
+        torch.manual_seed(7)
+        Y = work()
+        found.append([Y, *torch.autograd.grad(Y.square().sum(), (X, M, *module.parameters()))])
+    for ours, right in zip(*found, strict=True):
+        assert torch.equal(ours, right)

@@ -1,6 +1,17 @@
 """The command line: one verb a job, `--help` with an example for each."""
 
-from writehead.cli import bench, decode, demo, explain, prepare, reproduce, train
+from writehead.cli import bench, decode, demo, explain, prepare, quantize, reproduce, train
 from writehead.cli.app import app, main
 
-__all__ = ["app", "bench", "decode", "demo", "explain", "main", "prepare", "reproduce", "train"]
+__all__ = [
+    "app",
+    "bench",
+    "decode",
+    "demo",
+    "explain",
+    "main",
+    "prepare",
+    "quantize",
+    "reproduce",
+    "train",
+]

@@ -31,6 +31,7 @@ VERBS = (
     "prepare",
     "train",
     "average",
+    "quantize",
     "evaluate",
     "translate",
     "generate",

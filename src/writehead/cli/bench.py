@@ -1,4 +1,4 @@
-"""`writehead bench attention`, `decode`, `translate` and `plot`; `bench train` is in `train.py`."""
+"""`writehead bench attention`, `decode`, `translate`, `tokens` and `plot`; `train` is elsewhere."""
 
 import dataclasses
 import json
@@ -24,6 +24,8 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[
     str | None, typer.Option(help="bfloat16, float32, …; bfloat16 on a GPU by default.")
 ]
+
+TOKENS_DTYPES = ["bfloat16", "float32"]  # of `bench tokens`, on a GPU
 
 
 @bench_app.command(name="attention")
@@ -212,6 +214,42 @@ def translate_command(
         }
     _finish(result, output)
     show_translate(result, Page())
+
+
+@bench_app.command(name="tokens")
+def tokens_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    input_path: Annotated[str, typer.Option("--input", "-i", help="A file of lines.")],
+    lines: Annotated[int, typer.Option(help="How many of its lines, from the first.")] = 500,
+    beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="bfloat16 and float32 by default, or float32 on a CPU; repeatable."),
+    ] = None,
+    output: OutputFile = None,
+    device: Device = "auto",
+) -> None:
+    """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
+
+    Where tokens differ, a near-tie is one that rounding explains. Anything else makes exit code 1.
+
+    Example: writehead bench tokens runs/ende --input newstest2013.en --output tokens.json
+    """
+    from writehead.cli.bench_runs import run_tokens
+    from writehead.cli.bench_tables import show_tokens
+
+    if lines < 1:
+        raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
+    kinds = dtype or (["float32"] if _find(device, None)[0].type == "cpu" else TOKENS_DTYPES)
+    found = [_find(device, kind) for kind in dict.fromkeys(kinds)]
+    _check(output)
+    with _telling() as tell:
+        place, dtypes = found[0][0], tuple(kind for _, kind in found)
+        result = run_tokens(run, input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell)
+    _finish(result, output)
+    show_tokens(result, Page())
+    if result["others"]:
+        raise typer.Exit(1)
 
 
 @bench_app.command(name="plot")

@@ -1,13 +1,20 @@
-"""What `bench decode` measures, in order, and what the paper says of the same rows."""
+"""What `bench decode` and `bench tokens` do, in order, and what the paper says of the same rows."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from writehead.bench.context import Context, context_sweep, language_row
 from writehead.bench.decode import Place, batch_sweep, fitted, translation_row
+from writehead.bench.record import environment
+from writehead.bench.tokens import Plan, bench_tokens
 from writehead.config import ModelConfig
 from writehead.cost import Setting
+from writehead.decoding.textio import read_lines
 from writehead.errors import ConfigError
 from writehead.paper.presets import FAMILIES, rows
 from writehead.paper.tables import TABLE_2
@@ -128,3 +135,25 @@ def paper_row(name: str, setting: Setting) -> dict[str, Any] | None:
 def _steps(context: int) -> int:
     """How many steps of a context are timed."""
     return min(32, context // 2)
+
+
+def run_tokens(
+    run: Path,
+    path: str,
+    lines: int,
+    beams: tuple[int, ...],
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """The result of `bench tokens` over the first lines of a file that have text in them."""
+    written = (one for one in enumerate(read_lines(path), start=1) if one[1].strip())
+    plan = Plan(
+        run, list(islice(written, lines)), device, dtypes, tuple(dict.fromkeys(beams)), tell
+    )
+    return {
+        "bench": "tokens",
+        "input": path,
+        **bench_tokens(plan),
+        "environment": environment(device),
+    }

@@ -258,6 +258,44 @@ def show_translate(result: dict[str, Any], page: Console) -> None:
     _say(page, notes)
 
 
+def show_tokens(result: dict[str, Any], page: Console) -> None:
+    """How many sentences got the reference's tokens, and how many change with the batch."""
+    names = list(result["rows"][0]["batches"])
+    table = _table(
+        f"{result['sentences']:,} lines of {result['input']}: tokens held against the reference's",
+        *("dtype", "search", "same", "near-ties", "others", *names),
+    )
+    notes = [
+        f"Reference: {result['reference']}. A near-tie differs by no more than the dtype's "
+        f"rounding can; the JSON names each, with its difference. The last columns count what "
+        f"changes when the same lines come in other batches, (others) in brackets.",
+    ]
+    for row in result["rows"]:
+        batches = row["batches"].values()
+        table.add_row(
+            row["dtype"],
+            _search(row["beam"]),
+            f"{row['same']:,}",
+            f"{len(row['near_ties']):,}",
+            f"{len(row['others']):,}",
+            *(f"{found['changed']:,} ({len(found['others']):,})" for found in batches),
+        )
+        where = f"{row['dtype']}, {_search(row['beam'])}"
+        earlier = sum(one["kind"] == "earlier" for one in row["near_ties"])
+        if earlier:
+            notes.append(
+                f"{where}: {earlier:,} of the near-ties lie among the beams at an earlier step."
+            )
+        if row["others"]:
+            lines = ", ".join(str(one["line"]) for one in row["others"][:8])
+            notes.append(f"{where}: no near-tie explains line {lines}; the JSON has all.")
+    if result["left_out"]:
+        notes.append(f"Left out: {len(result['left_out']):,} lines longer than the model reads.")
+    _show(page, table)
+    page.print()
+    _say(page, notes)
+
+
 def _absences(rows: list[dict[str, Any]]) -> list[str]:
     """Why there is no figure, each reason once with all the rows it holds for."""
     said: dict[str, list[str]] = {}
@@ -272,7 +310,7 @@ def _absences(rows: list[dict[str, Any]]) -> list[str]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
-        left = column in ("attention", "model", "engine", "search") and i < 4
+        left = column in ("attention", "model", "engine", "dtype", "search") and i < 4
         table.add_column(
             column,
             justify="left" if left else "right",

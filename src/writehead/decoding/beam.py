@@ -6,7 +6,7 @@ the others live on. A sentence is done when none of its live hypotheses could st
 n-best, whatever came next; that is seen from its own numbers alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,27 @@ from writehead.errors import ConfigError, ShapeError
 NEVER = float("-inf")
 
 
+@dataclass(frozen=True, eq=False)
+class BeamStep:
+    """What one step of a beam search chose from: each sentence's best continuations, best first.
+
+    scores: [b, 2 × beam], log-probabilities, NEVER where there is none. tokens: [b, 2 × beam, t],
+    whole hypotheses. ended: [b, 2 × beam]. cut: [b], whether none may grow longer. over: [b],
+    whether the sentence is done with this step, or was before. largest: [b], the largest magnitude
+    of the logits.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    ended: Tensor
+    cut: Tensor
+    over: Tensor
+    largest: Tensor
+
+
+Observer = Callable[[BeamStep], None]
+
+
 def beam_search(
     step: Step[S],
     state: S,
@@ -36,11 +57,13 @@ def beam_search(
     end: int,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_lengths: Sequence[int] | None = None,
+    observe: Observer | None = None,
 ) -> list[list[Hypothesis]]:
     """For each sentence, its n_best hypotheses, best first; fewer where fewer exist.
 
     A hypothesis that reaches its maximal length competes as it is, unfinished. A forced prefix
-    counts in scores and lengths. With beam=1 this is greedy search, whatever alpha.
+    counts in scores and lengths. With beam=1 this is greedy search, whatever alpha. `observe` is
+    told of every step, if there are beams.
     """
     if config.temperature is not None:
         raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
@@ -61,6 +84,8 @@ def beam_search(
     for t in range(constraints.longest):
         logits = next_logits(step, tokens, state).view(b, config.beam, -1)
         tokens, rows = beams.advance(constraints.log_probabilities(logits, t), t)
+        if observe is not None:
+            observe(beams.last_step(t, logits.float().abs().amax(dim=(1, 2))))
         if beams.all_done():
             break
         state.reorder(rows)
@@ -109,6 +134,7 @@ class _Beams:
         self.live[:, 0] = 0.0
         self.tokens = torch.zeros(*shape, constraints.longest, dtype=torch.long, device=device)
         self.sentences = torch.arange(b, device=device).unsqueeze(1)
+        self.considered = torch.full(shape, NEVER, device=device), self.tokens  # in the last step
         self.done = _Pool(
             torch.full(shape, NEVER, device=device),
             torch.full(shape, NEVER, device=device),
@@ -130,6 +156,7 @@ class _Beams:
         parents, tokens = places // vocabulary, places % vocabulary  # [b, 2 beam]
         histories = self.tokens[self.sentences, parents]
         histories[:, :, t] = tokens
+        self.considered = scores, histories
         ended = tokens == self.constraints.end
         cut = (t + 1 >= self.constraints.max_lengths).unsqueeze(1)
 
@@ -142,6 +169,14 @@ class _Beams:
         self.live = self.live.masked_fill(self._decided(t + 1).unsqueeze(1), NEVER)
         rows = self.sentences * beam + parents.gather(1, order)
         return tokens.gather(1, order).flatten(), rows.flatten()
+
+    def last_step(self, t: int, largest: Tensor) -> BeamStep:
+        """What the step that chose the t-th tokens chose from."""
+        scores, histories = self.considered
+        ended = histories[:, :, t] == self.constraints.end
+        cut = t + 1 >= self.constraints.max_lengths
+        over = (self.live == NEVER).all(dim=1)
+        return BeamStep(scores, histories[:, :, : t + 1], ended, cut, over, largest)
 
     def over(self) -> Tensor:
         """[rows], whether the row's sentence has no live hypothesis left."""

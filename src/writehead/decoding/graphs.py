@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead import cost
@@ -32,6 +34,7 @@ LOOK = 8  # steps between two looks at what still grows
 FEWEST = 16  # sentences from which on it pays to move to a smaller graph
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
 MOST_GRAPHS = 64  # a graph takes some memory besides its caches
+PROMPTS = 1 << 15  # tokens of prompts that are read together
 UNIT = 64  # positions that memories and caches are rounded up to
 
 
@@ -54,6 +57,7 @@ class GraphDecoder:
         self.padded = padded
         self.fused = FusedDecoder(model)
         self.largest_beam = largest_beam(model)
+        self._numbers = np.arange(self.vocabulary).astype(object)
         self._captured: OrderedDict[Shape, Captured] = OrderedDict()
         self._lock = threading.Lock()
         self._budget = float("inf")
@@ -86,16 +90,30 @@ class GraphDecoder:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocabulary}")
         with self._lock:
             for _ in range(2):  # other shapes may be in the way of the first attempt
-                try:
-                    captured = self.start(tokens, lengths, capacity, config, constraints)
-                    return self.run(captured, b, constraints, config)
-                except torch.OutOfMemoryError:
-                    self._forget()
+                found = self._attempt(tokens, lengths, capacity, config, constraints)
+                if found is not None:
+                    return found
+                self._forget()  # here, where nothing of the attempt is held any more
         fits = self.largest_batch(m, capacity, config.beam)
         raise OutOfRoom(
             f"{b} sentences of {m} + {capacity} tokens with beam={config.beam} do not fit the "
             f"device's memory, and about {fits} do; decode fewer at once"
         )
+
+    def _attempt(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        capacity: int,
+        config: DecodeConfig,
+        constraints: Constraints,
+    ) -> list[list[Hypothesis]] | None:
+        """What is found for each sentence; None where the memory ran out."""
+        try:
+            captured = self.start(tokens, lengths, capacity, config, constraints)
+            return self.run(captured, len(tokens), constraints, config)
+        except torch.OutOfMemoryError:
+            return None
 
     def largest_batch(self, source: int, capacity: int, beam: int) -> int:
         """How many sentences fit the device's memory by what `explain` counts, if nobody else does.
@@ -164,12 +182,26 @@ class GraphDecoder:
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             buffers.begin(first, None, constraints)
         else:
-            state = self.model.start(tokens, m, prompt_lengths=known)
-            n, read = b * shape.beam, state.cache.size
-            buffers.cache.K[:, : n : shape.beam, :, :read] = state.cache.K
-            buffers.cache.V[:, : n : shape.beam, :, :read] = state.cache.V
-            buffers.begin(state.first, known - 1, constraints)
+            first = self._read_prompts(tokens, known, buffers)
+            buffers.begin(first, known - 1, constraints)
         return captured
+
+    def _read_prompts(self, tokens: Tensor, lengths: Tensor, buffers: Buffers) -> Tensor:
+        """Puts K and V of prompts [b, m] into the rows of the first beams; the last tokens [b].
+
+        Some rows at a time: what reading takes stays small beside the caches.
+        """
+        assert isinstance(self.model, LanguageModel)
+        (b, m), beam = tokens.shape, buffers.shape.beam
+        some, first = max(1, PROMPTS // m), []
+        for i in range(0, b, some):
+            prompts, known = tokens[i : i + some], lengths[i : i + some]
+            state = self.model.start(prompts, m, prompt_lengths=known)
+            rows = slice(i * beam, (i + len(prompts)) * beam, beam)
+            buffers.cache.K[:, rows, :, : state.cache.size] = state.cache.K
+            buffers.cache.V[:, rows, :, : state.cache.size] = state.cache.V
+            first.append(state.first)
+        return torch.cat(first)
 
     @torch.no_grad()
     def run(
@@ -178,24 +210,46 @@ class GraphDecoder:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
-        watch = Watch(captured.buffers)
+        texts = np.empty((b, constraints.longest), dtype=object)
+        watch = Watch(captured.buffers, texts, self._numbers)
         for t in range(constraints.longest):
             captured.step()
             if t + 1 == constraints.longest or not watch.is_due(t + 1):
                 continue
-            growing = [i for i in watch.look() if i < len(places)]
+            growing = [i for i in watch.look(t + 1) if i < len(places)]
             if not growing:
                 break
             smaller = _round_rows(len(growing))
-            if len(places) >= FEWEST and smaller <= captured.buffers.shape.sentences // 2:
+            shape = dataclasses.replace(captured.buffers.shape, sentences=smaller)
+            if (
+                len(places) >= FEWEST
+                and smaller <= captured.buffers.shape.sentences // 2
+                and self._has_room(shape)
+            ):
                 done = sorted(set(range(len(places))) - set(growing))
-                self._collect(captured.buffers, done, places, found, constraints, config)
+                self._collect(watch, done, places, found, constraints, config)
                 captured = self._move(captured, growing, smaller, constraints.end)
                 places = [places[i] for i in growing]
-                watch = Watch(captured.buffers)
+                watch = Watch(
+                    captured.buffers, watch.texts[growing], self._numbers, read=watch.read
+                )
         left = list(range(len(places)))
-        self._collect(captured.buffers, left, places, found, constraints, config)
+        self._collect(watch, left, places, found, constraints, config)
         return found
+
+    def _has_room(self, shape: Shape) -> bool:
+        """Whether a batch can move to a shape while it is held itself, as it must be."""
+        device, config = self.model.device, self.model.config
+        if device.type != "cuda" or shape in self._captured:
+            return True
+        setting = cost.Setting(
+            shape.sentences, shape.source, shape.capacity, shape.beam, self.model.dtype.itemsize
+        )
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        # what moves is gathered first, K and V in turn
+        moved = cache_bytes(shape, config, self.model.dtype)
+        return cost.memory_bytes(config, setting) + moved <= free
 
     def _move(
         self, captured: "Captured", growing: list[int], sentences: int, end: int
@@ -207,7 +261,7 @@ class GraphDecoder:
 
     def _collect(
         self,
-        buffers: Buffers,
+        watch: "Watch",
         done: list[int],
         places: list[int],
         found: list[list[Hypothesis]],
@@ -217,9 +271,13 @@ class GraphDecoder:
         """Puts what was found for the sentences at `done` where they belong."""
         if not done:
             return
+        buffers = watch.buffers
         index = torch.tensor(done, device=buffers.rows.tokens.device)
-        read = read_greedy if config.beam == 1 else read_beams
-        for i, hypotheses in zip(done, read(buffers, index, constraints, config), strict=True):
+        if config.beam == 1:
+            read = read_greedy(buffers, index, watch.whole_texts(done), constraints, config)
+        else:
+            read = read_beams(buffers, index, constraints, config)
+        for i, hypotheses in zip(done, read, strict=True):
             found[places[i]] = hypotheses
 
     def _capture(self, shape: Shape, end: int) -> "Captured":
@@ -314,22 +372,31 @@ class Captured:
 
 
 class Watch:
-    """Which sentences still grow, as of some steps ago, so that nobody waits to know.
+    """What the host knows of a search as of some steps ago, so that nobody waits to know.
 
-    A sentence that has ended never grows again: an old answer is a safe one.
+    That is which sentences still grow: one that has ended never grows again, so an old answer is a
+    safe one. Of greedy search it is also the tokens chosen so far, in texts [sentences, steps]:
+    Python's numbers are made of them while the device has work. `numbers` has one for each id;
+    to make new ones, all over the memory, would take longer than some steps.
     """
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(
+        self, buffers: Buffers, texts: NDArray[Any], numbers: NDArray[Any], read: int = 0
+    ) -> None:
+        self.buffers, self.texts = buffers, texts
+        self.read = read  # steps that are in `texts`
+        self._numbers = numbers
         self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
         self._event: torch.cuda.Event | None = None
         self._seen = torch.empty(0)
+        self._coming = torch.empty(0, 0)  # tokens on their way, [steps, sentences]
 
     def is_due(self, t: int) -> bool:
         """Whether to look after t steps."""
         return t % LOOK == 0 or self._growing.device.type != "cuda"
 
-    def look(self) -> list[int]:
-        """The sentences that grew when this was asked the last time; asks anew."""
+    def look(self, t: int) -> list[int]:
+        """The sentences that grew when this was asked the last time; asks anew, after t steps."""
         now = self._growing[:: self._beam]
         if now.device.type != "cuda":
             return _places(now)
@@ -340,9 +407,29 @@ class Watch:
         else:
             self._event.synchronize()
             before = _places(self._seen)
+            self._take(self._coming)
         self._seen.copy_(now, non_blocking=True)
+        if self._beam == 1:
+            chosen = self.buffers.history.tokens[self.read : t, : len(self.texts)]
+            self._coming = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+            self._coming.copy_(chosen, non_blocking=True)
         self._event.record()
         return before
+
+    def whole_texts(self, sentences: list[int]) -> list[list[int]]:
+        """All tokens chosen for some sentences by greedy search; the last are waited for."""
+        taken = int(self.buffers.limits.clock)  # and so all that was asked for has come
+        self._take(self._coming)
+        self._coming = torch.empty(0, 0)
+        self._take(self.buffers.history.tokens[self.read : taken, : len(self.texts)].cpu())
+        texts: list[list[int]] = self.texts[sentences, :taken].tolist()
+        return texts
+
+    def _take(self, tokens: Tensor) -> None:
+        """Adds tokens [steps, sentences] to the texts."""
+        more = self._numbers[tokens.numpy().T]
+        self.texts[:, self.read : self.read + len(tokens)] = more
+        self.read += len(tokens)
 
 
 def _launching_on(device: torch.device) -> AbstractContextManager[object]:

@@ -11,24 +11,25 @@ from writehead.kernels.choose import NEVER
 
 
 def read_greedy(
-    buffers: Buffers, sentences: Tensor, constraints: Constraints, config: DecodeConfig
+    buffers: Buffers,
+    sentences: Tensor,
+    texts: list[list[int]],
+    constraints: Constraints,
+    config: DecodeConfig,
 ) -> list[list[Hypothesis]]:
-    """What greedy search found for some sentences."""
-    taken = int(buffers.limits.clock)
-    tokens = buffers.history.tokens[:taken, sentences].t().tolist()
-    totals = buffers.log_p[sentences]
-    limits = buffers.limits.max_lengths[sentences].tolist()
-    found = []
-    lengths = []
-    for row, limit in zip(tokens, limits, strict=True):
-        ended = constraints.end in row[:limit]
-        lengths.append(row.index(constraints.end) + 1 if ended else limit)
-        found.append((row, ended))
-    scores = (totals.cpu() / length_penalty(torch.tensor(lengths), config.alpha)).tolist()
+    """What greedy search found for some sentences, of which `texts` has all chosen tokens."""
+    tokens = buffers.history.tokens[: len(texts[0]), sentences]
+    limits = buffers.limits.max_lengths[sentences]
+    steps = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    first = torch.where(tokens == constraints.end, steps, len(tokens)).amin(dim=0)
+    ended = first < limits
+    lengths = torch.where(ended, first + 1, limits).cpu()
+    totals = buffers.log_p[sentences].cpu()
+    scores = totals / length_penalty(lengths, config.alpha)
     return [
-        [make_hypothesis(row, length, score, log_p, ended)]
-        for (row, ended), length, score, log_p in zip(
-            found, lengths, scores, totals.tolist(), strict=True
+        [make_hypothesis(*one)]
+        for one in zip(
+            texts, lengths.tolist(), scores.tolist(), totals.tolist(), ended.tolist(), strict=True
         )
     ]
 

@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.kernels.choose import Candidates, History, Limits, Rows, best_of_row, log_sum
+from writehead.kernels.choose import (
+    Candidates,
+    History,
+    Limits,
+    Rows,
+    best_of_row,
+    load_peaks,
+    log_sum,
+)
 from writehead.kernels.launch import chained, hand_over, wait_for_input
 
 
@@ -137,11 +145,13 @@ def _pick_kernel(
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(growing + row) != 0:
-        banned = tl.where(tl.load(clock) >= tl.load(min_length), -1, end)
+    alive, chosen, least = tl.load(growing + row), tl.load(clock), tl.load(min_length)
+    peaks = load_peaks(largest, row, CHUNKS, SIZE_N)
+    if alive != 0:
+        banned = tl.where(chosen >= least, -1, end)
         values, tokens = best_of_row(
             logits + row * stride,
-            largest + row * CHUNKS,
+            peaks,
             vocabulary,
             banned,
             CHUNK,

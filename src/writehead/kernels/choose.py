@@ -177,9 +177,16 @@ def _survey_kernel(
 
 
 @triton.jit
+def load_peaks(largest, row, CHUNKS: tl.constexpr, SIZE_N: tl.constexpr):
+    """The largest logit of each chunk of a row."""
+    chunks = tl.arange(0, SIZE_N)
+    return tl.load(largest + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=float("-inf"))
+
+
+@triton.jit
 def best_of_row(
     logits,
-    largest,
+    peaks,
     vocabulary,
     banned,
     CHUNK: tl.constexpr,
@@ -188,10 +195,12 @@ def best_of_row(
     TOP: tl.constexpr,
     SIZE_C: tl.constexpr,
 ):
-    """The TOP largest logits of a row but for the token `banned`, in order, and their tokens."""
+    """The TOP largest logits of a row but for the token `banned`, in order, and their tokens.
+
+    peaks: [SIZE_N], the largest logit of each chunk, as `load_peaks` has them.
+    """
     LATE: tl.constexpr = 2147483647
     chunks, within = tl.arange(0, SIZE_N), tl.arange(0, CHUNK)
-    peaks = tl.load(largest + chunks, mask=chunks < CHUNKS, other=float("-inf"))
     if banned >= 0:  # its chunk's largest may be its own
         chunk = banned // CHUNK
         at = chunk * CHUNK + within
@@ -264,31 +273,30 @@ def _greedy_kernel(
     hand_over(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
+    # all that is needed is asked for at once, since each answer takes as long as all of them
     alive = tl.load(growing + row)
+    chosen_so_far = tl.load(clock).to(tl.int32)  # this token's included
+    least = tl.load(min_length)
+    forced = tl.load(prefix_lengths + row)
+    most = tl.load(max_lengths + row)
+    length = tl.load(lengths + row)
+    sum_so_far = tl.load(log_p + row)
+    peaks = load_peaks(largest, row, CHUNKS, SIZE_N)
+    one = tl.full([1], 0, tl.int64) + row
+    log_z = tl.sum(log_sum(statistics, one, one >= 0, PARTS, SIZE_P), axis=0)
     if alive != 0:
-        chosen_so_far = tl.load(clock).to(tl.int32)  # this token's included
-        banned = tl.where(chosen_so_far >= tl.load(min_length), -1, end)
+        banned = tl.where(chosen_so_far >= least, -1, end)
         values, tokens = best_of_row(
-            logits + row * stride,
-            largest + row * CHUNKS,
-            vocabulary,
-            banned,
-            CHUNK,
-            CHUNKS,
-            SIZE_N,
-            1,
-            1,
+            logits + row * stride, peaks, vocabulary, banned, CHUNK, CHUNKS, SIZE_N, 1, 1
         )
         value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
-        if chosen_so_far <= tl.load(prefix_lengths + row):
+        if chosen_so_far <= forced:
             token = tl.load(prefix + row * prefix_width + chosen_so_far - 1).to(tl.int32)
             value = tl.load(logits + row * stride + token).to(tl.float32)
-        one = tl.full([1], 0, tl.int64) + row
-        log_z = tl.sum(log_sum(statistics, one, one >= 0, PARTS, SIZE_P), axis=0)
         token = tl.where(token == 2147483647, end, token)  # no number among the logits
-        tl.store(log_p + row, tl.load(log_p + row) + value - log_z)
+        tl.store(log_p + row, sum_so_far + value - log_z)
         tl.store(history + (chosen_so_far - 1).to(tl.int64) * rows + row, token)
         tl.store(next_tokens + row, token)
-        tl.store(lengths + row, tl.load(lengths + row) + 1)
-        goes_on = (token != end) & (chosen_so_far < tl.load(max_lengths + row))
+        tl.store(lengths + row, length + 1)
+        goes_on = (token != end) & (chosen_so_far < most)
         tl.store(growing + row, goes_on.to(alive.dtype))

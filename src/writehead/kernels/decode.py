@@ -26,7 +26,7 @@ from writehead.kernels.launch import chained, hand_over, wait_for_input
 
 FEW, MANY = 132, 8192  # programs: one for each multiprocessor of an H200, and far more
 SPLITS = 128  # at most; more would make the second kernel the longer one
-LONG = 512  # positions from which on a memory is long
+SHORT, LONG = 64, 512  # positions up to which a memory is short, and from which on it is long
 LOG2E = 1.4426950408889634
 MOST_QUERIES = 128  # rows of a tile: read-heads that share a write-head, times beams
 
@@ -49,30 +49,41 @@ class Tile:
     positions: int
     warps: int
     stages: int
+    early: bool = False  # whether the first tile is read before the queries are there
 
 
 def choose_tile(
-    width: int, itemsize: int, programs: int, positions: int, room: float = math.inf
+    width: int,
+    itemsize: int,
+    programs: int,
+    positions: int,
+    room: float = math.inf,
+    *,
+    appends: bool = False,
+    beams: bool = False,
 ) -> Tile:
     """The tile for heads of `width` = max(k, v) elements, as measured on an H200.
 
     Many programs of one warp hide each other's waiting, few must ask for more at once, and one
     that reads long memories for most. `room` is the shared memory that a program may have.
     """
+    # size: bytes of K in a tile
     if positions > LONG:
-        size, warps, stages = 16384, 4, 4
+        size, warps, stages, early = 16384, 4, 4, False
     elif programs <= FEW:
-        size, warps, stages = 32768, 4, 2
-    elif programs >= MANY:
-        size, warps, stages = 16384, 2, 2
+        size, warps, stages, early = 16384 if appends else 32768, 4, 2, True
+    elif programs >= MANY and not appends and not beams:
+        size, warps, stages, early = 16384, 2, 2, False
+    elif programs >= MANY or beams:
+        size, warps, stages, early = 4096, 1, 3 if appends else 2, False
     else:
-        size, warps, stages = 4096, 1, 2
+        size, warps, stages, early = 8192 if positions > SHORT else 4096, 1, 2, True
     each = width * itemsize
-    count = max(16, min(128, triton.next_power_of_2(size // each)))  # size: bytes of K in a tile
+    count = max(16, min(128, triton.next_power_of_2(size // each)))
     needed = MOST_QUERIES * each // 2  # for queries and results; it is less but for wide beams
     while (stages - 1) * 2 * count * each + needed > room and (stages > 2 or count > 16):
         stages, count = (stages - 1, count) if stages > 2 else (stages, count // 2)
-    return Tile(count, warps, stages)
+    return Tile(count, warps, stages, early)
 
 
 @functools.cache
@@ -168,7 +179,15 @@ def _launch(
     v, beams, heads = V.shape[3], len(Q) // rows, options.heads
     tile = options.tile
     if tile is None:
-        tile = choose_tile(max(k, v), K.element_size(), rows * g, size, _room(K.device))
+        tile = choose_tile(
+            max(k, v),
+            K.element_size(),
+            rows * g,
+            size,
+            _room(K.device),
+            appends=appends,
+            beams=beams > 1 or ancestors is not None,
+        )
     splits = options.splits or choose_splits(rows * g, size, tile)
     O = Q.new_empty(len(Q), heads * v)  # noqa: E741
     parts = _Parts.make(splits, len(Q), heads, v, Q.device)
@@ -207,6 +226,7 @@ def _launch(
         APPENDS=appends,
         ANCESTORS=ancestors is not None,
         PADDED=options.padded,
+        EARLY=tile.early,
         CHAINED=bool(chain),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -282,13 +302,15 @@ def _attend_kernel(
     APPENDS: tl.constexpr,
     ANCESTORS: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program owns a row of K and V, a write-head of it, and a part of its positions.
 
     It reads its queries, then K and V once, tile by tile, with a running softmax in base 2.
     """
-    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    part = tl.program_id(2) if SPLITS > 1 else 0
     queries = tl.arange(0, SIZE_Q)
     is_query = queries < BEAMS * SHARE
     rows = row * BEAMS + queries // SHARE  # of Q and O
@@ -304,7 +326,25 @@ def _attend_kernel(
     begin = part * width
     end = tl.minimum(end, begin + width)
 
-    wait_for_input(CHAINED)  # lengths are older than the kernel in front, queries are not
+    # lengths and what a cache holds are older than the kernel in front, queries are not
+    if EARLY:
+        k_tile, v_tile = _load_tile(
+            K,
+            V,
+            k_stride,
+            v_stride,
+            ancestors,
+            row,
+            head,
+            size,
+            begin,
+            end,
+            SIZE_K,
+            SIZE_V,
+            POSITIONS,
+            ANCESTORS,
+        )
+    wait_for_input(CHAINED)
     hand_over(CHAINED)
     q = tl.load(
         Q + rows[:, None] * q_stride + heads[:, None] * SIZE_K + ks[None, :],
@@ -341,37 +381,57 @@ def _attend_kernel(
             largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
             total += 1.0
             acc += v_new.to(tl.float32)[None, :]
+    if EARLY:
+        largest, total, acc = _attend_tile(
+            q,
+            k_tile,
+            v_tile,
+            largest,
+            total,
+            acc,
+            begin,
+            end,
+            there,
+            slot,
+            scale,
+            POSITIONS,
+            APPENDS,
+            PADDED,
+        )
+        begin += POSITIONS
     for first in range(begin, end, POSITIONS):
-        at = first + tl.arange(0, POSITIONS)
-        is_there = at < tl.minimum(there, end)
-        if APPENDS:
-            is_there = is_there & (at != slot)  # in a full ring, what the new position replaces
-        inside = at < end
-        holder = row
-        if ANCESTORS:
-            holder = tl.load(ancestors + row * size + at, mask=inside, other=0)[:, None]
-        k_tile = tl.load(
-            K + holder * k_stride + (head * size + at)[:, None] * SIZE_K + ks[None, :],
-            mask=inside[:, None],
-            other=0.0,
+        k_tile, v_tile = _load_tile(
+            K,
+            V,
+            k_stride,
+            v_stride,
+            ancestors,
+            row,
+            head,
+            size,
+            first,
+            end,
+            SIZE_K,
+            SIZE_V,
+            POSITIONS,
+            ANCESTORS,
         )
-        v_tile = tl.load(
-            V + holder * v_stride + (head * size + at)[:, None] * SIZE_V + vs[None, :],
-            mask=inside[:, None],
-            other=0.0,
+        largest, total, acc = _attend_tile(
+            q,
+            k_tile,
+            v_tile,
+            largest,
+            total,
+            acc,
+            first,
+            end,
+            there,
+            slot,
+            scale,
+            POSITIONS,
+            APPENDS,
+            PADDED,
         )
-        if PADDED:  # slots that hold nothing may hold NaN, which no weight makes 0
-            v_tile = tl.where(is_there[:, None], v_tile, tl.zeros_like(v_tile))
-        logits = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale
-        logits = tl.where(is_there[None, :], logits, float("-inf"))
-        now = tl.maximum(largest, tl.max(logits, axis=1))
-        base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
-        p = tl.exp2(logits - base[:, None])
-        kept = tl.exp2(largest - base)
-        total = total * kept + tl.sum(p, axis=1)
-        acc = acc * kept[:, None]
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
-        largest = now
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = rows * (G * SHARE) + heads
     if SPLITS == 1:
@@ -386,6 +446,74 @@ def _attend_kernel(
         tl.store(part_O + mine[:, None] * SIZE_V + vs[None, :], acc, mask=is_query[:, None])
         tl.store(part_statistics + mine * 2, largest, mask=is_query)
         tl.store(part_statistics + mine * 2 + 1, total, mask=is_query)
+
+
+@triton.jit
+def _load_tile(
+    K,
+    V,
+    k_stride,
+    v_stride,
+    ancestors,
+    row,
+    head,
+    size,
+    first,
+    end,
+    SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    ANCESTORS: tl.constexpr,
+):
+    """K and V at the positions from `first` on, before `end`."""
+    at = first + tl.arange(0, POSITIONS)
+    inside = at < end
+    holder = row
+    if ANCESTORS:
+        holder = tl.load(ancestors + row * size + at, mask=inside, other=0)[:, None]
+    place, ks, vs = (head * size + at)[:, None], tl.arange(0, SIZE_K), tl.arange(0, SIZE_V)
+    k = tl.load(
+        K + holder * k_stride + place * SIZE_K + ks[None, :], mask=inside[:, None], other=0.0
+    )
+    v = tl.load(
+        V + holder * v_stride + place * SIZE_V + vs[None, :], mask=inside[:, None], other=0.0
+    )
+    return k, v
+
+
+@triton.jit
+def _attend_tile(
+    q,
+    k,
+    v,
+    largest,
+    total,
+    acc,
+    first,
+    end,
+    there,
+    slot,
+    scale,
+    POSITIONS: tl.constexpr,
+    APPENDS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """The running softmax after one more tile: its largest logit, sum, and weighted values."""
+    at = first + tl.arange(0, POSITIONS)
+    is_there = at < tl.minimum(there, end)
+    if APPENDS:
+        is_there = is_there & (at != slot)  # in a full ring, what the new position replaces
+    if PADDED:  # slots that hold nothing may hold NaN, which no weight makes 0
+        v = tl.where(is_there[:, None], v, tl.zeros_like(v))
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    logits = tl.where(is_there[None, :], logits, float("-inf"))
+    now = tl.maximum(largest, tl.max(logits, axis=1))
+    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
+    p = tl.exp2(logits - base[:, None])
+    kept = tl.exp2(largest - base)
+    total = total * kept + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return now, total, acc
 
 
 @triton.jit

@@ -1,9 +1,12 @@
-"""A product of one row with a large weight, whose norm, activation and residual cost no launch.
+"""Products of one row or few with a large weight, whose norm and residual cost no launch.
 
-With one row a product is the reading of its weight. A program owns some columns of the result and
+With few rows a product is the reading of its weight. A program owns some columns of the result and
 reads its part of the weight once. It begins to read before the kernel in front of it has ended
-(see `launch.py`), since a weight never changes. The norm's gain is applied to the row as it is
-read and its root at the end, so that the sum of squares is taken on the way.
+(see `launch.py`), since a weight never changes.
+
+One row (`row_linear`) needs no tensor cores. The norm's gain is applied to the row as it is read
+and its root at the end, so that the sum of squares is taken on the way. Up to 32 rows
+(`rows_linear`) are one tile of tensor cores, and the warps of a program divide the depth.
 """
 
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from writehead.kernels.decode import Unnormed
 from writehead.kernels.launch import chained, hand_over, wait_for_input
 
 
@@ -80,6 +84,148 @@ def row_linear(
         **chain,
     )
     return Y
+
+
+MOST_ROWS = 32  # of `rows_linear`
+DEEPEST = 1024  # of a weight for which more than 16 rows pay
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """What a program of `rows_linear` takes at a time: `parts` × `depth` of its columns' weights.
+
+    ahead: whether it holds the first of them before its input is there.
+    """
+
+    rows: int
+    columns: int
+    parts: int
+    depth: int
+    stages: int
+    ahead: bool
+
+
+def few_rows(X: Tensor, W: Tensor) -> bool:
+    """Whether `rows_linear` is the quicker way to a product of X [rows, depth] with W."""
+    if X.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return 1 < len(X) <= (MOST_ROWS if W.shape[1] <= DEEPEST else 16)
+
+
+def choose_rows_tile(rows: int, depth: int) -> RowsTile:
+    """The tile for a weight of `depth` columns; on an H200 the best of seven to ten."""
+    if rows > 16:
+        return RowsTile(32, 8, 4, 128, 3, ahead=False)
+    if depth > DEEPEST:
+        return RowsTile(16, 8, 4, 128, 4, ahead=False)
+    return RowsTile(16, 8, 4, 256, 1, ahead=True)
+
+
+def rows_linear(
+    X: Tensor,
+    W: Tensor,
+    *,
+    residual: Tensor | None = None,
+    unnormed: Unnormed | None = None,
+    tile: RowsTile | None = None,
+) -> Tensor:
+    """X W^T, [rows, columns], plus `residual`, which stays as it is.
+
+    X: [rows, depth], up to 32 of them. W: [columns, depth]. What `unnormed` says X was made of
+    without its norm gives each row a factor: the root that is missing.
+    """
+    rows, (columns, depth) = len(X), W.shape
+    tile = tile or choose_rows_tile(rows, depth)
+    Y = torch.empty(rows, columns, dtype=X.dtype, device=X.device)
+    source, d, epsilon = X, 0, 0.0
+    if unnormed is not None:
+        source, epsilon = unnormed.X, unnormed.epsilon
+        d = source.shape[1]
+    chain = chained(X)
+    _rows_kernel[(triton.cdiv(columns, tile.columns),)](
+        X,
+        W,
+        Y if residual is None else residual,
+        source,
+        Y,
+        rows,
+        columns,
+        depth,
+        d,
+        epsilon,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        PARTS=tile.parts,
+        DEPTH=tile.depth,
+        SIZE_D=triton.next_power_of_2(d) if d else 0,
+        RESIDUAL=residual is not None,
+        AHEAD=tile.ahead,
+        CHAINED=bool(chain),
+        num_warps=tile.parts,
+        num_stages=tile.stages,
+        **chain,
+    )
+    return Y
+
+
+@triton.jit
+def _rows_kernel(
+    X,
+    W,
+    residual,
+    source,
+    Y,
+    rows,
+    columns,
+    depth,
+    d,
+    epsilon,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SIZE_D: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One program owns some columns of the result; each of its warps sums over its own depth."""
+    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    at = tl.arange(0, PARTS)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
+    is_row, is_column = (row < rows)[None, :, None], (column < columns)[None, :, None]
+    x_at = X + row[None, :, None] * depth + at
+    w_at = W + column[None, :, None].to(tl.int64) * depth + at
+    STEP: tl.constexpr = PARTS * DEPTH
+    acc = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
+    if AHEAD:
+        w = tl.load(w_at, mask=is_column & (at < depth), other=0.0)
+        wait_for_input(CHAINED)
+        hand_over(CHAINED)
+        for first in range(0, depth, STEP):
+            x = tl.load(x_at + first, mask=is_row & (first + at < depth), other=0.0)
+            coming = first + STEP
+            w_next = tl.load(w_at + coming, mask=is_column & (coming + at < depth), other=0.0)
+            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc)
+            w = w_next
+    else:
+        wait_for_input(CHAINED)
+        hand_over(CHAINED)
+        for first in range(0, depth, STEP):
+            x = tl.load(x_at + first, mask=is_row & (first + at < depth), other=0.0)
+            w = tl.load(w_at + first, mask=is_column & (first + at < depth), other=0.0)
+            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc)
+    y = tl.sum(acc, axis=0)
+    if SIZE_D > 0:
+        ds = tl.arange(0, SIZE_D)
+        is_there = (row < rows)[:, None] & (ds < d)[None, :]
+        s = tl.load(source + row[:, None] * d + ds[None, :], mask=is_there, other=0.0)
+        s = s.to(tl.float32)
+        y = y * tl.rsqrt(tl.sum(s * s, axis=1) / d + epsilon)[:, None]
+    out = row[:, None] * columns + column[None, :]
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    if RESIDUAL:
+        y += tl.load(residual + out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(Y + out, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -5,24 +5,24 @@ ninth of it; from where each segment begins and ends, each tile knows the range 
 The plan, in `packed_kernels`: `forward` owns a tile of queries and keeps their logsumexp;
 `backward_queries` owns the same tile; `backward_memory` owns a tile of one write-head's memory
 and adds up over its readers. Nothing is added atomically, so results repeat bit for bit.
+Q, K and V may be parts of one wide product; their gradients are then parts of its one gradient.
 """
 
-import functools
-import os
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
+from writehead.kernels.available import has_triton, is_interpreted
+from writehead.kernels.heads import Heads
+from writehead.kernels.packed_ranges import FAR, ranges
 from writehead.kernels.visibility import Visibility
 
 FEW = 16  # queries under which a kernel made for whole sequences has nothing to do
 LEAST, MOST = 16, 256  # of k and v; tensor cores take no fewer, and more would not fit a tile
-NOWHERE = -(2**31)  # the segment of a query that is padding: no memory has it
-FAR = 2**30  # a window past every row, from which int32 does not overflow
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -66,9 +66,9 @@ TILES: dict[tuple[str, int, int], Tile] = {
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
     """None, or the sentence that says why these kernels are not for this."""
-    if Q.device.type != "cuda" and (torch.compiler.is_compiling() or not _interpreted()):
+    if Q.device.type != "cuda" and (torch.compiler.is_compiling() or not is_interpreted()):
         return "the packed kernels work on a GPU"
-    if not torch.compiler.is_compiling() and not _has_triton():
+    if not torch.compiler.is_compiling() and not has_triton():
         return "the packed kernels need Triton, which is not installed"
     if Q.device.type != "cuda" and Q.dtype == torch.bfloat16:
         return "Triton's interpreter gets products of bfloat16 wrong"
@@ -91,75 +91,43 @@ def supports(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | N
     return None
 
 
-def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float) -> Tensor:
+def attend(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility,
+    scale: float,
+    noise: Tensor | None = None,
+) -> Tensor:
     """[b,h,n,k] [b,g,m,k] [b,g,m,v] -> [b,h,n,v], a view of [b,n,h,v].
 
+    noise: [b, g, m], a factor for the weight of each memory position; it gets no gradient.
     Segments are any numbers that int32 holds, and need not be contiguous: those that are not, or
     that number above both n and m, are as right and make a tile visit more.
     """
-    window = min(visibility.window or 0, FAR)
-    queries, memory = ranges(visibility, Q.shape[2], K.shape[2])
-    O: Tensor = _forward(Q, K, V, queries, memory, scale, visibility.causal, window)[0]  # noqa: E741
+    rest = _rest(visibility, Q.shape[2], K.shape[2], scale, noise)
+    O: Tensor = _forward(Q, K, V, *rest)[0]  # noqa: E741
     return O
 
 
-def ranges(visibility: Visibility, n: int, m: int) -> tuple[Tensor, Tensor]:
-    """Who may be visible to whom, for n queries [b, 3, n] and m memory positions [b, 3, m], int32.
-
-    Of a query: its segment, the first memory position that it may see and the one past the last.
-    Of a memory position: its segment, and the queries that may see it likewise. No range is ever
-    too narrow; one that is empty begins at the end. In plain operations, which do not wait for
-    the device and which a compiler does once for all layers.
-    """
-    reading, held = visibility.query_segments, visibility.memory_segments
-    assert reading is not None
-    assert held is not None
-    i, j = (torch.arange(size, dtype=torch.int32, device=reading.device) for size in (n, m))
-    buckets = max(n, m)
-    readers, holders = _buckets(reading, buckets), _buckets(held, buckets)
-    first, last = _extents(holders, buckets).gather(2, _twice(readers)).unbind(1)  # [b, n]
-    last = -last
-    earliest, latest = _extents(readers, buckets).gather(2, _twice(holders)).unbind(1)  # [b, m]
-    latest = -latest
-    if visibility.causal:
-        last, earliest = torch.minimum(last, i + 1), torch.maximum(earliest, j)
-    if visibility.window is not None:
-        window = min(visibility.window, FAR)
-        first = torch.maximum(first, i + 1 - window)
-        latest = torch.minimum(latest, j + window)
-    reader = torch.where(readers == 0, NOWHERE, reading.to(torch.int32))
-    return (
-        _table(reader, first, last, (readers != 0) & (first < last), m),
-        _table(held.to(torch.int32), earliest, latest, (holders != 0) & (earliest < latest), n),
-    )
+def attend_fused(
+    QKV: Tensor, heads: Heads, visibility: Visibility, scale: float, noise: Tensor | None = None
+) -> Tensor:
+    """`attend` of the Q, K and V in one product QKV [b, n, hk + gk + gv]: [b,h,n,v] likewise."""
+    rest = _rest(visibility, QKV.shape[1], QKV.shape[1], scale, noise)
+    O: Tensor = _fused_forward(QKV, *rest, list(astuple(heads)))[0]  # noqa: E741
+    return O
 
 
-def _buckets(segments: Tensor, buckets: int) -> Tensor:
-    """Each segment's bucket: 0 for padding, its own from 1 on; those past the last share theirs."""
-    segments = segments.to(torch.int64)
-    return torch.where(segments == 0, 0, (segments - 1).remainder(buckets) + 1)
+# noise, queries, memory, scale, causal, window: what the kernels are told besides Q, K and V
+Rest = tuple[Tensor | None, Tensor, Tensor, float, bool, int]
 
 
-def _extents(holders: Tensor, buckets: int) -> Tensor:
-    """[b, 2, buckets+1]: the first position in each bucket, and minus the one past the last.
-
-    Those of an empty bucket make an empty range.
-    """
-    b, m = holders.shape
-    index = torch.arange(m, dtype=torch.int32, device=holders.device)
-    ends = torch.stack([index, -1 - index]).expand(b, 2, m)
-    empty = torch.full((b, 2, buckets + 1), m, dtype=torch.int32, device=holders.device)
-    return empty.scatter_reduce(2, _twice(holders), ends, "amin")
-
-
-def _twice(buckets: Tensor) -> Tensor:
-    """[b, n] -> [b, 2, n], the index of both ends."""
-    return buckets.unsqueeze(1).expand(-1, 2, -1)
-
-
-def _table(segments: Tensor, first: Tensor, last: Tensor, any_: Tensor, end: int) -> Tensor:
-    """[b, 3, n] of a segment and a range, which is from `end` to 0 where there is nothing."""
-    return torch.stack([segments, torch.where(any_, first, end), torch.where(any_, last, 0)], dim=1)
+def _rest(visibility: Visibility, n: int, m: int, scale: float, noise: Tensor | None) -> Rest:
+    if noise is not None:
+        noise = noise.to(torch.float32).contiguous()
+    window = min(visibility.window or 0, FAR)
+    return noise, *ranges(visibility, n, m), scale, visibility.causal, window
 
 
 # Opaque to the compiler, which has nothing to fuse with them. `triton_op`, which shows it the
@@ -169,6 +137,7 @@ def _forward(
     Q: Tensor,
     K: Tensor,
     V: Tensor,
+    noise: Tensor | None,
     queries: Tensor,
     memory: Tensor,
     scale: float,
@@ -176,35 +145,23 @@ def _forward(
     window: int,
 ) -> tuple[Tensor, Tensor]:
     """O [b, h, n, v] and logsumexp [b, h, n], the latter in units of log 2."""
-    O, logsumexp = _empty_forward(Q, K, V, queries, memory, scale, causal, window)  # noqa: E741
-    Q, K, V = (_in_rows(T) for T in (Q, K, V))
-    tensors = (Q, K, V, O, logsumexp, queries, memory)
-    _launch("forward", tensors, (Q, K, V), scale, causal, window)
-    return O, logsumexp
+    return _run_forward(Q, K, V, (noise, queries, memory, scale, causal, window))
 
 
 @_forward.register_fake
-def _empty_forward(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    queries: Tensor,
-    memory: Tensor,
-    scale: float,
-    causal: bool,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    return _empty(Q, V.shape[3]), Q.new_empty(Q.shape[:3], dtype=torch.float32)
+def _fake_forward(Q: Tensor, K: Tensor, V: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _empty_forward(Q, V)
 
 
 @custom_op("writehead::packed_backward", mutates_args=())
 def _backward(
     dO: Tensor,
+    O: Tensor,  # noqa: E741
+    logsumexp: Tensor,
     Q: Tensor,
     K: Tensor,
     V: Tensor,
-    O: Tensor,  # noqa: E741
-    logsumexp: Tensor,
+    noise: Tensor | None,
     queries: Tensor,
     memory: Tensor,
     scale: float,
@@ -212,48 +169,137 @@ def _backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV, shaped as Q, K and V."""
-    dQ, dK, dV = (_empty(T, T.shape[3]) for T in (Q, K, V))
-    delta = torch.empty_like(logsumexp)
-    Q, K, V, O, dO = (_in_rows(T) for T in (Q, K, V, O, dO))  # noqa: E741
-    tensors = (Q, K, V, O, dO, logsumexp, delta, dQ, queries, memory)
-    _launch("backward_queries", tensors, (Q, K, V, O, dO), scale, causal, window)
-    # after the first, which leaves it delta
-    tensors = (Q, K, V, dO, logsumexp, delta, dK, dV, queries, memory)
-    _launch("backward_memory", tensors, (Q, K, V, dO), scale, causal, window)
-    return dQ, dK, dV
+    gradients = _empty(Q, Q.shape[3]), _empty(K, K.shape[3]), _empty(V, V.shape[3])
+    rest = (noise, queries, memory, scale, causal, window)
+    _run_backward(dO, O, logsumexp, (Q, K, V), gradients, rest)
+    return gradients
 
 
 @_backward.register_fake
-def _empty_backward(
+def _fake_backward(
     dO: Tensor,
+    O: Tensor,  # noqa: E741
+    logsumexp: Tensor,
     Q: Tensor,
     K: Tensor,
     V: Tensor,
-    O: Tensor,  # noqa: E741
-    logsumexp: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(Q, Q.shape[3]), _empty(K, K.shape[3]), _empty(V, V.shape[3])
+
+
+@custom_op("writehead::packed_fused_forward", mutates_args=())
+def _fused_forward(
+    QKV: Tensor,
+    noise: Tensor | None,
     queries: Tensor,
     memory: Tensor,
     scale: float,
     causal: bool,
     window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(Q, Q.shape[3]), _empty(K, K.shape[3]), _empty(V, V.shape[3])
+    heads: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """As `_forward`, of Q, K and V as `heads` finds them in QKV."""
+    Q, K, V = Heads(*heads).split(QKV)
+    return _run_forward(Q, K, V, (noise, queries, memory, scale, causal, window))
+
+
+@_fused_forward.register_fake
+def _fake_fused_forward(QKV: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    Q, _, V = Heads(*rest[-1]).split(QKV)
+    return _empty_forward(Q, V)
+
+
+@custom_op("writehead::packed_fused_backward", mutates_args=())
+def _fused_backward(
+    dO: Tensor,
+    O: Tensor,  # noqa: E741
+    logsumexp: Tensor,
+    QKV: Tensor,
+    noise: Tensor | None,
+    queries: Tensor,
+    memory: Tensor,
+    scale: float,
+    causal: bool,
+    window: int,
+    heads: Sequence[int],
+) -> Tensor:
+    """dQKV, contiguous. The kernels write all of it, dQ, dK and dV each in its own columns."""
+    split = Heads(*heads).split
+    dQKV = QKV.new_empty(QKV.shape)
+    rest = (noise, queries, memory, scale, causal, window)
+    _run_backward(dO, O, logsumexp, split(QKV), split(dQKV), rest)
+    return dQKV
+
+
+@_fused_backward.register_fake
+def _fake_fused_backward(
+    dO: Tensor,
+    O: Tensor,  # noqa: E741
+    logsumexp: Tensor,
+    QKV: Tensor,
+    *rest: Any,
+) -> Tensor:
+    return QKV.new_empty(QKV.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    Q, K, V, queries, memory, *ctx.options = inputs
-    ctx.save_for_backward(Q, K, V, *output, queries, memory)
+    """Keeps what both backward operations take after dO: tensors first, as their inputs are."""
+    tensors = [given for given in inputs if given is None or isinstance(given, Tensor)]
+    ctx.options = inputs[len(tensors) :]
+    ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)  # of logsumexp there is none, and zeros would be work
 
 
 def _differentiate(ctx: Any, dO: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 5
     if dO is None:
-        return None, None, None, *none
-    return *_backward(dO, *ctx.saved_tensors, *ctx.options), *none
+        return (None,) * 9
+    return *_backward(dO, *ctx.saved_tensors, *ctx.options), *(None,) * 6
+
+
+def _fused_differentiate(
+    ctx: Any, dO: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    if dO is None:
+        return (None,) * 8
+    return _fused_backward(dO, *ctx.saved_tensors, *ctx.options), *(None,) * 7
 
 
 register_autograd(_forward, _differentiate, setup_context=_save)
+register_autograd(_fused_forward, _fused_differentiate, setup_context=_save)
+
+
+def _run_forward(Q: Tensor, K: Tensor, V: Tensor, rest: Rest) -> tuple[Tensor, Tensor]:
+    """O and logsumexp."""
+    O, logsumexp = _empty_forward(Q, V)  # noqa: E741
+    QKV = _in_rows(Q), _in_rows(K), _in_rows(V)
+    _launch("forward", QKV, (O, logsumexp), QKV, rest)
+    return O, logsumexp
+
+
+def _run_backward(
+    dO: Tensor,
+    O: Tensor,  # noqa: E741
+    logsumexp: Tensor,
+    QKV: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    rest: Rest,
+) -> None:
+    """Writes dQ, dK and dV into `gradients`."""
+    dO, O = _in_rows(dO), _in_rows(O)  # noqa: E741
+    QKV = _in_rows(QKV[0]), _in_rows(QKV[1]), _in_rows(QKV[2])
+    dQ, dK, dV = gradients
+    delta = torch.empty_like(logsumexp)
+    strided = (*QKV, O, dO, dQ)
+    _launch("backward_queries", QKV, (O, dO, logsumexp, delta, dQ), strided, rest)
+    # after the first, which leaves it delta
+    strided = (*QKV, dO, dK, dV)
+    _launch("backward_memory", QKV, (dO, logsumexp, delta, dK, dV), strided, rest)
+
+
+def _empty_forward(Q: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """O and logsumexp, to be written."""
+    return _empty(Q, V.shape[3]), Q.new_empty(Q.shape[:3], dtype=torch.float32)
 
 
 def _empty(T: Tensor, depth: int) -> Tensor:
@@ -276,16 +322,19 @@ def _tile(name: str, itemsize: int, depth: int, *, alone: bool) -> Tile:
 
 def _launch(
     name: str,
-    tensors: tuple[Tensor, ...],
+    QKV: tuple[Tensor, Tensor, Tensor],
+    others: tuple[Tensor, ...],
     strided: tuple[Tensor, ...],
-    scale: float,
-    causal: bool,
-    window: int,
+    rest: Rest,
 ) -> None:
-    """Runs a kernel on its tensors, of which Q, K and V are the first, in tiles that fit them."""
+    """Runs a kernel on QKV and the others, in tiles that fit them.
+
+    strided: those of which it takes the strides, all but the last.
+    """
     from writehead.kernels import packed_kernels  # which needs Triton, and that is optional
 
-    Q, _, V = tensors[:3]
+    Q, _, V = QKV
+    noise, queries, memory, scale, causal, window = rest
     (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
     group = h // g
     tile = _tile(name, Q.itemsize, max(k, v), alone=group == 1)
@@ -296,7 +345,8 @@ def _launch(
         programs = b * h // shared * -(-n * shared // tile.rows)
     with torch.cuda.device_of(Q):  # type: ignore[no-untyped-call]
         getattr(packed_kernels, name)[(programs,)](
-            *tensors,
+            *(*QKV, *others, queries, memory),
+            queries if noise is None else noise,
             *(stride for T in strided for stride in T.stride()[:3]),
             *(n, m, h, scale),
             GROUP=group,
@@ -304,19 +354,10 @@ def _launch(
             DEPTH_V=v,
             CAUSAL=causal,
             WINDOW=window,
+            NOISE=noise is not None,
             ROWS=tile.rows,
             MEMORY=tile.memory,
             SHARED=shared,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-
-
-def _interpreted() -> bool:
-    """Whether Triton's kernels run in Python, on tensors anywhere."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None

@@ -4,6 +4,9 @@ A tile's rows are pairs of a query and a read-head: SHARED read-heads of one wri
 by side, so that a tile of ROWS holds ROWS / SHARED queries. Few queries have a narrow range of
 visible memory, and K and V are read once for all heads of the tile. Multi-head has SHARED = 1.
 
+With NOISE the weight of a memory position is multiplied, after the softmax, by its factor: O is
+softmax(Q K^T) diag(noise) V. What `delta` has to be is still sum(O dO), as the factor is in O.
+
 Everything is masked by segment as well as bounded by range, so a segment need not be contiguous.
 Offsets of batch rows, heads and positions are 64-bit. Logits are kept times log2(e), for exp2.
 """
@@ -29,6 +32,12 @@ def _own_rows(T, row, head, position, heads, positions, DEPTH: tl.constexpr):
     """Pointers [rows, DEPTH] into a tensor that we laid out, as [b, positions, heads, DEPTH]."""
     start = ((row * positions + position) * heads + head) * DEPTH
     return T + start[:, None] + tl.arange(0, DEPTH)[None, :]
+
+
+@triton.jit
+def _factors(noise, row, write_head, j, g, m, there):
+    """The factors of memory positions j, of noise [b, g, m]."""
+    return tl.load(noise + (row * g + write_head) * m + j, mask=there, other=0.0)
 
 
 @triton.jit
@@ -63,6 +72,7 @@ def forward(
     logsumexp,
     queries,
     memory,
+    noise,
     q_b,
     q_h,
     q_i,
@@ -81,6 +91,7 @@ def forward(
     DEPTH_V: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    NOISE: tl.constexpr,
     ROWS: tl.constexpr,
     MEMORY: tl.constexpr,
     SHARED: tl.constexpr,
@@ -118,6 +129,8 @@ def forward(
         fade = tl.exp2(highest - base)
         total = total * fade + tl.sum(weights, 1)
         mixed = mixed * fade[:, None]
+        if NOISE:
+            weights *= _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)[None, :]
         mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
         highest = higher
 
@@ -141,6 +154,7 @@ def backward_queries(
     dQ,
     queries,
     memory,
+    noise,
     q_b,
     q_h,
     q_i,
@@ -156,6 +170,9 @@ def backward_queries(
     d_b,
     d_h,
     d_i,
+    dq_b,
+    dq_h,
+    dq_i,
     n,
     m,
     h,
@@ -165,6 +182,7 @@ def backward_queries(
     DEPTH_V: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    NOISE: tl.constexpr,
     ROWS: tl.constexpr,
     MEMORY: tl.constexpr,
     SHARED: tl.constexpr,
@@ -199,10 +217,12 @@ def backward_queries(
         seen = _visible(reader[:, None], segment[None, :], i[:, None], j[None, :], CAUSAL, WINDOW)
         weights = tl.exp2(tl.where(seen, logits - sums[:, None], float("-inf")))
         d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
+        if NOISE:
+            d_weights *= _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)[None, :]
         d_logits = weights * (d_weights - shift[:, None])
         dq = tl.dot(d_logits.to(k.dtype), k, dq, input_precision="ieee")
 
-    out = _own_rows(dQ, row, heads, i, h, n, DEPTH_K)
+    out = _rows(dQ, row, heads, i, dq_b, dq_h, dq_i, DEPTH_K)
     tl.store(out, (dq * scale).to(dQ.dtype.element_ty), mask=there[:, None])
 
 
@@ -218,6 +238,7 @@ def backward_memory(
     dV,
     queries,
     memory,
+    noise,
     q_b,
     q_h,
     q_i,
@@ -230,6 +251,12 @@ def backward_memory(
     d_b,
     d_h,
     d_i,
+    dk_b,
+    dk_g,
+    dk_j,
+    dv_b,
+    dv_g,
+    dv_j,
     n,
     m,
     h,
@@ -239,6 +266,7 @@ def backward_memory(
     DEPTH_V: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    NOISE: tl.constexpr,
     ROWS: tl.constexpr,
     MEMORY: tl.constexpr,
     SHARED: tl.constexpr,
@@ -261,6 +289,8 @@ def backward_memory(
     seen_by_any = (lo < hi)[:, None]
     k = tl.load(_rows(K, row, write_head, j, k_b, k_g, k_j, DEPTH_K), mask=seen_by_any, other=0.0)
     v = tl.load(_rows(V, row, write_head, j, v_b, v_g, v_j, DEPTH_V), mask=seen_by_any, other=0.0)
+    if NOISE:
+        factors = _factors(noise, row, write_head, j, h // GROUP, m, there)[:, None]
 
     r = tl.arange(0, ROWS)
     spans = tl.cdiv(tl.maximum(last - first, 0), ROWS // SHARED)
@@ -285,10 +315,15 @@ def backward_memory(
         weights = tl.exp2(tl.where(seen, logits - sums[None, :], float("-inf")))
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         d_weights = tl.dot(v, tl.trans(do), input_precision="ieee")
+        if NOISE:
+            d_weights *= factors
         d_logits = weights * (d_weights - shift[None, :])
         dk = tl.dot(d_logits.to(q.dtype), q, dk, input_precision="ieee")
 
-    out = _own_rows(dK, row, write_head, j, h // GROUP, m, DEPTH_K)
+    out = _rows(dK, row, write_head, j, dk_b, dk_g, dk_j, DEPTH_K)
     tl.store(out, (dk * scale).to(dK.dtype.element_ty), mask=there[:, None])
-    out = _own_rows(dV, row, write_head, j, h // GROUP, m, DEPTH_V)
+    if NOISE:
+        # once for all readers, whose weights of one position have one factor
+        dv *= factors
+    out = _rows(dV, row, write_head, j, dv_b, dv_g, dv_j, DEPTH_V)
     tl.store(out, dv.to(dV.dtype.element_ty), mask=there[:, None])

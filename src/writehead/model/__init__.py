@@ -3,6 +3,7 @@
 from writehead.model.attention import Attention, Memory
 from writehead.model.cache import KVCache
 from writehead.model.language import LanguageModel
+from writehead.model.quantize import Quantized, quantize_run
 from writehead.model.runs import Run, load_run, make_model, read_config, save_run
 from writehead.model.state import DecoderState
 from writehead.model.transformer import Packing
@@ -15,10 +16,12 @@ __all__ = [
     "LanguageModel",
     "Memory",
     "Packing",
+    "Quantized",
     "Run",
     "TranslationModel",
     "load_run",
     "make_model",
+    "quantize_run",
     "read_config",
     "save_run",
 ]

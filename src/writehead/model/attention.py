@@ -15,8 +15,9 @@ from torch.nn.functional import linear
 from writehead.config import AttentionConfig
 from writehead.errors import ShapeError
 from writehead.kernels import Visibility, attend
-from writehead.kernels.attend import check_backend
-from writehead.model.dropout import shared_dropout
+from writehead.kernels.attend import attend_fused, check_backend
+from writehead.kernels.heads import Heads, apart
+from writehead.model.dropout import noise
 
 
 class Past(Protocol):
@@ -75,13 +76,15 @@ class Attention(nn.Module):
     def forward(self, X: Tensor, past: Past) -> Tensor:
         """Self-attention of X [b, n, d] over `past` and itself: Y [b, n, d]."""
         self._check(X)
-        Q, K, V = self._project(X)
-        return self._attend(Q, *past.append(K, V))
+        if self.training and isinstance(past, WholePast):
+            return self._attend_whole(X, past.visibility)
+        Q = apart(self.P_q(X), self.config.h)
+        return self._attend(Q, *past.append(*self.project_kv(X)))
 
     def read(self, X: Tensor, memory: Memory) -> Tensor:
         """Attention of X [b, n, d] over a fixed memory: Y [b, n, d]."""
         self._check(X)
-        Q = _split(self.P_q(X), self.config.h)
+        Q = apart(self.P_q(X), self.config.h)
         return self._attend(Q, memory.K, memory.V, memory.visibility)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
@@ -92,27 +95,47 @@ class Attention(nn.Module):
     def project_kv(self, M: Tensor) -> tuple[Tensor, Tensor]:
         """K [b, g, m, k] and V [b, g, m, v] of M [b, m, d]."""
         g = self.config.g
-        return _split(self.P_k(M), g), _split(self.P_v(M), g)
+        return apart(self.P_k(M), g), apart(self.P_v(M), g)
 
-    def _project(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q [b, h, n, k], K [b, g, n, k] and V [b, g, n, v] of X [b, n, d]."""
-        if not self.training:
-            return _split(self.P_q(X), self.config.h), *self.project_kv(X)
+    def _attend_whole(self, X: Tensor, visibility: Visibility) -> Tensor:
+        """Y [b, n, d] of X [b, n, d] over itself, in training."""
         # one wide product instead of three; a decoding step would rather not copy the weights
         parts = (self.P_q, self.P_k, self.P_v)
         weight = torch.cat([P.weight for P in parts])
         bias = torch.cat([P.bias for P in parts]) if self.config.bias else None
-        Q, K, V = torch.split(linear(X, weight, bias), [P.out_features for P in parts], dim=2)
-        return _split(Q, self.config.h), _split(K, self.config.g), _split(V, self.config.g)
+        QKV = linear(X, weight, bias)  # [b, n, h k + g k + g v]
+        c = self.config
+        O = attend_fused(  # noqa: E741
+            QKV,
+            Heads(c.h, c.g, c.k, c.v),
+            visibility,
+            scale=c.k**-0.5,
+            noise=self._noise(X.shape[0], X.shape[1], X.device),
+            backend=self.backend,
+        )
+        return self._join(O)
 
     def _attend(self, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
         """Y [b, n, d] of the queries Q [b, h, n, k]."""
-        if self.training and self.dropout > 0.0:
-            # dropping a position's values is dropping its weight for every query
-            V = shared_dropout(V, self.dropout, dim=3)
         O = attend(  # noqa: E741
-            Q, K, V, visibility, scale=self.config.k**-0.5, backend=self.backend
+            Q,
+            K,
+            V,
+            visibility,
+            scale=self.config.k**-0.5,
+            noise=self._noise(K.shape[0], K.shape[2], K.device),
+            backend=self.backend,
         )
+        return self._join(O)
+
+    def _noise(self, b: int, m: int, device: torch.device) -> Tensor | None:
+        """Dropout's factors [b, g, m] in training, one a memory position for all its queries."""
+        if not self.training or self.dropout == 0.0:
+            return None
+        return noise((b, self.config.g, m), self.dropout, device)
+
+    def _join(self, O: Tensor) -> Tensor:  # noqa: E741
+        """Y [b, n, d] of what the read-heads found, O [b, h, n, v]."""
         Y: Tensor = self.P_o(O.transpose(1, 2).flatten(2))  # [b, n, h v] -> [b, n, d]
         return Y
 
@@ -134,8 +157,3 @@ def init_projection(P: nn.Linear) -> nn.Linear:
     if P.bias is not None:
         nn.init.zeros_(P.bias)
     return P
-
-
-def _split(X: Tensor, heads: int) -> Tensor:
-    """[b, n, heads k] -> [b, heads, n, k]."""
-    return X.reshape(*X.shape[:2], heads, -1).transpose(1, 2)

@@ -4,16 +4,22 @@ One draw serves a whole row, so the noise costs next to nothing to make, where n
 element would cost as much as the layers' arithmetic between the products.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+
+def noise(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+    """Factors of that shape: 0 with probability p, and 1/(1-p) else."""
+    return (torch.rand(shape, device=device) >= p) / (1.0 - p)
 
 
 def shared_dropout(X: Tensor, p: float, dim: int) -> Tensor:
     """X, each element zeroed with probability p alike along `dim`, the rest scaled by 1/(1-p)."""
     shape = list(X.shape)
     shape[dim] = 1
-    kept = torch.rand(shape, device=X.device) >= p
-    return X * (kept / (1.0 - p)).to(X.dtype)
+    return X * noise(shape, p, X.device).to(X.dtype)
 
 
 class SharedDropout(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, linear
 from writehead.kernels import Visibility, attend
 from writehead.kernels.choose import Rows
 from writehead.kernels.decode import MOST_QUERIES, Unnormed, append_and_attend, attend_memory
-from writehead.kernels.linear import Norm, row_linear
+from writehead.kernels.linear import Norm, few_rows, row_linear, rows_linear
 from writehead.kernels.pointwise import embed, lay_out, normalize
 from writehead.model.attention import Attention
 from writehead.model.cache import KVCache
@@ -89,7 +89,7 @@ class FusedDecoder:
                 unnormed=layer.unnormed(X),
                 padded=cache.padded,
             )
-            _add_product(X, O, attention.P_o)
+            X = _add_product(X, O, attention.P_o)
             if layer.cross is not None and memories is not None:
                 O = attend_memory(  # noqa: E741
                     layer.project_cross(X),
@@ -102,8 +102,8 @@ class FusedDecoder:
                     unnormed=layer.unnormed(X),
                     padded=cache.padded,
                 )
-                _add_product(X, O, layer.cross.P_o)
-            layer.feed(X)
+                X = _add_product(X, O, layer.cross.P_o)
+            X = layer.feed(X)
         output = model.tokens.weight if self.config.tied else model.output.weight
         scale = self.config.effective_logit_scale
         return _normed_product(stack.norm, X, output, None, scale=scale)
@@ -127,8 +127,8 @@ class FusedDecoder:
                 )
             )
             O = attend(Q, K, V, visibility, scale=config.k**-0.5)  # noqa: E741
-            _add_product(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
-            layer.feed(X)
+            X = _add_product(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
+            X = layer.feed(X)
         X = _norm(stack.norm, X).view(b, m, -1)
         for i, layer in enumerate(self._layers):
             assert layer.cross is not None
@@ -142,7 +142,7 @@ class _FusedLayer:
     """One layer: its modules, and the projections of its input as single products.
 
     In a `rooted` layer the gains of the norms before attention are part of the projections, and
-    their roots are left to the attention kernels.
+    their roots are left to the attention kernels. Few rows have it so before feed-forward too.
     """
 
     attention: Attention
@@ -155,6 +155,7 @@ class _FusedLayer:
     feed_forward: FeedForward
     norm_feed_forward: nn.Module
     bias_widen: Tensor
+    P_widen: Tensor | None  # with the norm's gain, where that is all it needs
     rooted: bool
 
     def project(self, X: Tensor) -> Tensor:
@@ -176,17 +177,26 @@ class _FusedLayer:
         """What an attention kernel must know of a projection of X that left out the norm's root."""
         return Unnormed(X, _rms(self.norm_attention).epsilon) if self.rooted else None
 
-    def feed(self, X: Tensor) -> None:
-        """X [rows, d] += feed-forward of its norm."""
-        norm, widen = self.norm_feed_forward, self.feed_forward.widen
+    def feed(self, X: Tensor) -> Tensor:
+        """X [rows, d] + feed-forward of its norm; X itself may be what is returned."""
+        norm, widen, narrow = (
+            self.norm_feed_forward,
+            self.feed_forward.widen,
+            self.feed_forward.narrow,
+        )
         if self.feed_forward.activation != "relu":
             approximate = "tanh" if self.feed_forward.activation == "gelu_tanh" else "none"
             H = gelu(_normed_product(norm, X, widen.weight, widen.bias), approximate=approximate)
         elif len(X) == 1 and isinstance(norm, nn.RMSNorm):
             H = row_linear(X, widen.weight, widen.bias, norm=_rms(norm), relu=True)
+        elif self.P_widen is not None and few_rows(X, narrow.weight):
+            # a root is not negative, so it may wait until after relu, and after the next product
+            H = torch._addmm_activation(self.bias_widen, X, self.P_widen.t())
+            unnormed = Unnormed(X, _rms(norm).epsilon)
+            return rows_linear(H, narrow.weight, residual=X, unnormed=unnormed)
         else:
             H = torch._addmm_activation(self.bias_widen, _norm(norm, X), widen.weight.t())
-        _add_product(X, H, self.feed_forward.narrow)
+        return _add_product(X, H, narrow)
 
 
 def _fused_layers(layers: nn.ModuleList, *, rooted: bool) -> list[_FusedLayer]:
@@ -207,7 +217,9 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
         P_qkv = _gained(P_qkv, layer.norm_attention)
         if P_q is not None and norm_cross is not None:
             P_q = _gained(P_q, norm_cross)
-    widen = feed.widen
+    widen, P_widen = feed.widen, None
+    if rooted and feed.activation == "relu":
+        P_widen = _gained(widen.weight, layer.norm_feed_forward)
     none = widen.weight.new_zeros(len(widen.weight))
     return _FusedLayer(
         attention,
@@ -220,6 +232,7 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
         feed,
         layer.norm_feed_forward,
         none if widen.bias is None else widen.bias,
+        P_widen,
         rooted,
     )
 
@@ -247,7 +260,9 @@ def _norm(norm: nn.Module, X: Tensor, scale: float = 1.0) -> Tensor:
 
 def _product(X: Tensor, W: Tensor) -> Tensor:
     """X W^T of X [rows, d]."""
-    return row_linear(X, W) if len(X) == 1 else linear(X, W)
+    if len(X) == 1:
+        return row_linear(X, W)
+    return rows_linear(X, W) if few_rows(X, W) else linear(X, W)
 
 
 def _normed_product(
@@ -259,11 +274,13 @@ def _normed_product(
     return linear(_norm(norm, X, scale), W, bias)
 
 
-def _add_product(X: Tensor, H: Tensor, P: nn.Linear) -> None:
-    """X [rows, d] += P(H)."""
+def _add_product(X: Tensor, H: Tensor, P: nn.Linear) -> Tensor:
+    """X [rows, d] + P(H), which may be X itself."""
     if len(X) == 1:
-        row_linear(H, P.weight, P.bias, residual=X)
-        return
+        return row_linear(H, P.weight, P.bias, residual=X)
+    if P.bias is None and few_rows(H, P.weight):
+        return rows_linear(H, P.weight, residual=X)
     X.addmm_(H, P.weight.t())
     if P.bias is not None:
         X += P.bias
+    return X

@@ -2,6 +2,7 @@
 
 A run is written beside its place and moved there whole, so what is at its place is always
 complete. Weights are safetensors and config is JSON: reading a run executes nothing from it.
+Matrices may be stored in few bits; what is loaded is floating-point numbers in either case.
 """
 
 import json
@@ -19,8 +20,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from writehead import __version__
-from writehead.config import ModelConfig
+from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, RunError, nearest
+from writehead.model.bits import (
+    INTEGERS,
+    SCALES,
+    damage,
+    dequantize,
+    is_quantized,
+    stored_shapes,
+    unpack,
+)
 from writehead.model.language import LanguageModel
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
@@ -100,9 +110,16 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
         raise RunError(f"{directory} could not be written: {error}") from error
 
 
-def write_model(directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor]) -> None:
+def write_model(
+    directory: Path,
+    config: ModelConfig,
+    weights: dict[str, torch.Tensor],
+    quantization: QuantizationConfig | None = None,
+) -> None:
     """Puts config and weights into a folder, which is not a run until it is moved to its place."""
     data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
+    if quantization is not None:
+        data["quantization"] = quantization.to_json()
     (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
@@ -130,7 +147,15 @@ def load_run(
 
 def read_config(directory: Path | str) -> ModelConfig:
     """The config of the run at `directory`."""
-    path = Path(directory) / CONFIG
+    return _read_configs(Path(directory) / CONFIG)[0]
+
+
+def read_quantization(directory: Path | str) -> QuantizationConfig | None:
+    """How the run at `directory` stores its matrices, or None where they are plain numbers."""
+    return _read_configs(Path(directory) / CONFIG)[1]
+
+
+def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
     _require(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -140,7 +165,7 @@ def read_config(directory: Path | str) -> ModelConfig:
         ) from error
     if not isinstance(data, dict) or "format" not in data or "model" not in data:
         raise RunError(f"{path} is not a run's config; it should have 'format' and 'model'")
-    known = ("format", "writehead", "model")
+    known = ("format", "writehead", "model", "quantization")
     for name in data:
         if name not in known:
             raise RunError(f"{path} has an unknown key {name!r}; {nearest(name, known)}")
@@ -152,7 +177,10 @@ def read_config(directory: Path | str) -> ModelConfig:
             f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
         )
     try:
-        return ModelConfig.from_json(data["model"])
+        model = ModelConfig.from_json(data["model"])
+        if "quantization" not in data:
+            return model, None
+        return model, QuantizationConfig.from_json(data["quantization"])
     except ConfigError as error:
         raise RunError(f"{path}: {error}") from error
 
@@ -221,27 +249,19 @@ def read_weights(
     """The run's tensors, which must be the model's, name by name and shape by shape."""
     path = directory / WEIGHTS
     _require(path)
-    expected = model.state_dict()
-    weights: dict[str, Any] = {}
+    quantization = read_quantization(directory)
+    if quantization is not None and dtype is None:
+        dtype = torch.float32
+    shapes = {name: T.shape for name, T in model.state_dict().items()}
+    weights: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            names = set(file.keys())
-            for name in sorted(names - expected.keys()):
-                raise RunError(f"{path} has an unknown tensor {name!r}; {nearest(name, expected)}")
-            for name, tensor in expected.items():
-                if name not in names:
-                    raise RunError(f"{path} lacks the tensor {name!r} that its config asks for")
-                shape = file.get_slice(name).get_shape()
-                if list(shape) != list(tensor.shape):
-                    raise RunError(
-                        f"{path}: {name!r} has shape {list(shape)}, and its config asks for "
-                        f"{list(tensor.shape)}"
-                    )
-                weight = file.get_tensor(name)
-                if not weight.is_floating_point():
-                    raise RunError(
-                        f"{path}: {name!r} is {weight.dtype}; weights are floating-point numbers"
-                    )
+            _check_names(path, set(file.keys()), shapes, quantization)
+            for name, shape in shapes.items():
+                if quantization is not None and is_quantized(shape):
+                    weight = _read_matrix(file, path, name, shape, quantization)
+                else:
+                    weight = _read_tensor(file, path, name, list(shape))
                 weights[name] = weight if dtype is None else weight.to(dtype)
     except (SafetensorError, OSError) as error:
         raise RunError(
@@ -251,3 +271,51 @@ def read_weights(
     if len(dtypes) > 1:
         raise RunError(f"{path} mixes {' and '.join(dtypes)}; give the dtype to load it in")
     return weights
+
+
+def _check_names(
+    path: Path,
+    names: set[str],
+    shapes: dict[str, torch.Size],
+    quantization: QuantizationConfig | None,
+) -> None:
+    """Raises unless the file's tensors are those that the config asks for."""
+    expected = [
+        name + part
+        for name, shape in shapes.items()
+        for part in ((INTEGERS, SCALES) if quantization and is_quantized(shape) else ("",))
+    ]
+    for name in sorted(names.difference(expected)):
+        raise RunError(f"{path} has an unknown tensor {name!r}; {nearest(name, expected)}")
+    for name in expected:
+        if name not in names:
+            raise RunError(f"{path} lacks the tensor {name!r} that its config asks for")
+
+
+def _read_tensor(
+    file: Any, path: Path, name: str, shape: list[int], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """One tensor of the file, which must have that shape and dtype, or be floating-point."""
+    found = list(file.get_slice(name).get_shape())
+    if found != shape:
+        raise RunError(f"{path}: {name!r} has shape {found}, and its config asks for {shape}")
+    tensor: torch.Tensor = file.get_tensor(name)
+    if dtype is None and not tensor.is_floating_point():
+        raise RunError(f"{path}: {name!r} is {tensor.dtype}; weights are floating-point numbers")
+    if dtype not in (None, tensor.dtype):
+        raise RunError(f"{path}: {name!r} is {tensor.dtype}, and its config asks for {dtype}")
+    return tensor
+
+
+def _read_matrix(
+    file: Any, path: Path, name: str, shape: torch.Size, quantization: QuantizationConfig
+) -> torch.Tensor:
+    """One matrix that is stored in few bits, as float32."""
+    packed_shape, scales_shape = stored_shapes(shape, quantization)
+    packed = _read_tensor(file, path, name + INTEGERS, packed_shape, torch.uint8)
+    scales = _read_tensor(file, path, name + SCALES, scales_shape, torch.float16)
+    codes = unpack(packed, quantization.bits, shape[1])
+    wrong = damage(codes, scales)
+    if wrong is not None:
+        raise RunError(f"{path}: {name!r} {wrong}; copy or quantize the run again")
+    return dequantize(codes, scales, quantization)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from writehead.data.batches import Batch
+from writehead.kernels.available import runs_triton
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +43,14 @@ def sequence_loss(
     Label smoothing moves that much probability from the label to the whole vocabulary. The z-loss
     adds z_loss · log²Z, which keeps the logits from drifting. All in float32.
     """
-    logits = logits.float().flatten(0, 1)
+    logits = logits.flatten(0, 1)
     labels = torch.where(counts, labels, -100).flatten()  # nll_loss ignores -100
-    weight = counts.flatten().float()
+    if runs_triton(logits):
+        from writehead.kernels.label_loss import label_loss  # which needs Triton
+
+        each, each_nll = label_loss(logits, labels, label_smoothing, z_loss)
+        return Loss(each.sum(), each_nll.sum())
+    logits, weight = logits.float(), counts.flatten().float()
     # one reduction of the logits serves all: cross_entropy would take another
     log_z = logits.logsumexp(dim=-1)
     nll = (log_z * weight).sum() + nll_loss(logits, labels, reduction="sum")

@@ -1,0 +1,141 @@
+"""Captured decoding and the memory of a CUDA device: it does not grow, and its end is foretold."""
+
+import gc
+import os
+import random as plain_random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import config, model
+from writehead.config import DecodeConfig
+from writehead.errors import OutOfRoom
+from writehead.model import LanguageModel, TranslationModel
+
+graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+END, VOCABULARY = 1, 301
+BATCHES, FIRST = 10_000, 1_000
+SIZES, BEAMS = (1, 9, 17, 23, 31, 40), (1, 4)
+MiB = 1 << 20
+
+
+def tiny() -> TranslationModel:
+    """A model of random weights that ends some of its texts."""
+    sizes = {"vocabulary": VOCABULARY, "d": 32, "f": 48, "h": 4, "k": 16, "v": 16}
+    sizes |= {"encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"source_positions": 80, "target_positions": 72}
+    made = model(config("translation", **sizes), dtype=torch.float32)
+    with torch.no_grad():
+        made.tokens.weight[END] *= 2.0
+    return made.to(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+
+
+def decode(decoder, draw: plain_random.Random, rows: int, beam: int, *, rare: bool = False) -> None:
+    """Decodes some sentences, few in their words; rare shapes are longer, and want two answers."""
+    longest = draw.randint(65, 80) if rare else draw.randint(1, 24)
+    lengths = [draw.randint(1, longest) for _ in range(rows)]
+    lengths[draw.randrange(rows)] = longest
+    tokens = torch.randint(2, VOCABULARY, (rows, longest), device=DEVICE)
+    options = DecodeConfig(
+        max_length=draw.randint(1, 6), beam=beam, n_best=2 if rare and beam > 1 else 1
+    )
+    capacity = 72 if rare else options.max_length
+    found = decoder.search(tokens, lengths, capacity, options, end=END)
+    assert len(found) == rows
+
+
+def decode_mixed(decoder, count: int, seed: int) -> None:
+    """Decodes batches of all kinds, one in fifty of a rare shape; then one of every usual shape.
+
+    So the decoder holds the same graphs whenever this is done.
+    """
+    draw = plain_random.Random(seed)
+    for i in range(count):
+        decode(decoder, draw, draw.choice(SIZES), draw.choice(BEAMS), rare=i % 50 == 49)
+    for rows in SIZES:
+        for beam in BEAMS:
+            decode(decoder, draw, rows, beam)
+
+
+def host_bytes() -> int:
+    """Memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_ten_thousand_mixed_batches_take_no_more_memory_than_a_thousand(monkeypatch):
+    # as many graphs as there are usual shapes: every rare one makes another give way
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", len(SIZES) * len(BEAMS))
+    decoder = graphs.GraphDecoder(tiny())
+
+    def held() -> tuple[int, int, int]:
+        torch.cuda.synchronize()
+        gc.collect()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), host_bytes()
+
+    decode_mixed(decoder, FIRST, seed=0)
+    before = held()
+    decode_mixed(decoder, BATCHES - FIRST, seed=1)
+    allocated, reserved, host = (now - then for now, then in zip(held(), before, strict=True))
+    assert allocated <= MiB, f"{allocated:,} bytes of tensors more"
+    assert reserved <= 32 * MiB, f"{reserved:,} bytes of the device more"
+    assert host <= 128 * MiB, f"{host:,} bytes of the host more"
+
+
+def wide(task: str, layers: int = 8) -> TranslationModel | LanguageModel:
+    """A model of few weights and much to remember: 4 KiB of K and V a position and layer."""
+    sizes = {"vocabulary": 512, "d": 128, "f": 128, "h": 8, "g": 8, "k": 128, "v": 128}
+    sizes |= {"decoder_layers": layers, "target_positions": 256}
+    if task == "translation":
+        sizes |= {"encoder_layers": 1, "source_positions": 256}
+    return model(config(task, **sizes), dtype=torch.bfloat16).to(DEVICE)
+
+
+def prompts(count: int, length: int) -> tuple[Tensor, list[int]]:
+    return torch.randint(2, 512, (count, length), device=DEVICE), [length] * count
+
+
+@pytest.fixture
+def empty_device(monkeypatch):
+    """A device that nobody else holds much of, and batches that are hardly rounded up."""
+    monkeypatch.setattr(graphs, "_round_rows", lambda rows: -(-rows // 16) * 16)
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "beam"),
+    [("translation", 256, 1), ("translation", 64, 4), ("language", 250, 1)],
+)
+def test_the_largest_batch_is_known_within_a_tenth(empty_device, task, length, beam):
+    decoder = graphs.GraphDecoder(wide(task))
+    options = DecodeConfig(max_length=2, beam=beam)
+    predicted = decoder.largest_batch(length, 256, beam)
+
+    fits = int(0.9 * predicted)
+    found = decoder.search(*prompts(fits, length), 256, options, end=END)
+    assert len(found) == fits
+    del found
+
+    with pytest.raises(OutOfRoom, match=f"about {predicted} do"):
+        decoder.search(*prompts(int(1.1 * predicted), length), 256, options, end=END)
+
+    assert len(decoder.search(*prompts(16, length), 256, options, end=END)) == 16
+
+
+def test_a_batch_that_fills_the_memory_stays_where_it_is_when_half_of_it_has_ended(empty_device):
+    decoder = graphs.GraphDecoder(wide("translation"))
+    fits = int(0.9 * decoder.largest_batch(64, 256, 1))
+    longest = 3 * graphs.LOOK
+    options = DecodeConfig(max_length=longest, min_length=2)
+    limits = [longest if i % 4 == 0 else 2 for i in range(fits)]
+    found = decoder.search(*prompts(fits, 64), 256, options, end=END, max_lengths=limits)
+    assert all(len(one.tokens) <= limit for [one], limit in zip(found, limits, strict=True))
