@@ -1,6 +1,7 @@
 """Searches on the device against the plain ones; interpreted where there is no GPU."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from writehead.kernels import choose
 from writehead.model import LanguageModel, TranslationModel
 
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
+buffers = pytest.importorskip("writehead.decoding.buffers", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -51,9 +54,26 @@ def moves(monkeypatch) -> list[int]:
         move(self, chosen, to)
 
     monkeypatch.setattr(graphs, "FEWEST", 2)
-    monkeypatch.setattr(graphs, "LOOK", 1)
+    monkeypatch.setattr(reading, "LOOK", 1)
     monkeypatch.setattr(graphs.Buffers, "move", noted)
     return seen
+
+
+@pytest.fixture
+def late(monkeypatch) -> None:
+    """Has searches read back as on a GPU, some steps late; here the copies take no time."""
+    if DEVICE == "cuda":
+        return
+    begin = buffers.Buffers.__init__
+
+    def mirrored(self, shape, *sizes):
+        begin(self, shape, *sizes)
+        steps = shape.capacity if shape.beam == 1 else 0
+        self.mirror = buffers.Mirror.make(shape.sentences, steps, shape.rows, pinned=False)
+
+    monkeypatch.setattr(buffers.Buffers, "__init__", mirrored)
+    monkeypatch.setattr(torch.cuda, "Event", mock.Mock)
+    monkeypatch.setattr(reading, "LOOK", 2)
 
 
 def make(task: str = "translation", **changes: object) -> Model:
@@ -183,6 +203,19 @@ def test_beams_that_grow_move_to_smaller_graphs(task, moves):
     lengths = [len(one.tokens) + one.finished for one in right[1]]
     assert max(lengths) > 2  # one grew after it had moved
     assert task == "language" or min(lengths) == 2  # and one had ended before
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_what_is_read_while_the_search_goes_on_is_what_it_finds(beam, late, monkeypatch):
+    monkeypatch.setattr(graphs, "FEWEST", 2)
+    made, batch = make(), read(3, 5, 2, 4, 5, 3)
+    options = DecodeConfig(max_length=11, beam=beam)
+    limits = {"max_lengths": [11, 2, 3, 1, 7, 2]}  # so that some move to a smaller graph on the way
+    decoder = graphs.GraphDecoder(made)
+    for _ in range(2):  # the second time over what the first has left
+        found = captured(decoder, batch, options, **limits)
+        assert_same(found, plain(made, batch, options, **limits))
+    assert len(decoder._captured) > 1
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

@@ -15,6 +15,7 @@ from writehead.errors import OutOfRoom
 from writehead.model import LanguageModel, TranslationModel
 
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,7 +135,7 @@ def test_the_largest_batch_is_known_within_a_tenth(empty_device, task, length, b
 def test_a_batch_that_fills_the_memory_stays_where_it_is_when_half_of_it_has_ended(empty_device):
     decoder = graphs.GraphDecoder(wide("translation"))
     fits = int(0.9 * decoder.largest_batch(64, 256, 1))
-    longest = 3 * graphs.LOOK
+    longest = 3 * reading.LOOK
     options = DecodeConfig(max_length=longest, min_length=2)
     limits = [longest if i % 4 == 0 else 2 for i in range(fits)]
     found = decoder.search(*prompts(fits, 64), 256, options, end=END, max_lengths=limits)

@@ -12,10 +12,9 @@ import torch
 from writehead import cost
 from writehead.bench.timing import time_calls
 from writehead.config import ModelConfig
-from writehead.training.throughput import matrix_rate
+from writehead.training.throughput import PRODUCT, matrix_rate
 
 BLOCK = {"cuda": 1 << 31, "cpu": 1 << 27}  # bytes that are read, far more than any cache holds
-PRODUCT = {"cuda": 8192, "cpu": 1024}
 RUNS = 10  # of which the best counts
 
 

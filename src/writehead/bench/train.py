@@ -27,7 +27,6 @@ from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
 VOCABULARY = 2_000  # of them, at most
-PRODUCT = 8192  # the matrix product that utilisation is measured against
 BLOCK = 10  # steps between two looks at the clock, which wait for the device
 
 
@@ -68,7 +67,7 @@ def bench_preset(
         )
         place = find_device(device)
         if place.type == "cuda":
-            torch.cuda.set_device(place)  # where a step is captured
+            torch.cuda.set_device(place.index or 0)  # where a step is captured
         return bench_train(name, model, config, batches, place, steps=steps, warmup=warmup)
 
 
@@ -108,8 +107,7 @@ def bench_train(
         )
     stepper = Stepper(model, config, World(0, 1, device))
     dtype = torch.bfloat16 if stepper.half else torch.float32
-    size = PRODUCT if device.type == "cuda" else 0
-    rates = [matrix_rate(device, dtype, size)]
+    rates = [matrix_rate(device, dtype)]
     for i in range(warmup):
         stepper.update(next(batches), i)
     wait_for(device)
@@ -124,7 +122,7 @@ def bench_train(
             labels.append(batch.tokens)
         wait_for(device)
         times.append((time.perf_counter() - began) / len(block))
-    rates.append(matrix_rate(device, dtype, size))
+    rates.append(matrix_rate(device, dtype))
     rate = max(rates)  # a chip under load slows its clock: the higher one is the stricter measure
     seconds, positions = statistics.median(times), config.rows * config.target_length
     return {

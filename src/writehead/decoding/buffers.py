@@ -43,6 +43,24 @@ def cache_bytes(shape: Shape, config: ModelConfig, dtype: torch.dtype) -> int:
     return config.decoder_layers * kept * dtype.itemsize
 
 
+@dataclass(frozen=True, eq=False)
+class Mirror:
+    """Memory of the host that a device copies to while it works: no copy waits for a new place.
+
+    growing: [sentences], by their first beams. tokens: [steps, rows] of greedy search's history.
+    """
+
+    growing: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def make(cls, sentences: int, steps: int, rows: int, *, pinned: bool) -> "Mirror":
+        """One of these sizes; only what is `pinned` is copied to without waiting."""
+        growing = torch.zeros(sentences, dtype=torch.long, pin_memory=pinned)
+        tokens = torch.zeros(steps, rows, dtype=torch.int32, pin_memory=pinned)
+        return cls(growing, tokens)
+
+
 class Buffers:
     """All that a decoder and a search keep of `shape`, on a device.
 
@@ -110,6 +128,9 @@ class Buffers:
             tokens=integers(b, beam),
             ended=integers(b, beam),
         )
+        self.mirror: Mirror | None = None
+        if device.type == "cuda":
+            self.mirror = Mirror.make(b, shape.capacity if beam == 1 else 0, rows, pinned=True)
         self.found = Candidates.make(rows, vocabulary, 1 if beam == 1 else 2 * beam, device)
         self.cache.growing.zero_()
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding.buffers import Buffers, Shape, cache_bytes
-from writehead.decoding.reading import read_beams, read_greedy
+from writehead.decoding.reading import Watch, read_beams, read_greedy
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.beams import choose_beam
@@ -30,7 +29,6 @@ from writehead.kernels.choose import choose_greedy, survey
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
 
-LOOK = 8  # steps between two looks at what still grows
 FEWEST = 16  # sentences from which on it pays to move to a smaller graph
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
 MOST_GRAPHS = 64  # a graph takes some memory besides its caches
@@ -261,7 +259,7 @@ class GraphDecoder:
 
     def _collect(
         self,
-        watch: "Watch",
+        watch: Watch,
         done: list[int],
         places: list[int],
         found: list[list[Hypothesis]],
@@ -371,75 +369,9 @@ class Captured:
         )
 
 
-class Watch:
-    """What the host knows of a search as of some steps ago, so that nobody waits to know.
-
-    That is which sentences still grow: one that has ended never grows again, so an old answer is a
-    safe one. Of greedy search it is also the tokens chosen so far, in texts [sentences, steps]:
-    Python's numbers are made of them while the device has work. `numbers` has one for each id;
-    to make new ones, all over the memory, would take longer than some steps.
-    """
-
-    def __init__(
-        self, buffers: Buffers, texts: NDArray[Any], numbers: NDArray[Any], read: int = 0
-    ) -> None:
-        self.buffers, self.texts = buffers, texts
-        self.read = read  # steps that are in `texts`
-        self._numbers = numbers
-        self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
-        self._event: torch.cuda.Event | None = None
-        self._seen = torch.empty(0)
-        self._coming = torch.empty(0, 0)  # tokens on their way, [steps, sentences]
-
-    def is_due(self, t: int) -> bool:
-        """Whether to look after t steps."""
-        return t % LOOK == 0 or self._growing.device.type != "cuda"
-
-    def look(self, t: int) -> list[int]:
-        """The sentences that grew when this was asked the last time; asks anew, after t steps."""
-        now = self._growing[:: self._beam]
-        if now.device.type != "cuda":
-            return _places(now)
-        before = list(range(len(now)))
-        if self._event is None:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._seen = torch.empty(now.shape, dtype=now.dtype, pin_memory=True)
-        else:
-            self._event.synchronize()
-            before = _places(self._seen)
-            self._take(self._coming)
-        self._seen.copy_(now, non_blocking=True)
-        if self._beam == 1:
-            chosen = self.buffers.history.tokens[self.read : t, : len(self.texts)]
-            self._coming = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
-            self._coming.copy_(chosen, non_blocking=True)
-        self._event.record()
-        return before
-
-    def whole_texts(self, sentences: list[int]) -> list[list[int]]:
-        """All tokens chosen for some sentences by greedy search; the last are waited for."""
-        taken = int(self.buffers.limits.clock)  # and so all that was asked for has come
-        self._take(self._coming)
-        self._coming = torch.empty(0, 0)
-        self._take(self.buffers.history.tokens[self.read : taken, : len(self.texts)].cpu())
-        texts: list[list[int]] = self.texts[sentences, :taken].tolist()
-        return texts
-
-    def _take(self, tokens: Tensor) -> None:
-        """Adds tokens [steps, sentences] to the texts."""
-        more = self._numbers[tokens.numpy().T]
-        self.texts[:, self.read : self.read + len(tokens)] = more
-        self.read += len(tokens)
-
-
 def _launching_on(device: torch.device) -> AbstractContextManager[object]:
     """Makes a GPU the one that Triton launches on and graphs are captured on, whichever it is."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _places(growing: Tensor) -> list[int]:
-    places: list[int] = growing.nonzero().flatten().tolist()
-    return places
 
 
 def _round_rows(rows: int) -> int:

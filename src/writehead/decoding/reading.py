@@ -1,13 +1,77 @@
-"""What a search on the device has found, read back to the host as hypotheses."""
+"""What a search on the device finds, read back to the host: some of it while it searches."""
+
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.config import DecodeConfig
 from writehead.decoding.buffers import Buffers
 from writehead.decoding.search import Constraints, Hypothesis, length_penalty, make_hypothesis
 from writehead.kernels.choose import NEVER
+
+LOOK = 8  # steps between two looks at what still grows
+
+
+class Watch:
+    """What the host knows of a search as of some steps ago, so that nobody waits to know.
+
+    That is which sentences still grow: one that has ended never grows again, so an old answer is a
+    safe one. Of greedy search it is also the tokens chosen so far, in texts [sentences, steps]:
+    Python's numbers are made of them while the device has work. `numbers` has one for each id;
+    to make new ones, all over the memory, would take longer than some steps.
+    """
+
+    def __init__(
+        self, buffers: Buffers, texts: NDArray[Any], numbers: NDArray[Any], read: int = 0
+    ) -> None:
+        self.buffers, self.texts = buffers, texts
+        self.read = read  # steps that are in `texts`
+        self._numbers = numbers
+        self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
+        self._event: torch.cuda.Event | None = None
+        self._asked = read  # steps that are on their way, or there
+
+    def is_due(self, t: int) -> bool:
+        """Whether to look after t steps."""
+        return t % LOOK == 0 or self.buffers.mirror is None
+
+    def look(self, t: int) -> list[int]:
+        """The sentences that grew when this was asked the last time; asks anew, after t steps."""
+        now, mirror = self._growing[:: self._beam], self.buffers.mirror
+        if mirror is None:
+            return _places(now)
+        before = list(range(len(now)))
+        if self._event is None:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        else:
+            self._event.synchronize()
+            before = _places(mirror.growing)
+            self._take(mirror.tokens[self.read : self._asked])
+        mirror.growing.copy_(now, non_blocking=True)
+        if self._beam == 1:
+            some = slice(self._asked, t)
+            mirror.tokens[some].copy_(self.buffers.history.tokens[some], non_blocking=True)
+            self._asked = t
+        self._event.record()
+        return before
+
+    def whole_texts(self, sentences: list[int]) -> list[list[int]]:
+        """All tokens chosen for some sentences by greedy search; the last are waited for."""
+        taken = int(self.buffers.limits.clock)  # and so all that was asked for has come
+        if self.buffers.mirror is not None:
+            self._take(self.buffers.mirror.tokens[self.read : self._asked])
+        self._take(self.buffers.history.tokens[self.read : taken].cpu())
+        texts: list[list[int]] = self.texts[sentences, :taken].tolist()
+        return texts
+
+    def _take(self, tokens: Tensor) -> None:
+        """Adds tokens [steps, rows] to the texts."""
+        more = self._numbers[tokens.numpy()[:, : len(self.texts)].T]
+        self.texts[:, self.read : self.read + len(tokens)] = more
+        self.read += len(tokens)
 
 
 def read_greedy(
@@ -67,3 +131,8 @@ def read_beams(
         ]
         for i in range(len(scores))
     ]
+
+
+def _places(growing: Tensor) -> list[int]:
+    places: list[int] = growing.nonzero().flatten().tolist()
+    return places

@@ -323,7 +323,9 @@ def make_hypothesis(
 ) -> Hypothesis:
     """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
     _check_number(log_probability)
-    return Hypothesis(tuple(tokens[: length - int(finished)]), score, log_probability, finished)
+    length -= int(finished)
+    text = tuple(tokens) if length == len(tokens) else tuple(tokens[:length])
+    return Hypothesis(text, score, log_probability, finished)
 
 
 def _check_number(log_probability: float) -> None:

@@ -89,7 +89,7 @@ class FusedDecoder:
                 unnormed=layer.unnormed(X),
                 padded=cache.padded,
             )
-            X = _add_product(X, O, attention.P_o)
+            X = layer.add(X, O, attention.P_o)
             if layer.cross is not None and memories is not None:
                 O = attend_memory(  # noqa: E741
                     layer.project_cross(X),
@@ -102,7 +102,7 @@ class FusedDecoder:
                     unnormed=layer.unnormed(X),
                     padded=cache.padded,
                 )
-                X = _add_product(X, O, layer.cross.P_o)
+                X = layer.add(X, O, layer.cross.P_o)
             X = layer.feed(X)
         output = model.tokens.weight if self.config.tied else model.output.weight
         scale = self.config.effective_logit_scale
@@ -127,7 +127,7 @@ class FusedDecoder:
                 )
             )
             O = attend(Q, K, V, visibility, scale=config.k**-0.5)  # noqa: E741
-            X = _add_product(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
+            X = layer.add(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
             X = layer.feed(X)
         X = _norm(stack.norm, X).view(b, m, -1)
         for i, layer in enumerate(self._layers):
@@ -177,6 +177,17 @@ class _FusedLayer:
         """What an attention kernel must know of a projection of X that left out the norm's root."""
         return Unnormed(X, _rms(self.norm_attention).epsilon) if self.rooted else None
 
+    def add(self, X: Tensor, H: Tensor, P: nn.Linear) -> Tensor:
+        """X [rows, d] + P(H), which may be X itself."""
+        if len(X) == 1:
+            return row_linear(H, P.weight, P.bias, residual=X)
+        if self.rooted and few_rows(H, P.weight):
+            return rows_linear(H, P.weight, residual=X)
+        X.addmm_(H, P.weight.t())
+        if P.bias is not None:
+            X += P.bias
+        return X
+
     def feed(self, X: Tensor) -> Tensor:
         """X [rows, d] + feed-forward of its norm; X itself may be what is returned."""
         norm, widen, narrow = (
@@ -196,7 +207,7 @@ class _FusedLayer:
             return rows_linear(H, narrow.weight, residual=X, unnormed=unnormed)
         else:
             H = torch._addmm_activation(self.bias_widen, _norm(norm, X), widen.weight.t())
-        return _add_product(X, H, narrow)
+        return self.add(X, H, narrow)
 
 
 def _fused_layers(layers: nn.ModuleList, *, rooted: bool) -> list[_FusedLayer]:
@@ -272,15 +283,3 @@ def _normed_product(
     if len(X) == 1 and isinstance(norm, nn.RMSNorm):
         return row_linear(X, W, bias, norm=_rms(norm), scale=scale)
     return linear(_norm(norm, X, scale), W, bias)
-
-
-def _add_product(X: Tensor, H: Tensor, P: nn.Linear) -> Tensor:
-    """X [rows, d] + P(H), which may be X itself."""
-    if len(X) == 1:
-        return row_linear(H, P.weight, P.bias, residual=X)
-    if P.bias is None and few_rows(H, P.weight):
-        return rows_linear(H, P.weight, residual=X)
-    X.addmm_(H, P.weight.t())
-    if P.bias is not None:
-        X += P.bias
-    return X

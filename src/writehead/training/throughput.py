@@ -6,10 +6,12 @@ import torch
 
 from writehead.decoding.devices import wait_for
 
+PRODUCT = {"cuda": 8192, "cpu": 1024}  # its size; a smaller one would not fill a GPU
+
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
     """Operations a second of a size³ product of random matrices, by the best of ten runs."""
-    size = size or (4096 if device.type == "cuda" else 1024)
+    size = size or PRODUCT["cuda" if device.type == "cuda" else "cpu"]
     A, B = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
         A @ B
