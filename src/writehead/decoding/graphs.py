@@ -208,8 +208,7 @@ class GraphDecoder:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
-        texts = np.empty((b, constraints.longest), dtype=object)
-        watch = Watch(captured.buffers, texts, self._numbers)
+        watch = Watch(captured.buffers, [()] * b, self._numbers)
         for t in range(constraints.longest):
             captured.step()
             if t + 1 == constraints.longest or not watch.is_due(t + 1):
@@ -228,9 +227,8 @@ class GraphDecoder:
                 self._collect(watch, done, places, found, constraints, config)
                 captured = self._move(captured, growing, smaller, constraints.end)
                 places = [places[i] for i in growing]
-                watch = Watch(
-                    captured.buffers, watch.texts[growing], self._numbers, read=watch.read
-                )
+                texts = [watch.texts[i] for i in growing]
+                watch = Watch(captured.buffers, texts, self._numbers)
         left = list(range(len(places)))
         self._collect(watch, left, places, found, constraints, config)
         return found
@@ -272,7 +270,9 @@ class GraphDecoder:
         buffers = watch.buffers
         index = torch.tensor(done, device=buffers.rows.tokens.device)
         if config.beam == 1:
-            read = read_greedy(buffers, index, watch.whole_texts(done), constraints, config)
+            watch.finish()
+            texts = [watch.texts[i] for i in done]
+            read = read_greedy(buffers, index, texts, constraints, config)
         else:
             read = read_beams(buffers, index, constraints, config)
         for i, hypotheses in zip(done, read, strict=True):

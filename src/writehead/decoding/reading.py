@@ -19,20 +19,19 @@ class Watch:
     """What the host knows of a search as of some steps ago, so that nobody waits to know.
 
     That is which sentences still grow: one that has ended never grows again, so an old answer is a
-    safe one. Of greedy search it is also the tokens chosen so far, in texts [sentences, steps]:
-    Python's numbers are made of them while the device has work. `numbers` has one for each id;
-    to make new ones, all over the memory, would take longer than some steps.
+    safe one. Of greedy search it is also the tokens chosen so far, in `texts` by sentence: Python's
+    numbers are put together while the device has work. `numbers` has one for each id; new ones,
+    all over the memory, would take longer to make, and to pass on, than some steps.
     """
 
     def __init__(
-        self, buffers: Buffers, texts: NDArray[Any], numbers: NDArray[Any], read: int = 0
+        self, buffers: Buffers, texts: list[tuple[int, ...]], numbers: NDArray[Any]
     ) -> None:
         self.buffers, self.texts = buffers, texts
-        self.read = read  # steps that are in `texts`
         self._numbers = numbers
         self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
         self._event: torch.cuda.Event | None = None
-        self._asked = read  # steps that are on their way, or there
+        self._asked = len(texts[0])  # steps that are in `texts`, or on their way
 
     def is_due(self, t: int) -> bool:
         """Whether to look after t steps."""
@@ -49,7 +48,7 @@ class Watch:
         else:
             self._event.synchronize()
             before = _places(mirror.growing)
-            self._take(mirror.tokens[self.read : self._asked])
+            self._take(self._come())
         mirror.growing.copy_(now, non_blocking=True)
         if self._beam == 1:
             some = slice(self._asked, t)
@@ -58,26 +57,32 @@ class Watch:
         self._event.record()
         return before
 
-    def whole_texts(self, sentences: list[int]) -> list[list[int]]:
-        """All tokens chosen for some sentences by greedy search; the last are waited for."""
+    def finish(self) -> None:
+        """Has all tokens that greedy search chose so far in `texts`; the last are waited for."""
         taken = int(self.buffers.limits.clock)  # and so all that was asked for has come
-        if self.buffers.mirror is not None:
-            self._take(self.buffers.mirror.tokens[self.read : self._asked])
-        self._take(self.buffers.history.tokens[self.read : taken].cpu())
-        texts: list[list[int]] = self.texts[sentences, :taken].tolist()
-        return texts
+        last = self.buffers.history.tokens[self._asked : taken].cpu()
+        self._take(torch.cat([self._come(), last]))
+        self._asked = taken
+
+    def _come(self) -> Tensor:
+        """The tokens [steps, rows] that were asked for and are not in the texts yet."""
+        tokens = self.buffers.history.tokens
+        if self.buffers.mirror is None or self._beam > 1:
+            return tokens[:0].cpu()
+        return self.buffers.mirror.tokens[len(self.texts[0]) : self._asked]
 
     def _take(self, tokens: Tensor) -> None:
         """Adds tokens [steps, rows] to the texts."""
-        more = self._numbers[tokens.numpy()[:, : len(self.texts)].T]
-        self.texts[:, self.read : self.read + len(tokens)] = more
-        self.read += len(tokens)
+        if len(tokens):
+            steps = self._numbers[tokens.numpy()[:, : len(self.texts)]].tolist()
+            more = zip(*steps, strict=True)
+            self.texts = [text + new for text, new in zip(self.texts, more, strict=True)]
 
 
 def read_greedy(
     buffers: Buffers,
     sentences: Tensor,
-    texts: list[list[int]],
+    texts: list[tuple[int, ...]],
     constraints: Constraints,
     config: DecodeConfig,
 ) -> list[list[Hypothesis]]:

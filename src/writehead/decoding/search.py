@@ -319,13 +319,12 @@ def _follow(
 
 
 def make_hypothesis(
-    tokens: list[int], length: int, score: float, log_probability: float, finished: bool
+    tokens: Sequence[int], length: int, score: float, log_probability: float, finished: bool
 ) -> Hypothesis:
     """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
     _check_number(log_probability)
     length -= int(finished)
-    text = tuple(tokens) if length == len(tokens) else tuple(tokens[:length])
-    return Hypothesis(text, score, log_probability, finished)
+    return Hypothesis(tuple(tokens[:length]), score, log_probability, finished)
 
 
 def _check_number(log_probability: float) -> None:

@@ -89,8 +89,8 @@ _LOOKS: Settings = {
     "keep": Because(1, "going on needs the last one; the best on dev stays too"),
 }
 _TRANSLATION: Settings = {
-    "steps": Because(6000, "five epochs of 1.3M pairs, some four minutes on one H200"),
-    "learning_rate": Because(0.02, "held by a first run of 5,000 steps with 1,000 to warm up in"),
+    "steps": Because(6000, "five epochs of 1.3M pairs, some three minutes on one H200"),
+    "learning_rate": Because(0.02, "held by a first run of 8,000 steps with 1,000 to warm up in"),
     "warmup": Because(600, "a tenth of the steps, as in the paper's runs"),
     **_LOOKS,
 }
