@@ -11,6 +11,26 @@ from writehead.config import ModelConfig
 from writehead.kernels import Visibility
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
+# all that decoding and training launch
+KERNELS = {
+    "attend_kernel",
+    "combine_kernel",
+    "_linear_kernel",
+    "_rows_kernel",
+    "_embed_kernel",
+    "_normalize_kernel",
+    "_lay_out_kernel",
+    "_survey_kernel",
+    "_pick_kernel",
+    "_greedy_kernel",
+    "_beam_kernel",
+    "forward",
+    "backward_queries",
+    "backward_memory",
+    "_sum_kernel",
+    "_differentiate_kernel",
+}
+
 Sees = Callable[[int, int, int], bool]
 
 

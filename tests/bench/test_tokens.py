@@ -81,14 +81,16 @@ def test_rounding_is_told_from_errors(compare):
     assert result["others"] == 0
     greedy, beam = result["rows"]
     for row in (greedy, beam):
-        assert row["same"] + len(row["near_ties"]) == len(LINES)
+        assert row["same"] + len(row["near_ties"]) + len(row["unproved"]) == len(LINES)
         assert row["near_ties"], "rounding to 8 bits should change a sentence in thirty"
         for one in row["near_ties"]:
             assert 0 <= one["difference"] <= one["tolerance"]
             assert 2 <= one["line"] <= len(LINES) + 1
             assert one["step"] >= 1
     assert {one["kind"] for one in greedy["near_ties"]} == {"token"}
-    assert {one["kind"] for one in beam["near_ties"]} <= {"beam", "final", "earlier"}
+    assert {one["kind"] for one in beam["near_ties"]} <= {"beam", "final"}
+    assert greedy["unproved"] == []
+    assert {one["kind"] for one in beam["unproved"]} <= {"earlier"}
 
 
 def test_a_near_tie_is_what_whole_passes_over_the_sentence_say(compare, folder):
@@ -187,6 +189,35 @@ def test_greedy_searches_part_at_their_first_different_token():
     assert judge_greedy(reference, stopped, logits, EPSILON).ours == END
 
 
+def test_a_text_that_stops_short_without_its_end_is_no_near_tie():
+    logits = torch.zeros(3, 6)
+    logits[:, 2] = 8.0
+    whole, short = Hypothesis((3, 2, 4), -1.0, -1.0, True), Hypothesis((3, 2), -1.0, -1.0, False)
+    for one, other in ((whole, short), (short, whole)):
+        found = judge_greedy(one, other, logits[: len(said(one))], EPSILON)
+        assert (found.step, -1 in (found.reference, found.ours)) == (3, True)
+        assert not found.is_near
+    assert judged((4,), [-1.0], 0.01).kind == "final"
+    assert not judged((4,), [-1.0], 0.01).is_near
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_what_a_search_should_not_have_taken_is_no_near_tie_unless_it_scores_alike(place):
+    made, beam = engine("translation"), 4
+    jobs = [bench.Job([*made.tokenizer.encode(line), END], 12) for line in LINES[:8]]
+    reference = bench.Reference(made.model, made.tokenizer.vocabulary, jobs, beam)
+    wrong = []
+    for job in jobs:
+        state = made.model.start(torch.tensor([job.tokens]), 12, beam=beam)
+        options = DecodeConfig(beam=beam, alpha=0.6, n_best=beam, max_length=12)
+        wrong.append(beam_search(made.model.step, state, options, end=END)[0][place])
+    parted = reference.partings(wrong, torch.bfloat16)
+    assert len(parted) == len(jobs)
+    for i, one in parted.items():
+        gap = reference.found[i].score - wrong[i].score
+        assert not one.is_near or (one.kind == "final" and gap <= one.tolerance + 1e-5)
+
+
 def moment(*candidates, cut=False, largest=1.0) -> Moment:
     """A step of a search that chose from these (score, tokens), best first."""
     scores, tokens = zip(*candidates, strict=True)
@@ -230,11 +261,12 @@ def test_a_hypothesis_that_was_never_dropped_is_held_against_the_best_at_its_end
     assert found == Parting("final", 2, 2, 5, pytest.approx(2.0), pytest.approx(3**0.5 * 2))
 
 
-def test_beams_that_may_have_parted_earlier_explain_a_hypothesis_whose_score_is_right():
+def test_beams_that_may_have_parted_earlier_are_unproved_where_the_score_is_right():
     ours, totals = (4, 5, 5, END), [-1.0, -2.0, -3.0, -3.2]
     # too far from the best at the end; but (5,) and not (3,) might have lived on
     found = judged(ours, totals, 0.026)
     assert found == Parting("earlier", 1, 3, 5, pytest.approx(0.1), pytest.approx(0.104))
+    assert (found.is_unproved, found.is_near) == (True, False)
     assert judged(ours, totals, 0.024).kind == "final"
     wrong = judged(ours, totals, 0.026, log_p=-1.0)
     assert (wrong.kind, wrong.is_near) == ("final", False)

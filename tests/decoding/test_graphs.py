@@ -73,6 +73,7 @@ def late(monkeypatch) -> None:
 
     monkeypatch.setattr(buffers.Buffers, "__init__", mirrored)
     monkeypatch.setattr(torch.cuda, "Event", mock.Mock)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     monkeypatch.setattr(reading, "LOOK", 2)
 
 
@@ -205,6 +206,27 @@ def test_beams_that_grow_move_to_smaller_graphs(task, moves):
     assert task == "language" or min(lengths) == 2  # and one had ended before
 
 
+@pytest.mark.parametrize("fails", ["_capture", "move"])
+def test_sentences_stay_where_they_are_if_the_memory_has_no_room_to_move_them(monkeypatch, fails):
+    monkeypatch.setattr(graphs, "FEWEST", 2)
+    made, batch = make(), read(3, 5, 2, 4, 5, 3)
+    options, limits = DecodeConfig(max_length=9), {"max_lengths": [9, 2, 3, 1, 7, 2]}
+    decoder, tried = graphs.GraphDecoder(made), []
+    owner = decoder if fails == "_capture" else graphs.Buffers
+    as_usual = getattr(owner, fails)
+
+    def without_room(first, *rest):
+        if fails == "_capture" and first.sentences == 6:
+            return as_usual(first, *rest)
+        tried.append(first)
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(owner, fails, without_room)
+    assert_same(captured(decoder, batch, options, **limits), plain(made, batch, options, **limits))
+    assert len(tried) == 1
+    assert {shape.sentences for shape in decoder._captured} == {6}
+
+
 @pytest.mark.parametrize("beam", [1, 2])
 def test_what_is_read_while_the_search_goes_on_is_what_it_finds(beam, late, monkeypatch):
     monkeypatch.setattr(graphs, "FEWEST", 2)
@@ -216,6 +238,18 @@ def test_what_is_read_while_the_search_goes_on_is_what_it_finds(beam, late, monk
         found = captured(decoder, batch, options, **limits)
         assert_same(found, plain(made, batch, options, **limits))
     assert len(decoder._captured) > 1
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the event and the device are made up")
+def test_a_look_waits_for_the_device_that_the_model_is_on(late):
+    decoder, batch = graphs.GraphDecoder(make()), read(3, 5)
+    options = DecodeConfig(max_length=5)
+    constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
+    captured = decoder.start(*batch, 5, options, constraints)
+    watch = reading.Watch(captured.buffers, [(), ()], decoder._numbers)
+    captured.step()
+    watch.look(1)
+    watch._event.record.assert_called_once_with("the stream of cpu")
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

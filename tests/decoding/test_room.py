@@ -121,24 +121,6 @@ def test_nothing_of_a_first_attempt_is_held_during_the_second(small_device, monk
     assert [before for _, before in alive] == [[], [None]]
 
 
-@pytest.mark.parametrize(("free", "has_room"), [(10_000_000, True), (100_000, False)])
-def test_a_batch_moves_to_a_smaller_graph_only_where_there_is_room_for_both(
-    monkeypatch, free, has_room
-):
-    made = decoder()
-    shape = made._shape(16, 5, 6, DecodeConfig())
-    assert made._has_room(shape)  # where nobody counts
-    monkeypatch.setattr(
-        type(made.model), "device", property(lambda _: SimpleNamespace(type="cuda"))
-    )
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free // 2, MEMORY))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: free)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: free // 2)
-    assert made._has_room(shape) is has_room
-    made._captured[shape] = SimpleNamespace()
-    assert made._has_room(shape)
-
-
 @pytest.mark.parametrize("beam", [1, 2])
 def test_prompts_are_read_some_rows_at_a_time_as_all_at_once(monkeypatch, beam):
     sizes = config("language", d=32, k=16, v=16, window=4)

@@ -214,7 +214,7 @@ def test_scores_in_bfloat16_err_at_most_twice_as_much_as_those_of_forward(kind, 
 
 
 @every_kind
-@pytest.mark.parametrize("rows", [1, b])
+@pytest.mark.parametrize("rows", [1, 2, 16, 20, b])
 @torch.no_grad()
 def test_logits_in_bfloat16_err_at_most_twice_as_much_as_those_of_the_plain_step(rows, kind):
     made, exact = (make("translation", kind, dtype) for dtype in (torch.bfloat16, torch.float64))
@@ -368,6 +368,23 @@ def test_the_product_of_one_row_errs_at_most_twice_as_much_as_plain_pytorch(colu
     exact = exact @ W.double().T
     found = linear.row_linear(X, W, norm=linear.Norm(norm.weight.detach(), 1e-6))
     assert_at_most_twice((found - exact).abs(), (plain_product - exact).abs())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(2, 1024, 1024), (16, 1000, 5440), (16, 1280, 900), (32, 70, 512)],
+)
+def test_products_of_few_rows_err_at_most_twice_as_much_as_plain_pytorch(rows, columns, depth):
+    X, R, S, W = (
+        random(*shape, dtype=torch.bfloat16)
+        for shape in ((rows, depth), (rows, columns), (rows, 500), (columns, depth))
+    )
+    assert linear.few_rows(X, W)
+    root = (S.double().square().mean(1, keepdim=True) + 1e-6).rsqrt()
+    exact = X.double() @ W.double().T * root + R
+    plain_product = (X @ W.T * root.bfloat16() + R) - exact
+    found = linear.rows_linear(X, W, residual=R, unnormed=linear.Unnormed(S, 1e-6))
+    assert_at_most_twice((found - exact).abs(), plain_product.abs())
 
 
 @every_task

@@ -12,24 +12,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = {
-    "_attend_kernel",
-    "_combine_kernel",
-    "_linear_kernel",
-    "_rows_kernel",
-    "_embed_kernel",
-    "_normalize_kernel",
-    "_lay_out_kernel",
-    "_survey_kernel",
-    "_pick_kernel",
-    "_greedy_kernel",
-    "_beam_kernel",
-    "forward",
-    "backward_queries",
-    "backward_memory",
-    "_sum_kernel",
-    "_differentiate_kernel",
-}
+from helpers import KERNELS
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

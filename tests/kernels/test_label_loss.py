@@ -83,3 +83,24 @@ def test_half_precision_logits_are_summed_in_float32(case):
     for ours, true in zip(found, expected(half.double(), labels, 0.1, 1e-3), strict=True):
         assert ours.dtype == torch.float32
         assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_whose_rows_lie_in_pieces_are_read_right(case):
+    logits, labels = case
+    pieces = logits.t().contiguous().t()
+    assert pieces.stride(1) != 1
+    for ours, right in zip(
+        label_losses.label_loss(pieces, labels, 0.1, 1e-3),
+        label_losses.label_loss(logits, labels, 0.1, 1e-3),
+        strict=True,
+    ):
+        assert torch.equal(ours, right)
+
+
+def test_a_label_past_the_vocabulary_is_no_number(case):
+    logits, labels = case
+    labels[0] = logits.shape[1]
+    objective, nll = label_losses.label_loss(logits, labels, 0.1, 0.0)
+    assert objective[0].isnan()
+    assert nll[0].isnan()
+    assert objective[1:].isfinite().all()

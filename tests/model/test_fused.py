@@ -77,6 +77,23 @@ def test_fused_steps_are_the_models(task, rows, kind):
     assert_close(own.cache.V, state.cache.V, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["multi-query", "RMS norm, gelu by tanh", "RMS norm, biases"])
+def test_fused_steps_of_few_rows_by_their_own_products_are_the_models(kind, monkeypatch):
+    taken = []
+
+    def noted(*args, **options):
+        taken.append(options.keys())
+        return rows_linear(*args, **options)
+
+    rows_linear = fused.rows_linear
+    monkeypatch.setattr(fused, "rows_linear", noted)
+    # float32 would take another way, and Triton's interpreter takes no bfloat16
+    monkeypatch.setattr(fused, "few_rows", lambda X, W: len(X) > 1)
+    test_fused_steps_are_the_models("translation", b, kind)
+    assert any("unnormed" in options for options in taken) is (kind == "multi-query")
+    assert bool(taken) is (kind != "RMS norm, biases")
+
+
 def test_rows_that_do_not_grow_leave_the_others_as_they_are():
     made = make("translation", {"g": 2})
     state = start(made, b)

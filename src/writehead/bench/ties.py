@@ -12,12 +12,12 @@ among what the reference kept: the `beam` best that live on, or where it ends, t
 all. It is a near-tie
 - ("beam") if its log-probability by the reference is within the tolerance of the last that was
   kept; or where it was never dropped,
-- ("final") if its penalised score is within the tolerance of the reference's best; or failing both,
-- ("earlier") if at that step or before, or at any where it was never dropped, the last that the
-  reference kept was within the tolerance of the first that it did not, so that the beams may have
-  parted there and led elsewhere; and if ours gave what it found the log-probability that the
-  reference gives it, within the tolerance of all its tokens. Many beams come that close, so this
-  says less than the other two, and results count it apart.
+- ("final") if its penalised score is within the tolerance of the reference's best.
+It is *unproved* ("earlier") if neither holds, but at that step or before, or at any where it was
+never dropped, the last that the reference kept was within the tolerance of the first that it did
+not, so that the beams may have parted there and led elsewhere; and if ours gave what it found the
+log-probability that the reference gives it, within the tolerance of all its tokens. Many beams
+come that close, so that this would pass for many an error of the search: results count it apart.
 
 A score is a sum of rounded numbers, whose errors have either sign: the tolerance of n tokens is √n
 times that of one. With two hypotheses, n counts from where they parted, since what they have in
@@ -53,7 +53,8 @@ FACTOR = 4.0
 class Parting:
     """Where two hypotheses part: the step, from 1, the tokens there, and by how much they differ.
 
-    `kind` is "token" of greedy search, and of beams as the module says.
+    `kind` is "token" of greedy search, and of beams as the module says. A token that there is not,
+    where one of the two has stopped short, is -1.
     """
 
     kind: str
@@ -64,9 +65,19 @@ class Parting:
     tolerance: float
 
     @property
+    def is_within(self) -> bool:
+        """Whether the difference is one that rounding can make."""
+        return self.difference <= self.tolerance
+
+    @property
     def is_near(self) -> bool:
         """Whether rounding explains it."""
-        return self.difference <= self.tolerance
+        return self.is_within and self.kind != "earlier"
+
+    @property
+    def is_unproved(self) -> bool:
+        """Whether rounding may have led there, by a way that was not followed."""
+        return self.kind == "earlier"
 
 
 @dataclass(frozen=True)
@@ -123,10 +134,16 @@ def judge_greedy(
     """Where greedy searches part; logits [n, vocabulary] are the reference's, along its tokens."""
     right, mine = said(reference), said(ours)
     t = shared(right, mine)
-    here = logits[t].double()
-    difference = abs(float(here[right[t]] - here[mine[t]]))  # that of the log-probabilities too
+    here = logits[min(t, len(logits) - 1)].double()
     tolerance = epsilon * FACTOR * float(here.abs().max())
-    return Parting("token", t + 1, right[t], mine[t], difference, tolerance)
+    if t in (
+        len(right),
+        len(mine),
+    ):  # one goes on where the other has not ended: no rounding does that
+        difference = float(here.max() - here.min())
+    else:
+        difference = abs(float(here[right[t]] - here[mine[t]]))  # that of the log-probabilities too
+    return Parting("token", t + 1, _token(right, t), _token(mine, t), difference, tolerance)
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,7 @@ class BeamJudge:
     def judge(self, ours: Hypothesis, totals: list[float]) -> Parting:
         """Where the searches part; totals[t] is the reference's log P of ours' first t + 1 tokens.
 
-        Of several reasons it is the first that makes it a near-tie; else the one that fails.
+        Of several reasons it is the first that holds; else the one that fails.
         """
         direct = self._dropped(ours, totals)
         until = len(self.moments) if direct is None else direct.step
@@ -182,7 +199,7 @@ class BeamJudge:
             self._tolerance(len(one) - t, largest) / penalty
             for one, penalty in zip((right, mine), penalties, strict=True)
         )
-        return Parting("final", t + 1, right[t], mine[t], difference, tolerance)
+        return Parting("final", t + 1, _token(right, t), _token(mine, t), difference, tolerance)
 
     def _earlier(self, until: int) -> Parting | None:
         """The first of some steps at which the beams could as well have been others."""
@@ -197,7 +214,7 @@ class BeamJudge:
                     moment.scores[last] - moment.scores[first],
                     self._tolerance(t + 1 - shared(kept, not_kept), moment.largest),
                 )
-                if parting.is_near:
+                if parting.is_within:
                     return parting
         return None
 
@@ -210,3 +227,7 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two hypotheses have in common before they part."""
     pairs = zip(one, other, strict=False)
     return next((t for t, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _token(tokens: Sequence[int], t: int) -> int:
+    return tokens[t] if t < len(tokens) else -1

@@ -69,7 +69,7 @@ class Sentences:
 def bench_tokens(plan: Plan) -> dict[str, Any]:
     """How many sentences got the reference's tokens, which did not, and by how much they parted.
 
-    `others`, at the end, counts those that no near-tie explains.
+    `others`, at the end, counts those that rounding cannot explain.
     """
     plan.tell(f"reference: loading {plan.run}")
     engine = Engine.load(plan.run, "cpu", torch.float32, graphs=False)
@@ -133,7 +133,7 @@ class Reference:
         self._model, self._vocabulary = model, vocabulary
         found: dict[int, Hypothesis] = {}
         self._steps: dict[int, tuple[list[BeamStep], int]] = {}  # and where in its batch
-        self._known: dict[tuple[int, tuple[int, ...], float], Parting] = {}
+        self._known: dict[tuple[int, tuple[int, ...], float, float], Parting] = {}
         # the plain path of an engine; its batches are made here, to watch each of them
         worker = Worker(model, vocabulary, Batching(tokens=BATCH_TOKENS), graphs=False)
         order = longest_first(jobs)
@@ -153,7 +153,7 @@ class Reference:
         They are by their place among the jobs.
         """
         parted = {
-            i: (i, said(ours), EPSILON[dtype])
+            i: (i, said(ours), ours.log_probability, EPSILON[dtype])
             for i, (ours, right) in enumerate(zip(found, self.found, strict=True))
             if said(ours) != said(right)
         }
@@ -258,19 +258,21 @@ def _changes(
     sentences: Sentences,
 ) -> dict[str, Any]:
     """Sentences whose tokens other batches changed: by near-ties, if each is one or the same."""
-    near: list[int] = []
-    others: list[int] = []
+    lines: dict[str, list[int]] = {"near_ties": [], "unproved": [], "others": []}
     for i in changed:
         found = [parted[i] for parted in (first, again) if i in parted]
-        (near if all(one.is_near for one in found) else others).append(sentences.numbers[i])
-    return {"changed": len(changed), "near_ties": near, "others": others}
+        near = all(one.is_near for one in found)
+        unproved = all(one.is_near or one.is_unproved for one in found)
+        kind = "near_ties" if near else "unproved" if unproved else "others"
+        lines[kind].append(sentences.numbers[i])
+    return {"changed": len(changed), **lines}
 
 
 def _named(parted: dict[int, Parting], sentences: Sentences) -> dict[str, list[dict[str, Any]]]:
-    """Partings by line: those that are near-ties, and the others."""
-    named: dict[str, list[dict[str, Any]]] = {"near_ties": [], "others": []}
+    """Partings by line: those that are near-ties, those that may come of one, and the others."""
+    named: dict[str, list[dict[str, Any]]] = {"near_ties": [], "unproved": [], "others": []}
     for i, parting in parted.items():
-        kind = "near_ties" if parting.is_near else "others"
+        kind = "near_ties" if parting.is_near else "unproved" if parting.is_unproved else "others"
         named[kind].append({"line": sentences.numbers[i], **asdict(parting)})
     return named
 

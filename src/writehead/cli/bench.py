@@ -231,7 +231,8 @@ def tokens_command(
 ) -> None:
     """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
 
-    Where tokens differ, a near-tie is one that rounding explains. Anything else makes exit code 1.
+    Where tokens differ, a near-tie is one that rounding explains. What it cannot explain makes exit
+    code 1.
 
     Example: writehead bench tokens runs/ende --input newstest2013.en --output tokens.json
     """

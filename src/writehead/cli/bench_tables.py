@@ -263,11 +263,12 @@ def show_tokens(result: dict[str, Any], page: Console) -> None:
     names = list(result["rows"][0]["batches"])
     table = _table(
         f"{result['sentences']:,} lines of {result['input']}: tokens held against the reference's",
-        *("dtype", "search", "same", "near-ties", "others", *names),
+        *("dtype", "search", "same", "near-ties", "unproved", "others", *names),
     )
     notes = [
         f"Reference: {result['reference']}. A near-tie differs by no more than the dtype's "
-        f"rounding can; the JSON names each, with its difference. The last columns count what "
+        f"rounding can; the JSON names each, with its difference. Unproved: beams that came as "
+        f"close at an earlier step, and may have parted there. The last columns count what "
         f"changes when the same lines come in other batches, (others) in brackets.",
     ]
     for row in result["rows"]:
@@ -277,15 +278,11 @@ def show_tokens(result: dict[str, Any], page: Console) -> None:
             _search(row["beam"]),
             f"{row['same']:,}",
             f"{len(row['near_ties']):,}",
+            f"{len(row['unproved']):,}",
             f"{len(row['others']):,}",
             *(f"{found['changed']:,} ({len(found['others']):,})" for found in batches),
         )
         where = f"{row['dtype']}, {_search(row['beam'])}"
-        earlier = sum(one["kind"] == "earlier" for one in row["near_ties"])
-        if earlier:
-            notes.append(
-                f"{where}: {earlier:,} of the near-ties lie among the beams at an earlier step."
-            )
         if row["others"]:
             lines = ", ".join(str(one["line"]) for one in row["others"][:8])
             notes.append(f"{where}: no near-tie explains line {lines}; the JSON has all.")

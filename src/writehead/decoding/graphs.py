@@ -209,6 +209,7 @@ class GraphDecoder:
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
         watch = Watch(captured.buffers, [()] * b, self._numbers)
+        may_move = b >= FEWEST
         for t in range(constraints.longest):
             captured.step()
             if t + 1 == constraints.longest or not watch.is_due(t + 1):
@@ -217,43 +218,34 @@ class GraphDecoder:
             if not growing:
                 break
             smaller = _round_rows(len(growing))
-            shape = dataclasses.replace(captured.buffers.shape, sentences=smaller)
-            if (
-                len(places) >= FEWEST
-                and smaller <= captured.buffers.shape.sentences // 2
-                and self._has_room(shape)
-            ):
-                done = sorted(set(range(len(places))) - set(growing))
-                self._collect(watch, done, places, found, constraints, config)
-                captured = self._move(captured, growing, smaller, constraints.end)
-                places = [places[i] for i in growing]
-                texts = [watch.texts[i] for i in growing]
-                watch = Watch(captured.buffers, texts, self._numbers)
+            if not may_move or smaller > captured.buffers.shape.sentences // 2:
+                continue
+            moved = self._move(captured, growing, smaller, constraints.end)
+            if moved is None:
+                may_move = False
+                continue
+            done = sorted(set(range(len(places))) - set(growing))
+            self._collect(watch, done, places, found, constraints, config)
+            captured, places = moved, [places[i] for i in growing]
+            may_move = len(places) >= FEWEST
+            watch = Watch(captured.buffers, [watch.texts[i] for i in growing], self._numbers)
         left = list(range(len(places)))
         self._collect(watch, left, places, found, constraints, config)
         return found
 
-    def _has_room(self, shape: Shape) -> bool:
-        """Whether a batch can move to a shape while it is held itself, as it must be."""
-        device, config = self.model.device, self.model.config
-        if device.type != "cuda" or shape in self._captured:
-            return True
-        setting = cost.Setting(
-            shape.sentences, shape.source, shape.capacity, shape.beam, self.model.dtype.itemsize
-        )
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        # what moves is gathered first, K and V in turn
-        moved = cache_bytes(shape, config, self.model.dtype)
-        return cost.memory_bytes(config, setting) + moved <= free
-
     def _move(
-        self, captured: "Captured", growing: list[int], sentences: int, end: int
-    ) -> "Captured":
+        self, captured: "Captured", growing: list[int], smaller: int, end: int
+    ) -> "Captured | None":
+        """The sentences that grow in a smaller graph; None where the memory has no room for it."""
         before = captured.buffers
-        smaller = self._capture(dataclasses.replace(before.shape, sentences=sentences), end)
-        before.move(torch.tensor(growing, device=before.rows.tokens.device), smaller.buffers)
-        return smaller
+        shape = dataclasses.replace(before.shape, sentences=smaller)
+        try:
+            moved = self._capture(shape, end)
+            before.move(torch.tensor(growing, device=before.rows.tokens.device), moved.buffers)
+        except torch.OutOfMemoryError:
+            self._captured.pop(shape, None)
+            return None
+        return moved
 
     def _collect(
         self,

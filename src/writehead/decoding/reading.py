@@ -54,7 +54,7 @@ class Watch:
             some = slice(self._asked, t)
             mirror.tokens[some].copy_(self.buffers.history.tokens[some], non_blocking=True)
             self._asked = t
-        self._event.record()
+        self._event.record(torch.cuda.current_stream(now.device))  # where the copies are
         return before
 
     def finish(self) -> None:

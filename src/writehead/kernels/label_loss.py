@@ -23,9 +23,11 @@ def label_loss(
 ) -> tuple[Tensor, Tensor]:
     """What is trained on and the negative log-likelihood, [rows] each, float32.
 
-    logits: [rows, vocabulary], each row in one piece. labels: [rows]; a row whose label is negative
-    does not count, and both of it are 0.
+    logits: [rows, vocabulary]. labels: [rows]; a row whose label is negative does not count, and
+    both of it are 0. A label past the vocabulary makes them NaN.
     """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
     objective, nll, _ = _losses(logits, labels, label_smoothing, z_loss)
     return objective, nll
 
@@ -133,7 +135,8 @@ def _sum_kernel(
     start = logits + row * stride
     label = tl.load(labels + row)
     counts = label >= 0
-    own = tl.load(start + label, mask=counts, other=0.0).to(tl.float32)
+    own = tl.load(start + label, mask=counts & (label < vocabulary), other=0.0).to(tl.float32)
+    own = tl.where(label < vocabulary, own, float("nan"))
     largest = float("-inf")
     total = 0.0
     whole = 0.0

@@ -19,6 +19,9 @@ from torch import Tensor
 from writehead.kernels.decode import Unnormed
 from writehead.kernels.launch import chained, hand_over, wait_for_input
 
+MOST_ROWS = 32  # of `rows_linear`
+DEEPEST = 1024  # of a weight for which more than 16 rows pay
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -84,10 +87,6 @@ def row_linear(
         **chain,
     )
     return Y
-
-
-MOST_ROWS = 32  # of `rows_linear`
-DEEPEST = 1024  # of a weight for which more than 16 rows pay
 
 
 @dataclass(frozen=True)
