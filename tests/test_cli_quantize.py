@@ -86,7 +86,7 @@ def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, f
         (("nowhere", "new"), "there is no run at nowhere"),
         (("run", "run"), "run exists; choose another place"),
         (("run", "new", "--bits=7"), "bits=7 are not offered; choose 8, 6, 5 or 4"),
-        (("run", "new", "--group=-1"), "group=-1 must be at least 1"),
+        (("run", "new", "--group=-1"), "group=-1 must be 0, for whole rows"),
         (("small", "new"), "small is in 8 bits already; quantize the run that it was made from"),
         (("run", "run/config.json/new"), "could not be written"),
     ],

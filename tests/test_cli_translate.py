@@ -1,5 +1,6 @@
 import io
 import os
+import signal
 import subprocess
 import sys
 
@@ -96,6 +97,30 @@ def test_scores_follow_a_tab(writehead, runs):
     [answer, _] = expected(runs, ["the cat.", ""], DecodeConfig(max_length=9))
     score = answer.hypotheses[0].score
     assert out.decode() == f"{answer.text}\t{score:.6f}\n\t0.000000\n"
+
+
+def test_what_is_read_is_never_written_over(writehead, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("the cat\n")
+    (tmp_path / "link").symlink_to(path)
+    for output in (path, tmp_path / "link"):
+        code, _, err = writehead("translate", "-i", str(path), "-o", str(output), "--force", *SHORT)
+        assert code == 2
+        assert "is what is read; write to another place" in err
+    assert path.read_text() == "the cat\n"
+
+
+def test_a_verb_that_is_told_to_end_leaves_nothing_half_written(writehead, tmp_path, monkeypatch):
+    def told(*_: object, **__: object):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from ()
+
+    monkeypatch.setattr(Engine, "translate", told)
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, _ = writehead("translate", "-o", str(tmp_path / "out"), *SHORT, stdin=b"the cat\n")
+    assert code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_file_is_written_whole_and_not_overwritten_unasked(writehead, tmp_path):
@@ -278,5 +303,5 @@ def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp
     assert process.returncode == 0
     assert len(first) > 1
     assert said == (
-        "line 1 is longer than the 23 tokens that the model reads; it is translated in 8 pieces\n"
+        "line 1 is longer than the 23 tokens that the model reads; it is translated in 20 pieces\n"
     )

@@ -289,6 +289,8 @@ class QuantizationConfig(JsonConfig):
         """
         if group is None:
             return cls(bits=bits, group=None if bits == 8 else 32)
+        if group < 0:
+            raise ConfigError(f"group={group} must be 0, for whole rows, or a number of columns")
         return cls(bits=bits, group=None if group == 0 else group)
 
 

@@ -188,6 +188,8 @@ def test_pieces_end_with_sentences_where_they_can():
         ["(e", "f?)"],
         ["g", "h"],
     ]
+    assert split_text("a. b. c d.", encode, 3) == [["a."], ["b."], ["c", "d."]]  # one each
+    assert split_text("a. b. c.", encode, 3) == [["a.", "b.", "c."]]
     assert split_text("a b c d e", encode, 3) == [["a", "b"], ["c", "d", "e"]]
     assert split_text("一二。三四", list, 3) == [["一", "二", "。"], ["三", "四"]]
     assert split_text("abcdefg", list, 3) == [["a", "b", "c"], ["d", "e"], ["f", "g"]]

@@ -215,3 +215,11 @@ def test_a_run_with_checkpoints_beside_it_is_not_overwritten(run):
     with pytest.raises(RunError, match=r"holds more than a run \(checkpoints\)"):
         save_run(run, make_model(TINY), overwrite=True)
     assert (run / "checkpoints").is_dir()
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path):
+    save_run(tmp_path / "own" / "tiny", make_model(TINY))
+    with pytest.raises(RunError, match=r"own is no run; there is one inside it: .*own/tiny$"):
+        load_run(tmp_path / "own")
+    with pytest.raises(RunError, match=r"inside it: .*own/tiny$"):
+        load_run(tmp_path)

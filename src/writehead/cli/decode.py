@@ -86,7 +86,7 @@ def translate_command(
     lines = textio.read_lines(input_path)
     prefixes = None if prefix_file is None else textio.read_lines(prefix_file)
     batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
-    with textio.writing(output_path, force) as write:
+    with textio.writing(output_path, force, input_path) as write:
         engine = Engine.load(run, device, dtype, batching=batching)
         with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
             outputs = engine.translate(lines, options, prefixes=prefixes, progress=progress)
@@ -144,7 +144,7 @@ def generate_command(
 
     interactive = prompt is None and textio.is_interactive(input_path)
     prompts = textio.read_lines(input_path) if prompt is None else iter([textio.utf8(prompt)])
-    with textio.writing(output_path, force) as write:
+    with textio.writing(output_path, force, input_path) as write:
         engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
         if (interactive or prompt is not None) and samples == 1 and beam == 1:
             for i, begun in enumerate(prompts):

@@ -26,7 +26,7 @@ from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read
 from writehead.data.progress import Reporter
 from writehead.data.sampling import Reservoir
 from writehead.data.sources import Chunk, Corpus, Inputs
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import Tokenizer, check_vocabulary
 from writehead.data.workers import Encoded, Encoder, cores, encode, learn_tokenizer
 from writehead.data.writing import SplitWriter, sync, write_whole
 from writehead.errors import DataError
@@ -82,6 +82,7 @@ def prepare(
         raise DataError(f"{config.task} takes {len(SIDES[config.task])} text(s) a line")
     if workers is not None and workers < 1:
         raise DataError(f"workers={workers} must be at least 1")
+    check_vocabulary(config.vocabulary)  # before all the text is read
     job = _Job(
         directory=Path(os.path.abspath(directory)),
         inputs=inputs,

@@ -21,6 +21,15 @@ BYTES = 256  # byte fallback has a token for each
 MAX_PIECE = 16  # characters of the longest token
 
 
+def check_vocabulary(vocabulary: int) -> None:
+    """Raises where no text, however it is, could fill so few ids."""
+    if vocabulary < BYTES + 3 + 1:
+        raise DataError(
+            f"vocabulary={vocabulary} has no room for 256 bytes and the special tokens; ask for "
+            f"{BYTES + 4} or more"
+        )
+
+
 class Tokenizer:
     """One vocabulary for all sides; a sentencepiece model and nothing else."""
 
@@ -39,11 +48,7 @@ class Tokenizer:
     @classmethod
     def train(cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0) -> "Tokenizer":
         """A tokenizer of exactly `vocabulary` ids, learnt from `sentences`; the same each time."""
-        if vocabulary < BYTES + 3 + 1:
-            raise DataError(
-                f"vocabulary={vocabulary} has no room for 256 bytes and the special tokens; ask "
-                f"for {BYTES + 4} or more"
-            )
+        check_vocabulary(vocabulary)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed)
         try:

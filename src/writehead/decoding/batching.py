@@ -1,5 +1,6 @@
 """What is decoded together: windows of lines, batches within a budget, long lines in pieces."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,9 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
     """The tokens of a text in pieces of at most `limit`; none where the text says nothing.
 
-    A piece ends where a sentence does if it can, else at a space, else inside a word. Of the
-    places to cut, the one nearest the middle is taken, so that no piece is a short remainder.
+    A text that is longer comes in its sentences, one a piece: several at once are more than most
+    models were trained to answer. A sentence that is longer is cut at the space nearest its middle,
+    so that no piece is a short remainder, else inside a word.
     """
     tokens = encode(text)
     if not tokens:
@@ -97,15 +99,15 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> lis
         return [tokens]
     if len(text) == 1:  # a character of more bytes than the model has positions
         return [tokens[i : i + limit] for i in range(0, len(tokens), limit)]
-    cut = _cut(text)
-    return split_text(text[:cut], encode, limit) + split_text(text[cut:], encode, limit)
+    bounds = sorted({0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)})
+    if len(bounds) == 2:
+        bounds.insert(1, _middle(text))
+    parts = (text[begin:end] for begin, end in itertools.pairwise(bounds))
+    return [piece for part in parts for piece in split_text(part, encode, limit)]
 
 
-def _cut(text: str) -> int:
-    """Where to cut a text of several characters in two, neither of them empty."""
+def _middle(text: str) -> int:
+    """Where to cut a sentence of several characters in two, neither of them empty."""
     middle = len(text) // 2
-    for ends in (SENTENCE_END, SPACE):
-        places = [match.end() for match in ends.finditer(text) if match.end() < len(text)]
-        if places:
-            return min(places, key=lambda place: abs(place - middle))
-    return middle
+    places = [match.end() for match in SPACE.finditer(text) if match.end() < len(text)]
+    return min(places, key=lambda place: abs(place - middle)) if places else middle

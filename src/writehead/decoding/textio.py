@@ -63,15 +63,18 @@ def is_interactive(path: str) -> bool:
 
 
 @contextmanager
-def writing(path: str, force: bool) -> Iterator[Write]:
+def writing(path: str, force: bool, read: str) -> Iterator[Write]:
     """A function that writes text: to standard output where the path is "-", at once.
 
-    A file appears when all is written, or not at all; one that is there is kept unless `force`.
+    A file appears when all is written, or not at all; one that is there is kept unless `force`, and
+    that which is `read` is kept in any case.
     """
     if path == "-":
         yield lambda text: _say(sys.stdout.buffer, text)
         return
     place = Path(path)
+    if place.is_file() and Path(read).is_file() and place.samefile(read):
+        raise DataError(f"{path} is what is read; write to another place")
     if place.is_file() and not force:
         raise DataError(f"{path} exists; choose another place, or pass --force to replace it")
     try:

@@ -236,6 +236,11 @@ def _require(path: Path) -> None:
             f"{directory} has not finished training; train on, or load its last checkpoint, which "
             f"is a run too: {checkpoints[-1]}"
         )
+    inside = sorted(
+        place.parent for depth in ("*", "*/*") for place in directory.glob(f"{depth}/{CONFIG}")
+    )
+    if inside and path.name == CONFIG:
+        raise RunError(f"{directory} is no run; there is one inside it: {inside[-1]}")
     raise RunError(f"{directory} has no {path.name}, so it is no complete run; save it again")
 
 
