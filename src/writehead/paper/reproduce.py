@@ -103,8 +103,10 @@ class Clock:
             yield
             return
 
+        outside = signal.getsignal(signal.SIGTERM)
+
         def remind(number: int, frame: FrameType | None) -> None:
-            if callable(signal.getsignal(signal.SIGTERM)):
+            if signal.getsignal(signal.SIGTERM) is not outside:
                 signal.raise_signal(signal.SIGTERM)
 
         before = signal.signal(signal.SIGALRM, remind)
