@@ -122,7 +122,7 @@ def test_a_kept_tokenizer_is_not_learnt_again(tmp_path, monkeypatch):
 @pytest.fixture
 def command(tmp_path):
     """`writehead prepare` whose two processes have begun to answer."""
-    source, target = write_pairs(tmp_path, "train", pairs(200_000, longest=6))
+    source, target = write_pairs(tmp_path, "train", pairs(60_000, longest=6))
     arguments = ["--source", source, "--target", target, "--vocabulary", "400"]
     arguments += ["--sample", "2000", "--workers", "2"]
     process = subprocess.Popen(
@@ -132,6 +132,8 @@ def command(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell's background jobs ignore SIGINT, and what they start would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     tokens = tmp_path / ".ds.partial" / "dataset" / "train.source.tokens"
     while not (tokens.exists() and tokens.stat().st_size):
