@@ -119,9 +119,10 @@ def main() -> None:
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)
-    take_a_step("translation", 3, beam, g=8, window=1)
+    take_a_step("translation", 3, beam, g=8)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)
+    take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
     attend_far(torch.bfloat16)
     attend_packed(torch.bfloat16)
     for g in (8, 1):
