@@ -47,7 +47,7 @@ def test_small_families_keep_the_shape_that_was_asked_for():
 
 
 def test_preset_names_are_all_found_and_an_unknown_one_is_answered_with_the_nearest():
-    assert len(preset_names()) == len(set(preset_names())) == 3 * 8 + 3 * 6
+    assert len(preset_names()) == len(set(preset_names())) == 4 * 8 + 3 * 6
     for name in preset_names():
         assert preset(name)
     with pytest.raises(ConfigError, match="did you mean 'wmt14/multi-query'"):

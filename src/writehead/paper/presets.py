@@ -46,6 +46,19 @@ FAMILIES["wmt14-small"] = dataclasses.replace(
 FAMILIES["lm1b-small"] = dataclasses.replace(
     FAMILIES["lm1b"], vocabulary=16_384, d=512, f=4096, k=64, v=64
 )
+# what fits 16 MB in six bits a weight; a deep encoder and a shallow decoder, for quick decoding
+FAMILIES["boxed"] = dataclasses.replace(
+    FAMILIES["wmt14"],
+    vocabulary=8192,
+    d=384,
+    f=1120,
+    h=6,
+    g=6,
+    k=64,
+    v=64,
+    encoder_layers=8,
+    decoder_layers=2,
+)
 FAMILIES["tiny"] = dataclasses.replace(
     FAMILIES["wmt14"],
     vocabulary=1024,
