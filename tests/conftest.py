@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -63,3 +64,22 @@ def writehead(
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def boxed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of a small run that stands in for the model in the box."""
+    from texts import save_small_runs  # brings the kernels, which are defined above
+
+    folder = tmp_path / "box"
+    folder.mkdir()
+    run = save_small_runs(folder)[1]
+    monkeypatch.setattr("writehead.model.boxed.BOXED", run)
+    return run
+
+
+@pytest.fixture
+def empty_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder where the model in the box would be, and is not."""
+    monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
+    return tmp_path / "none"

@@ -33,14 +33,16 @@ def test_the_python_examples_print_what_the_readme_shows_and_again(tmp_path, mon
 def sessions() -> list[tuple[str, str]]:
     """Commands of ours shown with their output."""
     texts = [text for language, text in BLOCKS if language == "console"]
-    pairs = [re.match(r"\$ (writehead [^\n]*)\n(.+)", text, re.DOTALL) for text in texts]
+    command = r"\$ ((?:echo [^\n|]* \| )?writehead [^\n]*)\n(.+)"
+    pairs = [re.match(command, text, re.DOTALL) for text in texts]
     return [(match[1], match[2]) for match in pairs if match]
 
 
 @pytest.mark.parametrize(("command", "expected"), sessions())
 def test_the_commands_print_what_the_readme_shows(command, expected):
-    arguments = [sys.executable, "-m", *shlex.split(command)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    # the first word that is ours; an echo before it goes to its standard input
+    line = re.sub(r"\bwritehead ", f"{shlex.quote(sys.executable)} -m writehead ", command, count=1)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     elided, _, shown = expected.rpartition("…\n")
     assert not elided.strip()

@@ -2,12 +2,14 @@
 
 import random
 from functools import cache
+from pathlib import Path
 
 import torch
 
 from helpers import config, model
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Batching, Engine
+from writehead.model import quantize_run, save_run
 
 WORDS = "the a cat dog bird runs sees sings house tree small big red under over with and then now"
 ODD = [
@@ -51,3 +53,12 @@ def engine(task: str, batching: Batching | None = None, **changes: object) -> En
     with torch.no_grad():
         made.tokens.weight[1] *= 4.0  # the end token, so that texts differ in length
     return Engine(made, tokenizer(), batching)
+
+
+def save_small_runs(folder: Path) -> tuple[Path, Path]:
+    """A translation model of random weights as a run, and the same in eight bits."""
+    tokenizer().save(folder / "tokenizer")
+    plain, quantized = folder / "plain", folder / "quantized"
+    save_run(plain, engine("translation").model.float(), tokenizer=folder / "tokenizer")
+    quantize_run(plain, quantized)
+    return plain, quantized

@@ -293,6 +293,12 @@ class QuantizationConfig(JsonConfig):
             raise ConfigError(f"group={group} must be 0, for whole rows, or a number of columns")
         return cls(bits=bits, group=None if group == 0 else group)
 
+    @property
+    def words(self) -> str:
+        """The same in words, as "6 bits with a scale for 32 columns"."""
+        scales = "a scale a row" if self.group is None else f"a scale for {self.group} columns"
+        return f"{self.bits} bits with {scales}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:

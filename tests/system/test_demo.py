@@ -1,8 +1,11 @@
 import dataclasses
+import html
 import json
 import re
 
+from writehead.decoding import Engine
 from writehead.demo import run_demo
+from writehead.demo.opening import SENTENCES
 from writehead.demo.run import Demo, _one_thread
 from writehead.training.checkpoint import list_checkpoints
 
@@ -15,10 +18,26 @@ SMALL = dataclasses.replace(
 )
 
 
-def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(tmp_path, capsys):
+def assert_opens_with(run, out, err, page):
+    """What was said and written begins with our sentences as the engine of a run has them."""
+    assert err.startswith("1. The model in the box translates, English to German, beam 4\n2. A")
+    assert out.split()[:2] == ["English", "German"]
+    answers = Engine.load(run, device="cpu").translate(SENTENCES)
+    for pair in zip(SENTENCES, (answer.text for answer in answers), strict=True):
+        assert "".join(f"<td>{html.escape(text)}</td>" for text in pair) in page
+        assert all(word in out for text in pair for word in text.split())
+    took = re.search(r"Loaded in \d+\.\d s; 4 sentences translated in \d+\.\d s\.", out)
+    assert took[0] in page
+
+
+def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(
+    tmp_path, capsys, monkeypatch, boxed
+):
     folder = tmp_path / "demo"
     page = run_demo(folder, SMALL, device="cpu")
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert_opens_with(boxed, out, err, page.read_text(encoding="utf-8"))
+    assert re.findall(r"^(\d)\. ", err, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "multi-head" in out
     assert "the paper's" in out
     assert "12.1×" in out
@@ -34,14 +53,18 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(tmp_pat
 
     trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     (folder / "demo.json").unlink()
+    monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
     run_demo(folder, SMALL, device="cpu")
     assert (folder / "demo.json").is_file()
+    out, err = capsys.readouterr()
+    assert err.startswith("1. The model in the box is not here: this writehead has none\n2. A")
+    assert "in the box" not in out + page.read_text(encoding="utf-8")
     again = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     assert again == trained
 
 
 def test_with_two_threads_both_kinds_are_trained_at_once_with_one_each(
-    tmp_path, monkeypatch, writehead
+    tmp_path, monkeypatch, writehead, empty_box
 ):
     asked = []
 

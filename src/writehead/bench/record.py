@@ -1,4 +1,4 @@
-"""What every result says of itself: hardware, versions, commit, date and command.
+"""What every result says of itself: hardware, versions, commit, date, command, and the run.
 
 Where the code runs without its git history, as from an installed package or a copied tree, the
 variable WRITEHEAD_COMMIT may say which commit it is.
@@ -17,14 +17,20 @@ from typing import Any
 
 import torch
 
-from writehead import __version__
+from writehead import __version__, cost
 from writehead.errors import RunError
+from writehead.model.runs import (
+    read_config,
+    read_quantization,
+    run_bytes,
+    run_fingerprint,
+)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The facts that a figure depends on."""
     cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu"
+    name = torch.cuda.get_device_name(device) if cuda else _processor()
     return {
         "hardware": {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "versions": {
@@ -37,6 +43,18 @@ def environment(device: torch.device) -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["writehead", *sys.argv[1:]]),
+    }
+
+
+def run_facts(run: Path) -> dict[str, Any]:
+    """Which model a figure is of: its sizes, its bits and bytes on disk, and which weights."""
+    config, quantization = read_config(run), read_quantization(run)
+    return {
+        "model": config.to_json(),
+        "parameters": sum(cost.parameters(config).values()),
+        "quantization": None if quantization is None else quantization.to_json(),
+        "bytes": run_bytes(run),
+        "fingerprint": run_fingerprint(run),
     }
 
 
@@ -71,6 +89,14 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _processor() -> str:
+    """The name of the CPU: Linux has it in a file, and Python does not look there."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "cpu"
 
 
 def _commit() -> str | None:

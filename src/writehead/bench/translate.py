@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from writehead.bench.record import run_facts
 from writehead.bench.timing import Times, clocked
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine
@@ -52,6 +53,7 @@ def bench_translate(job: Job) -> dict[str, Any]:
             torch.cuda.empty_cache()
     result: dict[str, Any] = {
         "run": str(job.run),
+        **run_facts(job.run),
         "sentences": len(job.lines),
         "dtype": str(job.dtype).removeprefix("torch."),
         "batch_tokens": job.batching.budget(job.device.type),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import shlex
 import sys
 from typing import Annotated
 
@@ -12,6 +14,13 @@ from writehead.config import DecodeConfig
 from writehead.errors import ConfigError
 
 TextRun = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
+OptionalRun = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The folder of a run; without it, the model in the box, English to German.",
+    ),
+]
 Input = Annotated[str, typer.Option("--input", "-i", help="A file of lines; - is standard input.")]
 OutputFile = Annotated[
     str, typer.Option("--output", "-o", help="A file to write; - is standard output.")
@@ -40,7 +49,7 @@ Dtype = Annotated[
 
 @app.command(name="translate")
 def translate_command(
-    run: TextRun,
+    run: OptionalRun = None,
     input_path: Input = "-",
     output_path: OutputFile = "-",
     beam: Annotated[
@@ -67,7 +76,9 @@ def translate_command(
 ) -> None:
     """Translate lines, in order; an empty line stays empty, a very long one is done in pieces.
 
-    Example: writehead translate runs/en-de --input news.en --output news.de --beam 4
+    Example: writehead translate --input news.en --output news.de
+
+    With a model of your own: writehead translate runs/en-de --input news.en --beam 1
     """
     options = DecodeConfig(
         max_length=max_length,
@@ -80,6 +91,7 @@ def translate_command(
         top_p=top_p,
         seed=seed,
     )
+    _check_place(run)
     from writehead.decoding import Batching, Engine, textio  # brings PyTorch, which takes seconds
 
     interactive = textio.is_interactive(input_path)
@@ -88,6 +100,8 @@ def translate_command(
     batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
     with textio.writing(output_path, force, input_path) as write:
         engine = Engine.load(run, device, dtype, batching=batching)
+        if run is None and interactive and sys.stderr.isatty():
+            typer.echo("the model in the box, English to German; RUN names another", err=True)
         with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
             outputs = engine.translate(lines, options, prefixes=prefixes, progress=progress)
             for i, output in enumerate(outputs):
@@ -161,6 +175,22 @@ def generate_command(
             for begun, output in zip(kept, outputs, strict=True):
                 for one in output.hypotheses:
                     write(textio.one_line(begun.rstrip() * echo + one.text) + "\n")
+
+
+def _check_place(run: str | None) -> None:
+    """Raises where what is to be translated stands in the place of RUN: a file, or text itself."""
+    if run is None or os.path.isdir(run):
+        return
+    if os.path.exists(run):
+        raise ConfigError(
+            f"{run} is a file, and RUN is the folder of a model; if it is a file of text, pass "
+            f"--input {shlex.quote(run)}"
+        )
+    if any(letter.isspace() for letter in run):
+        raise ConfigError(
+            f"there is no run at {run!r}; if that is text, it is read from standard input, or from "
+            f"a file with --input"
+        )
 
 
 def _out_of_sight(output_path: str) -> bool:

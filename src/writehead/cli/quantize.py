@@ -29,9 +29,8 @@ def quantize_command(
     from writehead.model.quantize import quantize_run  # brings PyTorch, which takes seconds
 
     done = quantize_run(run, output, config)
-    scales = "a scale a row" if config.group is None else f"a scale for {config.group} columns"
     typer.echo(
-        f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in {config.bits} "
-        f"bits with {scales}; largest relative error {done.error:.2%}, of {done.matrix}",
+        f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "
+        f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}",
         err=True,
     )

@@ -14,6 +14,8 @@ from writehead.schema import with_settings
 if TYPE_CHECKING:
     from writehead.paper.reproduce import Ending
 
+CARD = Path("src/writehead/boxed/MODEL_CARD.md")
+
 Results = Annotated[Path, typer.Option(help="The folder of results.")]
 
 
@@ -104,11 +106,21 @@ def report_command(
         Path | None,
         typer.Option(help="The file whose <!-- report --> is filled; README.md if there is one."),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file whose <!-- figures --> is filled; the model card beside README, "
+            f"{CARD}, if there is one."
+        ),
+    ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 if README says otherwise.")
+        bool,
+        typer.Option("--check", help="Write nothing; exit 1 if README or card says otherwise."),
     ] = False,
 ) -> None:
     """Make the paper's tables of results: into README, one HTML file, and pictures as SVG.
+
+    What was measured of the model in the box goes into all of them and into its card.
 
     Example: writehead report --results results --output docs/report
     """
@@ -116,32 +128,28 @@ def report_command(
         readme = Path("README.md")
     if readme is None and check:
         raise ConfigError("there is no README.md here to check; name one with --readme")
+    if card is None and readme is not None and (readme.parent / CARD).is_file():
+        card = readme.parent / CARD
+    from writehead.paper import report as reports
     from writehead.paper.page import write_page
-    from writehead.paper.report import (
-        figures_link,
-        make_report,
-        markdown,
-        splice,
-        write_file,
-        write_pictures,
-    )
 
-    report = make_report(results)
-    old, new = "", ""
+    report = reports.make_report(results)
+    texts = {}
     if readme is not None:
-        old, new = splice(readme, markdown(report, figures_link(readme, output)))
+        tables = reports.markdown(report, reports.figures_link(readme, output))
+        texts[readme] = reports.splice(readme, tables)
+    if card is not None:
+        texts[card] = reports.splice(card, reports.card_markdown(report), reports.FIGURES)
+    stale = {path: new for path, (old, new) in texts.items() if old != new}
     if check:
-        if old != new:
-            typer.echo(
-                f"{readme} does not say what {results} gives; run writehead report", err=True
-            )
-            raise typer.Exit(1)
-        return
-    pictures = write_pictures(report, output)
+        for path in stale:
+            typer.echo(f"{path} does not say what {results} gives; run writehead report", err=True)
+        raise typer.Exit(1 if stale else 0)
+    pictures = reports.write_pictures(report, output)
     page = write_page(output / "report.html", report, pictures)
-    if readme is not None and old != new:
-        write_file(readme, new)
-        typer.echo(f"{readme}: brought up to date", err=True)
+    for path, new in stale.items():
+        reports.write_file(path, new)
+        typer.echo(f"{path}: brought up to date", err=True)
     typer.echo(f"report: {page}")
 
 

@@ -113,7 +113,7 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import environment, write_result
+    from writehead.bench.record import environment, run_facts, write_result
     from writehead.decoding import Engine, textio
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -132,7 +132,14 @@ def evaluate_command(
     else:
         with textio.counting(not as_json) as progress:
             scores = evaluate_translation(engine, given, wanted, search or None, show=progress)
-    result = {"run": str(run), "on": on, **scores, **environment(engine.model.device)}
+    result = {
+        "run": str(run),
+        **run_facts(run),
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "on": on,
+        **scores,
+        **environment(engine.model.device),
+    }
     if output is not None:
         write_result(output, result)
     if as_json:

@@ -17,6 +17,7 @@ from writehead.decoding.search import Hypothesis, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
+from writehead.model.boxed import boxed_run
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        run: Path | str,
+        run: Path | str | None = None,
         device: torch.device | str = "auto",
         dtype: torch.dtype | str | None = None,
         backend: str = "auto",
@@ -85,8 +86,10 @@ class Engine:
     ) -> "Engine":
         """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32.
 
-        A `backend` asked for by name is one for plain steps, so there are no captured ones then.
+        Without a run it is that of the model in the box, which translates English to German. A
+        `backend` asked for by name is one for plain steps, so there are no captured ones then.
         """
+        run = boxed_run() if run is None else run
         graphs = graphs and backend == "auto"
         place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)

@@ -13,6 +13,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
@@ -22,7 +23,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1 { font-size: 1.7rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: 0.9rem; } .wide { overflow-x: auto; }
 th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid #e2e8f0; }
-th:first-child, td:first-child { text-align: left; } .text td { text-align: left; }
+th:first-child, td:first-child { text-align: left; } .text th, .text td { text-align: left; }
 figure { margin: 1rem 0; } figcaption, footer { color: #4a5568; font-size: 0.88rem; }
 svg { max-width: 100%; height: auto; } code { background: #edf2f7; padding: 0.1rem 0.3rem; }
 .wrong { color: #b5483a; }
@@ -39,6 +40,7 @@ def write_page(path: Path, results: dict[str, Any]) -> Path:
 {test["train_pairs"]:,} sentences in the same order. They differ in one thing: the keys and values
 of <b>multi-head</b> attention have eight heads, those of <b>multi-query</b> attention have one,
 and its feed-forward layers are wider to make up for it.</p>
+{_boxed(results["boxed"])}
 <h2>Results</h2>
 <div class="wide">{_table(table_rows(results))}</div>
 <p>Quality is on {test["sentences"]} held-out sentences of up to {test["max_words"]} words. Times
@@ -78,13 +80,25 @@ def _parameters(results: dict[str, Any]) -> str:
     )
 
 
-def _table(rows: list[list[str]]) -> str:
+def _table(rows: list[list[str]], kind: str = "") -> str:
     heading, *rest = rows
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heading)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rest
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"
+
+
+def _boxed(found: dict[str, Any] | None) -> str:
+    """What the model in the box made of our sentences; nothing where there was none."""
+    if found is None:
+        return ""
+    rows = [[one["source"], one["translation"]] for one in found["sentences"]]
+    table = _table([["English", "German"], *rows], "text")
+    return (
+        f"<h2>The model in the box</h2>\n<p>A multi-query model that comes with writehead, trained "
+        f"on real text and not by this demo. {how_long(found)}</p>\n{table}"
+    )
 
 
 def _examples(examples: list[dict[str, str]]) -> str:

@@ -1,7 +1,8 @@
-"""What `writehead demo` does, from the embedded corpus to a page of results.
+"""What `writehead demo` does, from the model in the box to a page of results.
 
-Two models with the same number of parameters, one multi-head and one multi-query, are trained on
-the same batches. Everything is kept in one folder: run again, it goes on where it stopped.
+The model that comes with the package translates first. Then two models with the same number of
+parameters, one multi-head and one multi-query, are trained on the same batches. Everything is kept
+in one folder: run again, it goes on where it stopped.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
 from writehead.decoding.devices import find_device
+from writehead.demo.opening import open_box, show_box
 from writehead.demo.page import write_page
 from writehead.demo.table import show_examples, show_results
 from writehead.demo.timing import time_decoding, time_steps
@@ -68,8 +70,11 @@ class Demo:
 def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") -> Path:
     """Trains, decodes, scores and times both kinds; returns the page that shows it all."""
     demo = demo or Demo()
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold]1. A corpus[/] of {demo.pairs:,} sentence pairs, by our own grammar")
+    console, out = Console(stderr=True, highlight=False), Console(highlight=False)
+    results: dict[str, Any] = {"boxed": open_box(device, console), "models": {}}
+    if results["boxed"] is not None:
+        show_box(results["boxed"], out)
+    console.print(f"[bold]2. A corpus[/] of {demo.pairs:,} sentence pairs, by our own grammar")
     dataset = folder / "data"
     prepare(
         dataset,
@@ -78,15 +83,14 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
         progress=Reporter(quiet=not console.is_terminal),
     )
     test = list(pairs("test", demo.held_out, max_words=demo.max_words))
-    results: dict[str, Any] = {"models": {}}
     engines: dict[str, Engine] = {}
     _train(folder, dataset, demo.train, device, console)
     with _one_thread():
-        console.print(f"[bold]3. Scoring[/]: {demo.held_out} held-out sentences, greedy and beam 4")
+        console.print(f"[bold]4. Scoring[/]: {demo.held_out} held-out sentences, greedy and beam 4")
         for kind in KINDS:
             engines[kind] = Engine.load(folder / kind, device)
             results["models"][kind] = _judge(engines[kind], folder / kind, test)
-        console.print("[bold]4. Decoding[/]: the same sentences by both, in turn")
+        console.print("[bold]5. Decoding[/]: the same sentences by both, in turn")
         results["decoding"] = time_decoding(engines, [source for source, _ in test], SEARCHES)
         results["steps"] = time_steps({kind: engine.model for kind, engine in engines.items()})
         results["examples"] = _examples(engines, test[:SHOWN])
@@ -97,7 +101,6 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     }
     results["environment"] = environment(engines[KINDS[0]].model.device)
     write_result(folder / "demo.json", results)
-    out = Console(highlight=False)
     show_examples(results, out)
     show_results(results, out)
     return write_page(folder / "report.html", results)
@@ -117,7 +120,7 @@ def _train(folder: Path, dataset: Path, config: TrainConfig, device: str, consol
     threads = torch.get_num_threads() // len(KINDS)
     together = find_device(device).type == "cpu" and threads >= 1
     how = "at the same time" if together else "one after the other"
-    console.print(f"[bold]2. Training[/] of both kinds {how}, {config.steps:,} steps each")
+    console.print(f"[bold]3. Training[/] of both kinds {how}, {config.steps:,} steps each")
     if together:
         done = train_together(trainings, threads, console)
     else:

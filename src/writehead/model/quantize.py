@@ -17,7 +17,6 @@ from writehead.config import QuantizationConfig
 from writehead.errors import RunError
 from writehead.model.bits import INTEGERS, SCALES, dequantize, group_width, is_quantized, pack
 from writehead.model.runs import (
-    CONFIG,
     TOKENIZER,
     WEIGHTS,
     atomic_directory,
@@ -25,6 +24,7 @@ from writehead.model.runs import (
     read_config,
     read_quantization,
     read_weights,
+    run_bytes,
     write_model,
 )
 
@@ -74,7 +74,7 @@ def quantize_run(
         if (run / TOKENIZER).is_file():
             shutil.copyfile(run / TOKENIZER, fresh / TOKENIZER)
     matrix = max(errors, key=errors.__getitem__)
-    return Quantized(_size(run), _size(output), errors[matrix], matrix)
+    return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 
 
 def quantize(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
@@ -122,9 +122,3 @@ def _quantize_all(
         lost = torch.linalg.norm(W - dequantize(codes, scales, config))
         errors[name] = float(lost / torch.linalg.norm(W).clamp(min=SMALLEST))
     return tensors, errors
-
-
-def _size(run: Path) -> int:
-    """Bytes of the files that make a run, whatever else is in its folder."""
-    paths = (run / name for name in (CONFIG, WEIGHTS, TOKENIZER))
-    return sum(path.stat().st_size for path in paths if path.is_file())

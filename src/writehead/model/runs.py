@@ -5,6 +5,7 @@ complete. Weights are safetensors and config is JSON: reading a run executes not
 Matrices may be stored in few bits; what is loaded is floating-point numbers in either case.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -153,6 +154,18 @@ def read_config(directory: Path | str) -> ModelConfig:
 def read_quantization(directory: Path | str) -> QuantizationConfig | None:
     """How the run at `directory` stores its matrices, or None where they are plain numbers."""
     return _read_configs(Path(directory) / CONFIG)[1]
+
+
+def run_bytes(directory: Path) -> int:
+    """Bytes of the files that make a run, whatever else is in its folder."""
+    paths = (directory / name for name in (CONFIG, WEIGHTS, TOKENIZER))
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def run_fingerprint(directory: Path) -> str:
+    """What tells the weights of two runs apart: sixteen digits of the SHA-256 of their file."""
+    with (directory / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:

@@ -14,8 +14,8 @@ def quality_caption(sheet: Sheet) -> list[str]:
     paper, results = sheet.training, sheet.results
     one = results[0]
     return [
-        f"Ours: {sheet.experiment.family}, {_millions(one['parameters'])} parameters in every row "
-        f"(the paper: {_millions(paper.parameters)}).",
+        f"Ours: {sheet.experiment.family}, {millions(one['parameters'])} parameters in every row "
+        f"(the paper: {millions(paper.parameters)}).",
         f"Text: {_text(one['data'])} (the paper: {paper.data}).",
         f"Training: {_training(one)} (the paper: {paper.steps:,} steps of {paper.tokens:,} tokens, "
         f"about {paper.epochs} epochs), every row alike and on the same batches.",
@@ -25,7 +25,7 @@ def quality_caption(sheet: Sheet) -> list[str]:
         "±: the standard deviation over seeds."
         if len({r["seed"] for r in results}) > 1
         else "One seed a row, so the noise is not known.",
-        _made(results),
+        made(results),
     ]
 
 
@@ -34,7 +34,7 @@ def _text(data: dict[str, Any]) -> str:
     unit = "pairs" if data["task"] == "translation" else "lines"
     names = _listed(name for one in data["sources"] if one["split"] == "train" for name in _of(one))
     return (
-        f"{train['sequences']:,} {unit}, {_millions(train['target_tokens'])} target tokens, of "
+        f"{train['sequences']:,} {unit}, {millions(train['target_tokens'])} target tokens, of "
         f"{names}; a vocabulary of {vocabulary:,}"
     )
 
@@ -84,12 +84,12 @@ def speed_caption(results: list[Result]) -> list[str]:
         f"Ours: {one['family']}, batch {setting['batch']:,}, {setting['source']} + "
         f"{setting['target']} tokens, {one['dtype']}, "
         f"{_listed(r['environment']['hardware']['device'] for r in results)} (the paper: "
-        f"{_millions(paper.parameters)} parameters, batch {paper.batch:,}, {paper.source} + "
+        f"{millions(paper.parameters)} parameters, batch {paper.batch:,}, {paper.source} + "
         f"{paper.target} tokens, {paper.chip}); another chip, so compare gains.",
         "Padded, as the paper's decoder was; by true lengths a step reads what is there. In "
         "brackets: the least time by bytes and operations, over the time.",
         f"Training: steps of {rows} × {length} target tokens on {one['training']['dataset']}.",
-        _made(results),
+        made(results),
     ]
 
 
@@ -117,8 +117,8 @@ def _minutes(results: list[Result]) -> str:
     return f"{low} min" if low == high else f"{low} to {high} min"
 
 
-def _made(results: list[Result]) -> str:
-    """When, and by which code."""
+def made(results: list[Result]) -> str:
+    """A sentence on when results were made, and by which code."""
     dates = sorted(one["environment"]["date"][:10] for one in results)
     days = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     commits = _listed(_short(one["environment"]["commit"]) for one in results)
@@ -136,5 +136,6 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _millions(count: float) -> str:
+def millions(count: float) -> str:
+    """A number in millions, to three digits."""
     return f"{count / 1e6:.3g}M"

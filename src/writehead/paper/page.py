@@ -43,7 +43,8 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
         f"<h1>{TITLE}</h1>",
         "<p>The tables of <i>Fast Transformer Decoding: One Write-Head is All You Need</i> (Noam "
         "Shazeer, 2019) with the paper's figures beside ours, what differs, and what became of its "
-        "claims. Every figure of ours is read from a file of <code>writehead reproduce</code>.</p>",
+        "claims. Every figure of ours is read from a file that "
+        "<code>writehead</code> wrote when it was measured.</p>",
         *(_section(section) for section in report.sections),
     ]
     sweep = [path for path in pictures if path.name == f"{SWEEP}.svg"]
@@ -55,6 +56,8 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
         ]
     if report.not_run:
         body.append(f"<p class='note'>Not run: {html.escape('; '.join(report.not_run))}.</p>")
+    if report.boxed is not None:
+        body.append(_section(Section(report.boxed)))
     page = (
         "<!doctype html>\n<html lang='en'><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width'>"

@@ -12,6 +12,7 @@ from typing import Any
 from writehead.bench.plots import draw
 from writehead.data.writing import write_whole
 from writehead.errors import RunError
+from writehead.paper.boxed import boxed_grid, read_boxed, what_is_not_run
 from writehead.paper.captions import LOSS_CAPTION, kv_caption
 from writehead.paper.experiments import TABLES
 from writehead.paper.figures import loss_svg, quality_svg
@@ -20,6 +21,7 @@ from writehead.paper.results import read_results
 from writehead.paper.sheets import Sheet
 
 BEGIN, END = "<!-- report -->", "<!-- /report -->"
+FIGURES = "<!-- figures -->", "<!-- /figures -->"  # of the model's card
 SWEEP = "decode-context"  # the picture of `bench decode --plot` that belongs to the argument
 SWEEP_TITLE = "Time against context"
 SWEEP_CAPTION = "Microseconds a token against the context behind it, both scales logarithmic."
@@ -46,11 +48,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables that were run, those that were not, and the newest sweep over contexts."""
+    """All tables that were run, those that were not, the newest sweep over contexts, and the box.
+
+    Where the figures of the box are not there, it is what `not_run` names last.
+    """
 
     sections: tuple[Section, ...]
     not_run: tuple[str, ...]
     sweep: dict[str, Any] | None = None
+    boxed: Grid | None = None
 
 
 def make_report(results: Path) -> Report:
@@ -63,8 +69,16 @@ def make_report(results: Path) -> Report:
         for (table, scale), read in found.items()
     ]
     tables = {table for table, _ in found}
-    not_run = tuple(TITLES[table] for table in TABLES if table not in tables)
-    return Report(tuple(sections), not_run, _newest_sweep(results))
+    not_run = [TITLES[table] for table in TABLES if table not in tables]
+    boxed = read_boxed(results)
+    if boxed is None:
+        not_run.append(what_is_not_run(results))
+    return Report(
+        sections=tuple(sections),
+        not_run=tuple(not_run),
+        sweep=_newest_sweep(results),
+        boxed=None if boxed is None else boxed_grid(boxed),
+    )
 
 
 def _quality(sheet: Sheet) -> Section:
@@ -111,7 +125,16 @@ def markdown(report: Report, figures: str) -> str:
         parts += [f"### {SWEEP_TITLE}", _link(SWEEP, SWEEP_TITLE, figures), SWEEP_CAPTION]
     if report.not_run:
         parts.append(f"Not run: {'; '.join(report.not_run)}.")
+    if report.boxed is not None:
+        parts += [f"## {report.boxed.title}", _grid(report.boxed), " ".join(report.boxed.notes)]
     return "\n\n".join(parts) + "\n"
+
+
+def card_markdown(report: Report) -> str:
+    """The figures for the card of the model in the box."""
+    if report.boxed is None:
+        return f"Not run: {report.not_run[-1]}.\n"
+    return "\n\n".join([_grid(report.boxed), *report.boxed.notes]) + "\n"
 
 
 def _grid(grid: Grid) -> str:
@@ -144,20 +167,21 @@ def write_file(path: Path, text: str) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
-def splice(readme: Path, block: str) -> tuple[str, str]:
-    """README's text as it is, and with `block` between its markers."""
+def splice(page: Path, block: str, marks: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
+    """A page's text as it is, and with `block` between its marks."""
+    begin, end = marks
     try:
-        text = readme.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{readme} cannot be read: {error.strerror}; check the path") from error
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise RunError(f"{page} cannot be read: {error.strerror}; check the path") from error
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise RunError(
-            f"{readme} must have {BEGIN} and {END} once each, in this order; add them where the "
+            f"{page} must have {begin} and {end} once each, in this order; add them where the "
             f"tables shall stand"
         )
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return text, f"{before}{BEGIN}\n{block}{END}{after}"
+    before, _, rest = text.partition(begin)
+    after = rest.partition(end)[2]
+    return text, f"{before}{begin}\n{block}{end}{after}"
 
 
 def figures_link(readme: Path, folder: Path) -> str:

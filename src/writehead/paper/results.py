@@ -39,12 +39,7 @@ def result_path(results: Path, table: str, scale: str, row: str, seed: int | Non
 
 def read_result(path: Path) -> Result:
     """One result; raises where it is not what `reproduce` wrote, or lies in another's place."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is not JSON ({error}); delete it and run its row again") from error
+    found = read_json(path, "run its row again")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise RunError(f"{path} was not written by `writehead reproduce`; move it elsewhere")
     wanted = (*KEYS, *(SPEED_KEYS if found.get("table") == "table2" else QUALITY_KEYS))
@@ -60,6 +55,16 @@ def read_result(path: Path) -> Result:
             f"to {place}"
         )
     return found
+
+
+def read_json(path: Path, again: str) -> Any:
+    """What a file of JSON holds; `again` says how to get one that cannot be read once more."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}); delete it and {again}") from error
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:

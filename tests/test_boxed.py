@@ -1,0 +1,165 @@
+"""The model in the box: what uses it, what is said where it is missing, and its files."""
+
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from texts import sentences
+from writehead.config import DecodeConfig
+from writehead.data.tokenizer import Tokenizer
+from writehead.decoding import Engine
+from writehead.errors import RunError
+from writehead.model import load_run, read_config
+from writehead.model.boxed import BOXED, boxed_run, has_boxed_run
+from writehead.model.runs import read_quantization, run_bytes, run_fingerprint
+
+ROOT = Path(__file__).parents[1]
+SHORT = ("--max-length=9", "--device=cpu")
+LINES = sentences(5)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Gives a command its standard input."""
+
+    def give(text: str, *, terminal: bool = False) -> None:
+        stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+        stdin.isatty = lambda: terminal
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+    return give
+
+
+def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead, boxed, typed):
+    said = []
+    for run in ((), (boxed,)):
+        typed("\n".join(LINES))
+        said.append(writehead("translate", *run, *SHORT))
+    code, out, err = said[0]
+    assert said[0] == said[1]
+    assert (code, err, len(out.splitlines())) == (0, "", len(LINES))
+    assert len(set(out.splitlines())) > 1
+
+
+def test_an_engine_loaded_without_a_run_is_that_of_the_box(boxed):
+    loaded = load_run(boxed)
+    expected = Engine(loaded.model, Tokenizer.load(loaded.tokenizer)).translate(LINES)
+    options = DecodeConfig(beam=4, alpha=0.6)
+    found = Engine.load(device="cpu").translate(LINES, options)
+    assert [one.text for one in found] == [one.text for one in expected]
+
+
+def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
+    writehead, empty_box, typed, tmp_path
+):
+    typed("the cat.")
+    code, out, err = writehead("translate", *SHORT, "--output", tmp_path / "out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"came without its model, which would be in {empty_box}; give a RUN" in err
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RunError, match="give a RUN"):
+        Engine.load()
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("news.en", "news.en is a file, and RUN is the folder of a model; if it is a file of text"),
+        ("news.en", "pass --input news.en\n"),
+        ("old news.en", "pass --input 'old news.en'\n"),
+        ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'; if that is text, it is"),
+        ("the cat " * 99, "it is read from standard input, or from a file with --input"),
+        ("nowhere", "there is no run at nowhere; check the path"),
+    ],
+)
+def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
+    writehead, monkeypatch, tmp_path, run, words
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("news.en", "old news.en"):
+        Path(name).write_text("the cat.\n")
+    code, out, err = writehead("translate", run, *SHORT)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_only_who_types_at_a_terminal_is_told_which_model_answers(
+    writehead, boxed, typed, monkeypatch
+):
+    notice = "the model in the box, English to German; RUN names another\n"
+    for run, stdin, stderr, told in (
+        ((), True, True, True),
+        ((), True, False, False),
+        ((), False, True, False),
+        ((boxed,), True, True, False),
+    ):
+        typed("the cat.\na dog.\n", terminal=stdin)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=stderr: answer)
+        code, out, err = writehead("translate", *run, *SHORT)
+        assert (code, notice in err, out.count("\n")) == (0, told, 2)
+
+
+def test_help_says_that_run_may_be_left_out(writehead):
+    code, out, _ = writehead("translate", "--help")
+    assert code == 0
+    assert "translate [OPTIONS] [RUN]" in out
+    assert "without it, the model in the box, English to German" in " ".join(
+        out.replace("│", " ").split()
+    )
+
+
+def test_the_wheel_takes_the_box_and_its_card(tmp_path):
+    files = ("config.json", "model.safetensors", "tokenizer.model")
+    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    package = tmp_path / "src" / "writehead"
+    (package / "boxed" / "en-de").mkdir(parents=True)
+    shutil.copyfile(ROOT / "src" / "writehead" / "__init__.py", package / "__init__.py")
+    for name in ("MODEL_CARD.md", *(f"en-de/{name}" for name in files)):
+        (package / "boxed" / name).touch()
+    packed = {one.distribution_path for one in WheelBuilder(str(tmp_path)).recurse_included_files()}
+    assert {f"writehead/boxed/en-de/{name}" for name in files} <= packed
+    assert "writehead/boxed/MODEL_CARD.md" in packed
+
+
+needs_box = pytest.mark.skipif(not has_boxed_run(), reason=f"there is no model in {BOXED} yet")
+
+
+@needs_box
+def test_the_box_is_a_small_multi_query_translator_in_few_bits():
+    size = sum(path.stat().st_size for path in BOXED.parent.rglob("*") if path.is_file())
+    assert size <= 16_000_000
+    names = sorted(path.name for path in BOXED.iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.model"]
+    config = read_config(boxed_run())
+    assert (config.task, config.g, config.kind) == ("translation", 1, "multi-query")
+    assert config.h > 1
+    assert read_quantization(BOXED) is not None
+    assert Tokenizer.load(BOXED / "tokenizer.model").vocabulary <= config.vocabulary
+
+
+@needs_box
+def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [sentence] = re.findall(r'^\$ echo "([^"]+)" \| writehead translate$', readme, re.MULTILINE)
+    typed(sentence)
+    code, out, _ = writehead("translate", "--device=cpu")
+    assert (code, out.count("\n")) == (0, 1)
+    assert "Ausschuss" in out or "Bericht" in out
+
+
+@needs_box
+def test_the_figures_of_the_box_are_those_of_its_weights():
+    folder = ROOT / "results" / "boxed"
+    scored, timed = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")
+    )
+    assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BOXED)
+    assert scored["bytes"] == run_bytes(BOXED)
+    assert scored["model"] == read_config(BOXED).to_json()
