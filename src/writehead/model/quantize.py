@@ -20,7 +20,7 @@ from writehead.model.runs import (
     TOKENIZER,
     WEIGHTS,
     atomic_directory,
-    make_model,
+    make_bare_model,
     read_config,
     read_quantization,
     read_weights,
@@ -59,8 +59,7 @@ def quantize_run(
     if output.exists():
         raise RunError(f"{output} exists; choose another place")
     model = read_config(run)
-    with torch.device("meta"):
-        expected = make_model(model)
+    expected = make_bare_model(model)
     weights = read_weights(run, expected, dtype=torch.float32)
     for name, W in weights.items():
         if not bool((W.abs() <= LARGEST).all()):

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
@@ -53,6 +55,28 @@ def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel |
     """The model that a config describes, with fresh weights."""
     kind = TranslationModel if config.task == "translation" else LanguageModel
     return kind(config, backend)
+
+
+def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
+    """The model that a config describes, with names and shapes but no memory: to be filled."""
+    with torch.device("meta"), _Undrawn():
+        return make_model(config, backend)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no weights: where they have no memory, drawing them imports PyTorch's compiler."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def save_run(
@@ -138,8 +162,7 @@ def load_run(
     directory = Path(directory)
     config = read_config(directory)
     _check_device(device)
-    with torch.device("meta"):
-        model = make_model(config, backend)
+    model = make_bare_model(config, backend)
     weights = read_weights(directory, model, device=device, dtype=dtype)
     model.load_state_dict(weights, assign=True)
     tokenizer = directory / TOKENIZER

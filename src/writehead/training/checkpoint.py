@@ -30,7 +30,7 @@ from writehead.model.runs import (
     CHECKPOINTS,
     TOKENIZER,
     atomic_directory,
-    make_model,
+    make_bare_model,
     read_config,
     read_weights,
     write_model,
@@ -102,8 +102,7 @@ def load_checkpoint(
     path: Path, model: nn.Module, config: ModelConfig, optimizer: Optimizer
 ) -> Progress:
     """Puts a checkpoint into model and optimizer; returns how far it had come."""
-    with torch.device("meta"):
-        expected = make_model(config)
+    expected = make_bare_model(config)
     weights = read_weights(path, expected)
     try:
         progress = Progress(**json.loads((path / PROGRESS).read_text(encoding="utf-8")))
@@ -161,8 +160,7 @@ def remove_leftovers(run: Path) -> None:
 
 def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.Tensor]:
     """The mean of the weights of several checkpoints, in float32."""
-    with torch.device("meta"):
-        expected = make_model(config)
+    expected = make_bare_model(config)
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         for name, T in read_weights(path, expected).items():
