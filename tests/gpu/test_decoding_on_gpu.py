@@ -55,6 +55,22 @@ def _exact_float32():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def test_a_step_compiles_all_its_kernels_in_its_rehearsal(monkeypatch):
+    triton = pytest.importorskip("triton")
+    compiled: list[bool] = []
+
+    def note(*args, **named):
+        compiled.append(triton.runtime._async_compile.active_mode.get() is not None)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    odd = {**SIZES, "d": 88, "f": 104, "vocabulary": 777}  # nothing else has compiled these
+    made = model(config("translation", **odd), dtype=torch.bfloat16).to("cuda")
+    decoder = graphs.GraphDecoder(made)
+    decoder._capture(decoder._shape(3, 9, 20, BEAM), END)
+    assert len(compiled) > 5
+    assert all(compiled)
+
+
 @pytest.fixture
 def moves(monkeypatch) -> list[int]:
     """How many sentences were moved to a smaller graph, each time that some were."""

@@ -26,6 +26,7 @@ from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.beams import choose_beam
 from writehead.kernels.choose import choose_greedy, survey
+from writehead.kernels.launch import rehearsing
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
 
@@ -311,7 +312,9 @@ class Captured:
                 self._record(pool)
 
     def _record(self, pool: Any) -> None:
-        """Captures the step, after one that compiles it; as nothing grows yet, neither matters."""
+        """Captures the step, after one to get ready; as nothing grows yet, neither matters."""
+        with rehearsing():
+            self._take()
         self._take()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()

@@ -21,7 +21,7 @@ from writehead.kernels.choose import (
     load_peaks,
     log_sum,
 )
-from writehead.kernels.launch import chained, hand_over, wait_for_input
+from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def choose_beam(
     b, beam = live.shape
     parts, size = found.statistics.shape[1], ancestors.shape[1]
     chain = chained(logits)
-    _pick_kernel[(b * beam,)](
+    launch(_pick_kernel, (b * beam,))(
         logits,
         logits.stride(0),
         found.largest,
@@ -81,7 +81,7 @@ def choose_beam(
         num_warps=2,
         **chain,
     )
-    _beam_kernel[(b,)](
+    launch(_beam_kernel, (b,))(
         logits,
         logits.stride(0),
         found.logits,

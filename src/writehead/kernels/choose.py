@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.kernels.launch import chained, hand_over, wait_for_input
+from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 CHUNK = 32  # logits of which the largest is noted
 PART = 4096  # logits that one program of `survey` reads
@@ -88,7 +88,7 @@ def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
     """Fills `out.largest` and `out.statistics` from the first `vocabulary` of logits [rows, …]."""
     rows, parts, _ = out.statistics.shape
     chain = chained(logits)
-    _survey_kernel[(rows, parts)](
+    launch(_survey_kernel, (rows, parts))(
         logits,
         logits.stride(0),
         out.largest,
@@ -116,7 +116,7 @@ def choose_greedy(
     """Takes each row's likeliest token, or the forced one, and adds its log-probability."""
     count, parts, _ = found.statistics.shape
     chain = chained(logits)
-    _greedy_kernel[(count,)](
+    launch(_greedy_kernel, (count,))(
         logits,
         logits.stride(0),
         found.largest,

@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 
 from writehead.kernels.decode_kernels import attend_kernel, combine_kernel
-from writehead.kernels.launch import chained
+from writehead.kernels.launch import chained, launch
 
 FEW, MANY = 132, 8192  # programs: one for each multiprocessor of an H200, and far more
 SPLITS = 128  # at most; more would make the second kernel the longer one
@@ -196,7 +196,7 @@ def _launch(
         X, epsilon = options.unnormed.X, options.unnormed.epsilon
         d = X.shape[1]
     chain = chained(Q)
-    attend_kernel[(rows, g, splits)](
+    launch(attend_kernel, (rows, g, splits))(
         Q,
         Q.stride(0),
         K,
@@ -257,7 +257,7 @@ class _Parts:
         if self.splits == 1:
             return
         chain = chained(O)
-        combine_kernel[(len(O) * heads,)](
+        launch(combine_kernel, (len(O) * heads,))(
             self.O,
             self.statistics,
             O,

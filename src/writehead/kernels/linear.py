@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from writehead.kernels.decode import Unnormed
-from writehead.kernels.launch import chained, hand_over, wait_for_input
+from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 MOST_ROWS = 32  # of `rows_linear`
 DEEPEST = 1024  # of a weight for which more than 16 rows pay
@@ -66,7 +66,7 @@ def row_linear(
     if Y is None:
         Y = torch.empty(1, columns, dtype=X.dtype, device=X.device)
     chain = chained(X)
-    _linear_kernel[(triton.cdiv(columns, tile.columns),)](
+    launch(_linear_kernel, (triton.cdiv(columns, tile.columns),))(
         X,
         W,
         W if bias is None else bias,
@@ -141,7 +141,7 @@ def rows_linear(
         source, epsilon = unnormed.X, unnormed.epsilon
         d = source.shape[1]
     chain = chained(X)
-    _rows_kernel[(triton.cdiv(columns, tile.columns),)](
+    launch(_rows_kernel, (triton.cdiv(columns, tile.columns),))(
         X,
         W,
         Y if residual is None else residual,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.kernels.launch import chained, hand_over, wait_for_input
+from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 ROWS = 32  # positions that one program of `lay_out` moves
 
@@ -23,7 +23,7 @@ def embed(
     rows, d = len(tokens), E.shape[1]
     X = torch.empty(rows, d, dtype=E.dtype, device=E.device)
     chain = chained(E)
-    _embed_kernel[(rows,)](
+    launch(_embed_kernel, (rows,))(
         tokens,
         positions,
         E,
@@ -48,7 +48,7 @@ def normalize(
     rows, d = X.shape
     Y = torch.empty_like(X)
     chain = chained(X)
-    _normalize_kernel[(rows,)](
+    launch(_normalize_kernel, (rows,))(
         X,
         gain,
         gain if bias is None else bias,
@@ -71,7 +71,7 @@ def lay_out(T: Tensor, into: Tensor) -> None:
     b, m, _ = T.shape
     g, k = into.shape[1], into.shape[3]
     rows = triton.cdiv(m, ROWS)
-    _lay_out_kernel[(b, rows, g)](
+    launch(_lay_out_kernel, (b, rows, g))(
         T,
         into,
         T.stride(0),
