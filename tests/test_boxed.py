@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
 from writehead.errors import RunError
 from writehead.model import load_run, read_config
-from writehead.model.boxed import BOXED, boxed_run, has_boxed_run
+from writehead.model.boxed import BOXED, boxed_run
 from writehead.model.runs import read_quantization, run_bytes, run_fingerprint
+from writehead.paper.presets import preset
 
 ROOT = Path(__file__).parents[1]
 SHORT = ("--max-length=9", "--device=cpu")
@@ -73,9 +75,11 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
         ("news.en", "news.en is a file, and RUN is the folder of a model; if it is a file of text"),
         ("news.en", "pass --input news.en\n"),
         ("old news.en", "pass --input 'old news.en'\n"),
-        ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'; if that is text, it is"),
-        ("the cat " * 99, "it is read from standard input, or from a file with --input"),
-        ("nowhere", "there is no run at nowhere; check the path"),
+        ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'; check the path, and if"),
+        ("the cat " * 99, "the cat the cat …'; check the path, and if that is text, pass it by"),
+        ("x" * 3000, "x…'; check the path"),
+        ("nowhere", "there is no run at 'nowhere'; check the path"),
+        ("", "there is no run at ''; check the path"),
     ],
 )
 def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
@@ -87,6 +91,13 @@ def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
     code, out, err = writehead("translate", run, *SHORT)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, out, err = writehead("translate", *SHORT)
+    assert (code, out) == (2, "")
+    assert err == "error: standard input is closed; name a file of text with --input\n"
 
 
 def test_only_who_types_at_a_terminal_is_told_which_model_answers(
@@ -128,23 +139,18 @@ def test_the_wheel_takes_the_box_and_its_card(tmp_path):
     assert "writehead/boxed/MODEL_CARD.md" in packed
 
 
-needs_box = pytest.mark.skipif(not has_boxed_run(), reason=f"there is no model in {BOXED} yet")
-
-
-@needs_box
 def test_the_box_is_a_small_multi_query_translator_in_few_bits():
     size = sum(path.stat().st_size for path in BOXED.parent.rglob("*") if path.is_file())
     assert size <= 16_000_000
     names = sorted(path.name for path in BOXED.iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.model"]
     config = read_config(boxed_run())
-    assert (config.task, config.g, config.kind) == ("translation", 1, "multi-query")
-    assert config.h > 1
+    assert config == replace(preset("boxed/multi-query"), vocabulary=config.vocabulary)
+    assert config.kind == "multi-query"
     assert read_quantization(BOXED) is not None
     assert Tokenizer.load(BOXED / "tokenizer.model").vocabulary <= config.vocabulary
 
 
-@needs_box
 def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [sentence] = re.findall(r'^\$ echo "([^"]+)" \| writehead translate$', readme, re.MULTILINE)
@@ -154,7 +160,6 @@ def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
     assert "Ausschuss" in out or "Bericht" in out
 
 
-@needs_box
 def test_the_figures_of_the_box_are_those_of_its_weights():
     folder = ROOT / "results" / "boxed"
     scored, timed = (

@@ -2,6 +2,8 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,6 +22,18 @@ def run(tmp_path):
     directory = tmp_path / "run"
     save_run(directory, make_model(TINY).eval())
     return directory
+
+
+def test_loading_draws_no_weights_and_so_does_not_import_the_compiler(run):
+    program = (
+        "import sys; from writehead.model import load_run; "
+        f"load_run({str(run)!r}); print('torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def edit_config(run, **changes):

@@ -144,7 +144,7 @@ def test_readme_card_and_page_have_the_figures_of_the_results(report, project):
             f"news.en, 4 sentences, float32 on a scorer; BLEU {SIGNATURE}",
             "news.en in float32 on a chip, 3 threads of 4 cores, text to text, the median of 2",
             "loading took 0.46 s",
-            "Training: train.steps=3000, train.warmup=300; what is not named",
+            "Training: train.steps=3000, train.warmup=300, train.seed=5; what is not named is",
         ):
             assert words in text
     assert report()[2] == ""
@@ -221,6 +221,14 @@ def spoil(boxed, how):
         change(boxed / "speed.json", fingerprint="0")
     elif how == "training":
         change(boxed / "train.json", model__f=99)
+    elif how == "settings":
+        change(boxed / "train.json", train="x")
+    elif how == "no number":
+        change(boxed / "float32.json", ln_ppl=None)
+    elif how == "bits":
+        change(boxed / "quantized.json", quantization="6")
+    elif how == "no speed":
+        change(boxed / "speed.json", engines__ours__searches__greedy={})
 
 
 @pytest.mark.parametrize(
@@ -235,6 +243,10 @@ def spoil(boxed, how):
         ("dtype", "float32.json and quantized.json differ in their dtype"),
         ("weights", "speed.json and quantized.json are of different weights; run `writehead"),
         ("training", "train.json is of another model"),
+        ("settings", "train.json: "),
+        ("no number", "float32.json has no number under ln_ppl; run `writehead evaluate` again"),
+        ("bits", "quantized.json: "),
+        ("no speed", "speed.json lacks engines.ours.searches.greedy.sentences_per_second"),
     ],
 )
 def test_files_that_do_not_fit_together_are_refused_in_a_sentence(report, project, how, words):

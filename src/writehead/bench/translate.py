@@ -45,6 +45,7 @@ def bench_translate(job: Job) -> dict[str, Any]:
     Ours is the engine as it is; beside it stands the same engine without graphs and kernels of
     ours, which on a CPU is what it is anyway.
     """
+    facts = run_facts(job.run)
     engines: dict[str, Any] = {}
     texts: dict[str, dict[str, list[str]]] = {}
     for name in (OURS, PLAIN) if job.device.type == "cuda" else (OURS,):
@@ -53,7 +54,7 @@ def bench_translate(job: Job) -> dict[str, Any]:
             torch.cuda.empty_cache()
     result: dict[str, Any] = {
         "run": str(job.run),
-        **run_facts(job.run),
+        **facts,
         "sentences": len(job.lines),
         "dtype": str(job.dtype).removeprefix("torch."),
         "batch_tokens": job.batching.budget(job.device.type),

@@ -13,6 +13,7 @@ from writehead.cli.app import app
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError
 
+SHOWN = 40  # letters of what was typed that an error repeats
 TextRun = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 OptionalRun = Annotated[
     str | None,
@@ -186,11 +187,11 @@ def _check_place(run: str | None) -> None:
             f"{run} is a file, and RUN is the folder of a model; if it is a file of text, pass "
             f"--input {shlex.quote(run)}"
         )
-    if any(letter.isspace() for letter in run):
-        raise ConfigError(
-            f"there is no run at {run!r}; if that is text, it is read from standard input, or from "
-            f"a file with --input"
-        )
+    shown = run if len(run) <= SHOWN else run[:SHOWN] + "…"
+    raise ConfigError(
+        f"there is no run at {shown!r}; check the path, and if that is text, pass it by standard "
+        f"input, or as a file with --input"
+    )
 
 
 def _out_of_sight(output_path: str) -> bool:

@@ -126,7 +126,7 @@ def report_command(
     """
     if readme is None and Path("README.md").is_file():
         readme = Path("README.md")
-    if readme is None and check:
+    if readme is None and card is None and check:
         raise ConfigError("there is no README.md here to check; name one with --readme")
     if card is None and readme is not None and (readme.parent / CARD).is_file():
         card = readme.parent / CARD

@@ -124,7 +124,7 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
-    engine = Engine.load(run, device, dtype)
+    engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
     if given is None:
@@ -134,7 +134,7 @@ def evaluate_command(
             scores = evaluate_translation(engine, given, wanted, search or None, show=progress)
     result = {
         "run": str(run),
-        **run_facts(run),
+        **facts,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "on": on,
         **scores,

@@ -26,7 +26,7 @@ from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.beams import choose_beam
 from writehead.kernels.choose import choose_greedy, survey
-from writehead.kernels.launch import rehearsing
+from writehead.kernels.launch import rehearse
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
 
@@ -312,9 +312,11 @@ class Captured:
                 self._record(pool)
 
     def _record(self, pool: Any) -> None:
-        """Captures the step, after one to get ready; as nothing grows yet, neither matters."""
-        with rehearsing():
-            self._take()
+        """Captures the step, once its kernels are compiled and it was taken once.
+
+        Nothing grows yet, so that it does not matter what any of these steps do.
+        """
+        rehearse(self._take)
         self._take()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()

@@ -22,6 +22,8 @@ def read_lines(path: str) -> Iterator[str]:
     A line ends with a line feed, or with a carriage return and one; it comes without either.
     """
     if path == "-":
+        if sys.stdin is None:
+            raise DataError("standard input is closed; name a file of text with --input")
         return _decoded(sys.stdin.buffer, "standard input")
     if Path(path).is_dir():
         raise DataError(f"{path} is a folder; give a file of text")
@@ -59,7 +61,7 @@ def utf8(text: str) -> str:
 
 def is_interactive(path: str) -> bool:
     """Whether someone types the lines and waits for each answer."""
-    return path == "-" and sys.stdin.isatty()
+    return path == "-" and sys.stdin is not None and sys.stdin.isatty()
 
 
 @contextmanager

@@ -5,16 +5,14 @@ reads what that one wrote it waits, by `wait_for_input`. `hand_over` lets the ne
 comes after the wait, so that whatever is older than the kernel in front is complete, and may be
 read before the wait. Kernels that know nothing of this simply come after one another.
 
-Inside `rehearsing` a launch compiles its kernel and does nothing else. All kernels of a step are
-compiled at the same time so, where at their first launches each would wait for its own.
+In `rehearse` a launch compiles its kernel and does nothing else. All kernels of a step are compiled
+at the same time so, where at their first launches each would wait for its own.
 """
 
 import functools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MOST_THREADS = 16  # that compile: as many as a step has kernels
+MOST_THREADS = 16  # that compile: more than a step has kernels
 _is_rehearsal: ContextVar[bool] = ContextVar("is_rehearsal", default=False)
 
 
@@ -35,16 +33,19 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     return launched
 
 
-@contextmanager
-def rehearsing() -> Iterator[None]:
-    """Makes launches compile only, side by side; at the end of the block all kernels are there."""
-    threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "compiler")
-    with threads, triton.AsyncCompileMode(threads):
-        before = _is_rehearsal.set(True)
-        try:
-            yield
-        finally:
-            _is_rehearsal.reset(before)
+def rehearse(work: Callable[[], object]) -> None:
+    """Calls `work`, whose launches compile only, side by side; then all its kernels are there.
+
+    What else `work` does is done, with whatever is in the memory that its kernels would write.
+    """
+
+    def compile_all() -> None:
+        _is_rehearsal.set(True)
+        with ThreadPoolExecutor(MOST_THREADS) as threads, triton.AsyncCompileMode(threads):
+            work()
+
+    # a context of its own, since Triton's mode outlives an error in it
+    Context().run(compile_all)
 
 
 def chained(T: Tensor) -> dict[str, bool]:

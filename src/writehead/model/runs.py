@@ -75,7 +75,7 @@ class _Undrawn(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+            return kwargs["tensor"]
         return func(*args, **kwargs)
 
 

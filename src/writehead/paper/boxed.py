@@ -4,15 +4,16 @@ results/boxed/ holds float32.json and quantized.json, by `writehead evaluate` be
 quantizing, speed.json, by `writehead bench translate`, and train.json, of the training itself.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from writehead.config import ModelConfig, QuantizationConfig, TrainConfig
-from writehead.errors import RunError
+from writehead.errors import ConfigError, RunError
 from writehead.paper.captions import made, millions
 from writehead.paper.layout import NONE, Grid
-from writehead.paper.results import APART, Result, read_json
+from writehead.paper.results import Result, read_json
 from writehead.training.evaluate import SEARCHES
 
 FOLDER = "boxed"
@@ -25,7 +26,8 @@ _EVALUATED = (
 )
 _TIMED = (
     *("fingerprint", "input", "dtype", "engines.ours.load_s"),
-    *(f"engines.ours.searches.{search}" for search in SEARCHES),
+    *(f"engines.ours.searches.{search}.sentences_per_second" for search in SEARCHES),
+    "engines.ours.searches.greedy.seconds.repeats",
     *(f"environment.hardware.{name}" for name in ("device", "cores", "threads")),
     *(f"environment.{name}" for name in ("versions.torch", "commit", "date")),
 )
@@ -36,6 +38,14 @@ FILES = {
     "speed": ("run `writehead bench translate` again, on the quantized run", _TIMED),
     "train": ("copy it again from the folder of the training", ("model", "train")),
 }
+# by name of the file: what reads the parts of it that are not plain figures
+PARTS: dict[str, Callable[[Result], object]] = {
+    "float32": lambda one: ModelConfig.from_json(one["model"]),
+    "quantized": lambda one: QuantizationConfig.from_json(one["quantization"] or {}),
+    "train": lambda one: TrainConfig.from_json(one["train"]),
+}
+# settings of a training that change nothing of its weights
+UNSEEN = {"log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every", "keep"}
 # what the scores before and after quantizing must have in common
 ALIKE: dict[str, Callable[[Result], Any]] = {
     "model": lambda one: one["model"],
@@ -64,6 +74,11 @@ def read_boxed(results: Path) -> Boxed | None:
     if _missing(results):
         return None
     found = {name: _read(_place(results, name), *wanted) for name, wanted in FILES.items()}
+    for name, read in PARTS.items():
+        try:
+            read(found[name])
+        except (ConfigError, TypeError, AttributeError) as error:
+            raise RunError(f"{_place(results, name)}: {error}; {FILES[name][0]}") from error
     _check_alike(results / FOLDER, found)
     return found
 
@@ -82,6 +97,9 @@ def _read(path: Path, again: str, wanted: tuple[str, ...]) -> Result:
     if lacking:
         raise RunError(f"{path} lacks {', '.join(lacking)}; {again}")
     assert isinstance(found, dict)
+    for name in ("ln_ppl", "bytes", "parameters"):
+        if name in wanted and not isinstance(found[name], int | float):
+            raise RunError(f"{path} has no number under {name}; {again}")
     return found
 
 
@@ -175,7 +193,7 @@ def _notes(found: Boxed) -> list[str]:
         f"Speed: {Path(speed['input']).name} in {speed['dtype']} on {hardware['device']}, "
         f"{hardware['threads']} threads of {hardware['cores']} cores, text to text, the median "
         f"of {passes} passes; loading took {ours['load_s']:.2g} s.",
-        f"Training: {_settings(found['train']['train'])}; what is not named is as usual.",
+        f"Training: {_settings(found['train']['train'])}; what is not named is the default.",
         made([{"environment": before}, {"environment": after}, speed]),
     ]
 
@@ -184,8 +202,8 @@ def _settings(train: dict[str, Any]) -> str:
     """How long a training was and what was not the default in it, as `--set` takes them."""
     usual = TrainConfig().to_json()
     other = [
-        f"train.{name}={value}"
+        f"train.{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in train.items()
-        if name == "steps" or (name not in APART and usual.get(name) != value)
+        if name == "steps" or (name not in UNSEEN and usual.get(name) != value)
     ]
     return ", ".join(other)

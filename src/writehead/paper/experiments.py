@@ -84,12 +84,12 @@ class Experiment:
 
 _LOOKS: Settings = {
     "log_every": Because(100, "a curve of some dozens of points"),
-    "evaluate_every": Because(500, "a dev curve of about ten points"),
+    "evaluate_every": Because(500, "a dev curve of six points"),
     "checkpoint_every": Because(1000, "a machine that goes away costs a minute at most"),
     "keep": Because(1, "going on needs the last one; the best on dev stays too"),
 }
 _TRANSLATION: Settings = {
-    "steps": Because(3000, "two to three epochs of 1.3M pairs, one or two minutes on one H200"),
+    "steps": Because(3000, "two to three epochs of 1.3M pairs: a few minutes on one H200"),
     "learning_rate": Because(0.02, "held by a first run of 8,000 steps with 1,000 to warm up in"),
     "warmup": Because(300, "a tenth of the steps, as in the paper's runs"),
     **_LOOKS,

@@ -1,4 +1,4 @@
-"""§4.1: every row of Tables 1 and 3 as a config, and smaller families of the same shape.
+"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and that of the boxed model.
 
 A preset is `family/row`. A family fixes the sizes of the multi-head baseline; a row changes its
 attention and nothing else, and `matched_d_ff` widens the feed-forward layers to keep the total.
