@@ -260,7 +260,7 @@ def plot_command(
 ) -> None:
     """Draw the sweeps of a result once more: time a token against context and against batch.
 
-    Example: writehead bench plot results/decode.json docs/figures
+    Example: writehead bench plot results/decode.json figures
     """
     try:
         read = json.loads(result.read_text(encoding="utf-8"))
