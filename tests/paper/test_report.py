@@ -172,7 +172,7 @@ def test_the_caption_says_what_differs_from_the_paper(tmp_path):
     for words in (
         "52.7M parameters in every row (the paper: 211M)",
         "1,234,567 pairs, 39M target tokens, of some.en.xz, some.de.xz; a vocabulary of 16,384",
-        "3,000 steps of 32,768 tokens, about 2.5 epochs",
+        "3,000 steps of 32,768 tokens, about 2.4 epochs",
         "(the paper: 100,000 steps of 32,768 tokens, about 20 epochs)",
         "Chip: a chip, 4 min of training a row (the paper: a 32-core TPUv3 cluster)",
         "newstest2014, 3,003 (the paper: `sacrebleu -t wmt13`, `sacrebleu -t wmt14`)",
