@@ -90,3 +90,15 @@ def test_a_window_holds_at_least_the_query_itself(window):
 def test_segments_of_one_side_alone_are_refused(side):
     with pytest.raises(ShapeError, match="both query_segments and memory_segments, or neither"):
         Visibility(**{side: torch.ones(b, n, dtype=torch.long)})
+
+
+def test_masks_are_made_once_and_blind_queries_are_those_that_a_mask_leaves_nothing():
+    visibility = Visibility(causal=True, lengths=torch.tensor([m, 0]))
+    mask, blind = (getattr(visibility, name)(n, m, CPU) for name in ("mask", "blind"))
+    assert visibility.mask(n, m, CPU) is mask
+    assert visibility.blind(n, m, CPU) is blind
+    assert torch.equal(blind[..., 0], mask.sum(-1) == 0)
+    assert blind[1].all()
+    assert not blind[0].any()
+    assert visibility.mask(n, m - 1, CPU).shape[-1] == m - 1
+    assert Visibility().blind(n, m, CPU) is None

@@ -22,13 +22,13 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
     Q = Q.reshape(b, g, h // g * n, k)
     logits = torch.matmul(Q, K.transpose(-1, -2))  # [b, g, h/g n, m]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
-    mask = visibility.mask(n, m, Q.device)
-    if mask is None:
+    mask, blind = visibility.mask(n, m, Q.device), visibility.blind(n, m, Q.device)
+    if mask is None or blind is None:
         weights = torch.softmax(logits, dim=-1)
     else:
         logits = logits.view(b, h, n, m).masked_fill(~mask, float("-inf"))
         weights = torch.softmax(logits, dim=-1)
         # the softmax of a row that sees nothing is 0/0; here it is zero
-        weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
+        weights = weights.masked_fill(blind, 0.0)
         weights = weights.view(b, g, h // g * n, m)
     return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)

@@ -39,10 +39,10 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float
     O = scaled_dot_product_attention(  # noqa: E741
         Q, K, V, attn_mask=mask, is_causal=causal, scale=scale
     )
-    if mask is not None:
-        # PyTorch leaves a row that sees nothing undefined; here it is zero
-        O = O.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # noqa: E741
-    return O.reshape(b, h, n, v)
+    O = O.reshape(b, h, n, v)  # noqa: E741
+    blind = None if mask is None else visibility.blind(n, m, Q.device)
+    # PyTorch leaves a row that sees nothing undefined; here it is zero
+    return O if blind is None else O.masked_fill(blind, 0.0)
 
 
 def _arguments(

@@ -4,7 +4,7 @@ A kernel that knows lengths, windows and segments can skip what is not visible; 
 same facts into booleans for a backend that cannot.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class Visibility:
       segment 0 is padding, which neither sees nor is seen.
     ancestors: [b, m], the row of K and V that holds each row's memory; by default its own. It
       says where to read, not what is visible, so `mask` takes no note of it.
+
+    All layers of a step see alike, so masks are made once and kept: the tensors must not change.
     """
 
     causal: bool = False
@@ -36,6 +38,9 @@ class Visibility:
     query_segments: Tensor | None = None
     memory_segments: Tensor | None = None
     ancestors: Tensor | None = None
+    _kept: dict[tuple[str, int, int, torch.device], Tensor | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -75,6 +80,20 @@ class Visibility:
 
     def mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """The visible pairs as booleans that broadcast to [b, 1, n, m]; None where all are."""
+        key = ("mask", n, m, device)
+        if key not in self._kept:
+            self._kept[key] = self._make_mask(n, m, device)
+        return self._kept[key]
+
+    def blind(self, n: int, m: int, device: torch.device) -> Tensor | None:
+        """The queries that see nothing, booleans that broadcast to [b, 1, n, 1]; as in `mask`."""
+        key = ("blind", n, m, device)
+        if key not in self._kept:
+            mask = self.mask(n, m, device)
+            self._kept[key] = None if mask is None else ~mask.any(dim=-1, keepdim=True)
+        return self._kept[key]
+
+    def _make_mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         visible: Tensor | None = None
 
         def also(condition: Tensor) -> None:
