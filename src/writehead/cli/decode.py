@@ -120,7 +120,7 @@ def generate_command(
     run: TextRun,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="What the text begins with; else it is read."),
+        typer.Argument(metavar="PROMPT", help="What the text begins with; else it is read."),
     ] = None,
     input_path: Input = "-",
     output_path: OutputFile = "-",
