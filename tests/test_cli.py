@@ -1,8 +1,10 @@
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -200,3 +202,27 @@ def test_a_training_bench_needs_no_dataset_whatever_the_task(name, writehead):
     code, out, err = writehead("bench", "train", "--preset", name, *steps, *settings)
     assert code == 0, err
     assert "µs a token" in out + err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_standard_output_without_room_is_one_sentence():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "writehead", "presets"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
+def test_evaluate_says_that_it_cannot_write_before_it_scores(writehead, tmp_path):
+    text = tmp_path / "news.en"
+    text.write_text("a cat\n")
+    scoring = ("--source", text, "--reference", text, "--output", tmp_path)
+    code, out, err = writehead("evaluate", tmp_path / "no run", *scoring)
+    assert (code, out) == (2, "")
+    assert err == f"error: {tmp_path} could not be written: Is a directory\n"

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -13,7 +14,7 @@ from writehead.bench.decode import GRAPH, OURS, quickest
 from writehead.errors import ConfigError, RunError
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0", "grouped-query": "#6b46c1"}
-FORMATS = ("svg", "png")
+FORMATS: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}}  # and metadata
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -115,12 +116,14 @@ def _caption(result: dict[str, Any]) -> str:
 def _save(figure: Figure, stem: Path) -> list[Path]:
     """Writes a figure in each format, whole or not at all."""
     files = []
-    for kind in FORMATS:
+    for kind, metadata in FORMATS.items():
         path = stem.with_suffix(f".{kind}")
         fresh = path.with_name(f".{path.name}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(fresh, format=kind, dpi=160)
+            # the same picture has the same bytes
+            with matplotlib.rc_context({"svg.hashsalt": "writehead"}):
+                figure.savefig(fresh, format=kind, dpi=160, metadata=metadata)
             os.replace(fresh, path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror}") from error

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -67,6 +68,8 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
         fresh.write_text(text, encoding="utf-8")
         os.replace(fresh, path)
     except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 

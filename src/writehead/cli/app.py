@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -96,8 +96,18 @@ def main() -> None:
         with _ending_in_order():
             app()
     except WriteheadError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:  # of a place that no verb looks after, such as standard output
+        place = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"{place}{error.strerror or error}")
+
+
+def _fail(sentence: str) -> NoReturn:
+    """Says what went wrong and exits."""
+    Console(stderr=True, soft_wrap=True).print(f"error: {sentence}", style="red", markup=False)
+    with suppress(OSError):  # what is left unsaid goes nowhere, or closing would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(2)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import environment, run_facts, write_result
+    from writehead.bench.record import check_writable, environment, run_facts, write_result
     from writehead.decoding import Engine, textio
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -124,6 +124,8 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
+    if output is not None:
+        check_writable(output)  # before minutes of scoring, not after
     engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")

@@ -15,11 +15,15 @@ from writehead.data.workers import Encoded
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file beside its place, waits until it is on disk, and moves it there."""
     beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink()
     sync(path.parent)
 
 

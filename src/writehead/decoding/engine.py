@@ -89,7 +89,13 @@ class Engine:
         Without a run it is that of the model in the box, which translates English to German. A
         `backend` asked for by name is one for plain steps, so there are no captured ones then.
         """
-        run = boxed_run() if run is None else run
+        if run is None:
+            try:
+                return cls.load(boxed_run(), device, dtype, backend, batching, graphs=graphs)
+            except (RunError, DataError) as error:
+                raise RunError(
+                    f"the model in the box: {error}; or install writehead again"
+                ) from error
         graphs = graphs and backend == "auto"
         place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)

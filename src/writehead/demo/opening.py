@@ -8,12 +8,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from writehead.decoding import Engine
+from writehead.errors import RunError
 from writehead.model.boxed import has_boxed_run
 
 SENTENCES = (
     "The committee will vote on the report tomorrow.",
     "We must do more to protect our rivers and forests.",
-    "I forgot my umbrella on the train this morning.",
+    "Tom asked Mary whether she wanted to go swimming.",
     "Could you tell me where the nearest station is?",
 )
 
@@ -21,14 +22,18 @@ SENTENCES = (
 def open_box(device: str, console: Console) -> dict[str, Any] | None:
     """Our sentences as the model in the box translates them, and the seconds that it took.
 
-    None where the package has no such model.
+    None where the package has no such model, or a damaged one.
     """
     if not has_boxed_run():
         console.print("[bold]1. The model in the box[/] is not here: this writehead has none")
         return None
     console.print("[bold]1. The model in the box[/] translates, English to German, beam 4")
     began = time.perf_counter()
-    engine = Engine.load(device=device)
+    try:
+        engine = Engine.load(device=device)
+    except RunError as error:
+        console.print(Text(f"   it cannot: {error}"))
+        return None
     loaded = time.perf_counter()
     texts = [output.text for output in engine.translate(SENTENCES)]
     return {

@@ -4,7 +4,8 @@ A kernel that knows lengths, windows and segments can skip what is not visible; 
 same facts into booleans for a backend that cannot.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,11 +39,12 @@ class Visibility:
     query_segments: Tensor | None = None
     memory_segments: Tensor | None = None
     ancestors: Tensor | None = None
-    _kept: dict[tuple[str, int, int, torch.device], Tensor | None] = field(
-        default_factory=dict, init=False, repr=False
-    )
+
+    # of an instance; called the class's so that it is no field: a copy makes its own masks
+    _kept: ClassVar[dict[tuple[str, int, int, torch.device], Tensor | None]]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_kept", {})
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1, the query's own position")
         if (self.query_segments is None) != (self.memory_segments is None):

@@ -15,7 +15,7 @@ from writehead.paper.report import (
     write_file,
 )
 
-TITLE = "Fast Transformer Decoding, reproduced"
+TITLE = "Fast Transformer Decoding: its tables, run again"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
   color: #1a202c; background: #fff; }
