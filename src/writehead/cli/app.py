@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -99,14 +99,14 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:  # of a place that no verb looks after, such as standard output
         place = "" if error.filename is None else f"{error.filename}: "
+        if sys.stdout is not None:  # what is left unsaid goes nowhere, or closing would fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"{place}{error.strerror or error}")
 
 
 def _fail(sentence: str) -> NoReturn:
     """Says what went wrong and exits."""
     Console(stderr=True, soft_wrap=True).print(f"error: {sentence}", style="red", markup=False)
-    with suppress(OSError):  # what is left unsaid goes nowhere, or closing would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(2)
 
 
