@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers import config, model, tokens
 from writehead.config import DecodeConfig
@@ -25,6 +26,7 @@ from writehead.kernels import (
     linear,
     packed,
     pointwise,
+    tiles,
 )
 from writehead.kernels.heads import Heads
 
@@ -65,6 +67,8 @@ def type_of(value: object) -> str:
     """What a launch calls the type of an argument."""
     if isinstance(value, Tensor):
         return TYPES[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
     if isinstance(value, float):
         return "fp32"
     return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
@@ -115,10 +119,11 @@ def label(dtype: torch.dtype) -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    for wrappers in (beams, choose, decode, linear, pointwise):
+    for wrappers in (beams, choose, decode, linear, pointwise, tiles):
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)
+    take_a_step("translation", 40, greedy)
     take_a_step("translation", 3, beam, g=8)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)

@@ -17,8 +17,8 @@ from writehead.cli import main
 if not torch.cuda.is_available() and find_spec("triton"):
     # a kernel is interpreted if this is set when it is defined, whichever test comes first
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        names = "beams", "choose", "decode", "label_loss", "linear", "packed_kernels", "pointwise"
-        for name in names:
+        names = "beams choose decode label_loss linear packed_kernels pointwise tiles"
+        for name in names.split():
             import_module(f"writehead.kernels.{name}")
 
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)

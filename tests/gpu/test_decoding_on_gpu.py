@@ -19,6 +19,7 @@ decode = pytest.importorskip("writehead.kernels.decode", reason="Triton is not i
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 linear = pytest.importorskip("writehead.kernels.linear", reason="Triton is not installed")
+tiles = pytest.importorskip("writehead.kernels.tiles", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
 b, END, VOCABULARY = 37, 1, 501
@@ -400,6 +401,23 @@ def test_products_of_few_rows_err_at_most_twice_as_much_as_plain_pytorch(rows, c
     exact = X.double() @ W.double().T * root + R
     plain_product = (X @ W.T * root.bfloat16() + R) - exact
     found = linear.rows_linear(X, W, residual=R, unnormed=linear.Unnormed(S, 1e-6))
+    assert_at_most_twice((found - exact).abs(), plain_product.abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(33, 1280, 1024), (40, 1000, 512), (128, 1024, 1024), (256, 70, 960)],
+)
+def test_products_by_tiles_err_at_most_twice_as_much_as_plain_pytorch(rows, columns, depth, dtype):
+    X, R, W = (
+        random(*shape, dtype=dtype) for shape in ((rows, depth), (rows, columns), (columns, depth))
+    )
+    shape = tiles.choose_shape(X, W)
+    assert shape is not None
+    exact = X.double() @ W.double().T + R
+    plain_product = (X @ W.T + R) - exact
+    found = tiles.tiled_linear(X, W, shape, residual=R)
     assert_at_most_twice((found - exact).abs(), plain_product.abs())
 
 

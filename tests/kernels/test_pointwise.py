@@ -83,15 +83,3 @@ def test_sums_are_float32_whatever_comes_in():
         exact = exact / exact.square().mean(1, keepdim=True).sqrt()
         assert found.dtype == torch.float16
         assert_close(found, exact.half(), atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("m", [1, 5, 37])
-@pytest.mark.parametrize(("g", "k"), [(3, 16), (1, 24)])
-def test_positions_of_heads_become_heads_of_positions_in_a_wider_buffer(g, k, m):
-    wide = random(2, m, g * k + 4)
-    T = wide[:, :, : g * k]  # a slice, so that strides count
-    into = torch.full((4, g, m + 3, k), torch.nan, device=DEVICE)
-    pointwise.lay_out(T, into)
-    assert torch.equal(into[:2, :, :m], T.unflatten(2, (g, k)).transpose(1, 2))
-    assert into[2:].isnan().all()
-    assert into[:, :, m:].isnan().all()

@@ -123,10 +123,10 @@ def test_the_encoders_memory_is_the_models_in_the_first_places_of_a_larger_one(c
     source = tokens(b, m).to(DEVICE)
     lengths = torch.tensor([m, m - 3], device=DEVICE) if padded else None
     right = memories(made, source, lengths)
-    into = fused.Memories(
-        *(torch.full((1, b + 1, *T.shape[2:3], m + 4, T.shape[4]), -9.0).to(T) for T in right),
-        torch.full((b + 1,), 99, device=DEVICE),
-    )
+    heads, device = made.config.encoder_attention, right[0].device
+    into = fused.Memories.make(heads, 1, b + 1, m + 4, right[0].dtype, device)
+    into.K[:] = into.V[:] = -9.0
+    into.lengths[:] = 99
 
     fused.FusedDecoder(made).encode(source, lengths, into)
 

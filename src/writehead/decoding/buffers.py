@@ -47,18 +47,20 @@ def cache_bytes(shape: Shape, config: ModelConfig, dtype: torch.dtype) -> int:
 class Mirror:
     """Memory of the host that a device copies to while it works: no copy waits for a new place.
 
-    growing: [sentences], by their first beams. tokens: [steps, rows] of greedy search's history.
+    growing: [sentences], by their first beams. tokens: [steps, rows] of greedy search's history,
+    and log_p: [rows].
     """
 
     growing: Tensor
     tokens: Tensor
+    log_p: Tensor
 
     @classmethod
     def make(cls, sentences: int, steps: int, rows: int, *, pinned: bool) -> "Mirror":
         """One of these sizes; only what is `pinned` is copied to without waiting."""
         growing = torch.zeros(sentences, dtype=torch.long, pin_memory=pinned)
         tokens = torch.zeros(steps, rows, dtype=torch.int32, pin_memory=pinned)
-        return cls(growing, tokens)
+        return cls(growing, tokens, torch.zeros(rows, pin_memory=pinned))
 
 
 class Buffers:
@@ -91,19 +93,9 @@ class Buffers:
         self.memories: Memories | None = None
         if shape.source:
             read = config.encoder_attention
-            K, V = (
-                torch.zeros(
-                    config.decoder_layers,
-                    b,
-                    read.g,
-                    shape.source,
-                    width,
-                    dtype=dtype,
-                    device=device,
-                )
-                for width in (read.k, read.v)
+            self.memories = Memories.make(
+                read, config.decoder_layers, b, shape.source, dtype, device
             )
-            self.memories = Memories(K, V, torch.ones(b, dtype=torch.long, device=device))
 
         def integers(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)

@@ -209,13 +209,14 @@ class GraphDecoder:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
-        watch = Watch(captured.buffers, [()] * b, self._numbers)
+        watch = Watch(captured.buffers, self._numbers)
         may_move = b >= FEWEST
-        for t in range(constraints.longest):
+        longest = constraints.longest
+        for t in range(1, longest + 1):
             captured.step()
-            if t + 1 == constraints.longest or not watch.is_due(t + 1):
+            if t == longest or not watch.is_due(t, longest):
                 continue
-            growing = [i for i in watch.look(t + 1) if i < len(places)]
+            growing = [i for i in watch.look(t) if i < len(places)]
             if not growing:
                 break
             smaller = _round_rows(len(growing))
@@ -226,12 +227,12 @@ class GraphDecoder:
                 may_move = False
                 continue
             done = sorted(set(range(len(places))) - set(growing))
-            self._collect(watch, done, places, found, constraints, config)
+            self._collect(watch, t, done, places, found, constraints, config)
             captured, places = moved, [places[i] for i in growing]
             may_move = len(places) >= FEWEST
-            watch = Watch(captured.buffers, [watch.texts[i] for i in growing], self._numbers)
+            watch = watch.move(growing, moved.buffers)
         left = list(range(len(places)))
-        self._collect(watch, left, places, found, constraints, config)
+        self._collect(watch, t, left, places, found, constraints, config)
         return found
 
     def _move(
@@ -251,23 +252,22 @@ class GraphDecoder:
     def _collect(
         self,
         watch: Watch,
+        t: int,
         done: list[int],
         places: list[int],
         found: list[list[Hypothesis]],
         constraints: Constraints,
         config: DecodeConfig,
     ) -> None:
-        """Puts what was found for the sentences at `done` where they belong."""
+        """Puts what was found in t steps for the sentences at `done` where they belong."""
         if not done:
             return
-        buffers = watch.buffers
-        index = torch.tensor(done, device=buffers.rows.tokens.device)
         if config.beam == 1:
-            watch.finish()
-            texts = [watch.texts[i] for i in done]
-            read = read_greedy(buffers, index, texts, constraints, config)
+            watch.finish(t)
+            limits = [constraints.limits[places[i]] for i in done]
+            read = read_greedy(watch, done, limits, constraints.end, config.alpha)
         else:
-            read = read_beams(buffers, index, constraints, config)
+            read = read_beams(watch.buffers, done, config.n_best)
         for i, hypotheses in zip(done, read, strict=True):
             found[places[i]] = hypotheses
 

@@ -7,35 +7,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from writehead.config import DecodeConfig
-from writehead.decoding.buffers import Buffers
-from writehead.decoding.search import Constraints, Hypothesis, length_penalty, make_hypothesis
+from writehead.decoding.buffers import Buffers, Mirror
+from writehead.decoding.search import Hypothesis, length_penalty, make_hypothesis
 from writehead.kernels.choose import NEVER
 
 LOOK = 8  # steps between two looks at what still grows
+LAST = 2  # steps before the end at which to look once more
 
 
 class Watch:
     """What the host knows of a search as of some steps ago, so that nobody waits to know.
 
     That is which sentences still grow: one that has ended never grows again, so an old answer is a
-    safe one. Of greedy search it is also the tokens chosen so far, in `texts` by sentence: Python's
-    numbers are put together while the device has work. `numbers` has one for each id; new ones,
-    all over the memory, would take longer to make, and to pass on, than some steps.
+    safe one. Of greedy search it is also the tokens chosen so far, by step: Python's numbers are
+    looked up while the device has work. `numbers` has one for each id; new ones, all over the
+    memory, would take longer to make, and to pass on, than some steps.
     """
 
-    def __init__(
-        self, buffers: Buffers, texts: list[tuple[int, ...]], numbers: NDArray[Any]
-    ) -> None:
-        self.buffers, self.texts = buffers, texts
+    def __init__(self, buffers: Buffers, numbers: NDArray[Any]) -> None:
+        self.buffers = buffers
         self._numbers = numbers
         self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
         self._event: torch.cuda.Event | None = None
-        self._asked = len(texts[0])  # steps that are in `texts`, or on their way
+        self._steps: list[list[int]] = []  # each step's tokens by row
+        self._asked = 0  # steps that are among these, or on their way
 
-    def is_due(self, t: int) -> bool:
-        """Whether to look after t steps."""
-        return t % LOOK == 0 or self.buffers.mirror is None
+    def is_due(self, t: int, longest: int) -> bool:
+        """Whether to look after t of `longest` steps; just before the last, to be nearly done."""
+        return self.buffers.mirror is None or t % LOOK == 0 or t == longest - LAST
 
     def look(self, t: int) -> list[int]:
         """The sentences that grew when this was asked the last time; asks anew, after t steps."""
@@ -43,73 +42,91 @@ class Watch:
         if mirror is None:
             return _places(now)
         before = list(range(len(now)))
-        if self._event is None:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        else:
+        if self._event is not None:
             self._event.synchronize()
             before = _places(mirror.growing)
-            self._take(self._come())
+            self._take()
         mirror.growing.copy_(now, non_blocking=True)
+        self._ask(mirror, t)
+        return before
+
+    def finish(self, t: int) -> None:
+        """Has all that greedy search found in t steps on the host; waits for the last of them."""
+        mirror = self.buffers.mirror
+        if mirror is not None:
+            mirror.log_p.copy_(self.buffers.log_p, non_blocking=True)
+            self._ask(mirror, t).synchronize()
+        self._asked = t
+        self._take()
+
+    def move(self, growing: list[int], buffers: Buffers) -> "Watch":
+        """The watch of the sentences that went on in other buffers."""
+        moved = Watch(buffers, self._numbers)
+        if self.buffers.mirror is not None and buffers.mirror is not None and self._beam == 1:
+            moved._asked = known = len(self._steps)
+            moved._steps = [[step[i] for i in growing] for step in self._steps]
+            to, before = buffers.mirror.tokens, self.buffers.mirror.tokens
+            to[:known, : len(growing)] = before[:known, growing]
+        return moved
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The tokens of each row, once the search is finished."""
+        return list(zip(*self._steps, strict=True))
+
+    def chosen(self) -> tuple[NDArray[np.int32], Tensor]:
+        """The tokens [steps, rows] of greedy search, and log P of each row, once it is finished."""
+        mirror, tokens, log_p = self.buffers.mirror, self.buffers.history.tokens, self.buffers.log_p
+        if mirror is not None:
+            tokens, log_p = mirror.tokens, mirror.log_p
+        return tokens[: self._asked].cpu().numpy(), log_p.cpu()
+
+    def _ask(self, mirror: Mirror, t: int) -> torch.cuda.Event:
+        """Has the device copy what it chose in the steps up to t; the event of its being done."""
         if self._beam == 1:
             some = slice(self._asked, t)
             mirror.tokens[some].copy_(self.buffers.history.tokens[some], non_blocking=True)
             self._asked = t
-        self._event.record(torch.cuda.current_stream(now.device))  # where the copies are
-        return before
+        self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(self._growing.device))  # where the copies are
+        return self._event
 
-    def finish(self) -> None:
-        """Has all tokens that greedy search chose so far in `texts`; the last are waited for."""
-        taken = int(self.buffers.limits.clock)  # and so all that was asked for has come
-        last = self.buffers.history.tokens[self._asked : taken].cpu()
-        self._take(torch.cat([self._come(), last]))
-        self._asked = taken
-
-    def _come(self) -> Tensor:
-        """The tokens [steps, rows] that were asked for and are not in the texts yet."""
-        tokens = self.buffers.history.tokens
-        if self.buffers.mirror is None or self._beam > 1:
-            return tokens[:0].cpu()
-        return self.buffers.mirror.tokens[len(self.texts[0]) : self._asked]
-
-    def _take(self, tokens: Tensor) -> None:
-        """Adds tokens [steps, rows] to the texts."""
-        if len(tokens):
-            steps = self._numbers[tokens.numpy()[:, : len(self.texts)]].tolist()
-            more = zip(*steps, strict=True)
-            self.texts = [text + new for text, new in zip(self.texts, more, strict=True)]
+    def _take(self) -> None:
+        """Looks up the numbers of the steps that have come."""
+        if self._beam == 1:
+            tokens, _ = self.chosen()
+            self._steps += self._numbers[tokens[len(self._steps) :]].tolist()
 
 
 def read_greedy(
-    buffers: Buffers,
-    sentences: Tensor,
-    texts: list[tuple[int, ...]],
-    constraints: Constraints,
-    config: DecodeConfig,
+    watch: Watch, sentences: list[int], limits: list[int], end: int, alpha: float
 ) -> list[list[Hypothesis]]:
-    """What greedy search found for some sentences, of which `texts` has all chosen tokens."""
-    tokens = buffers.history.tokens[: len(texts[0]), sentences]
-    limits = buffers.limits.max_lengths[sentences]
-    steps = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    first = torch.where(tokens == constraints.end, steps, len(tokens)).amin(dim=0)
-    ended = first < limits
-    lengths = torch.where(ended, first + 1, limits).cpu()
-    totals = buffers.log_p[sentences].cpu()
-    scores = totals / length_penalty(lengths, config.alpha)
+    """What greedy search found for some sentences, none of which may be longer than its limit."""
+    tokens, log_p = watch.chosen()
+    is_end, most = tokens == end, np.array(limits)
+    first = np.where(is_end.any(axis=0), is_end.argmax(axis=0), len(tokens))[sentences]
+    ended = first < most
+    lengths = np.where(ended, first + 1, most)
+    totals = log_p[sentences]
+    scores = totals / length_penalty(torch.from_numpy(lengths), alpha)
+    texts = watch.texts()
     return [
-        [make_hypothesis(*one)]
-        for one in zip(
-            texts, lengths.tolist(), scores.tolist(), totals.tolist(), ended.tolist(), strict=True
+        [make_hypothesis(texts[i], *one)]
+        for i, *one in zip(
+            sentences,
+            lengths.tolist(),
+            scores.tolist(),
+            totals.tolist(),
+            ended.tolist(),
+            strict=True,
         )
     ]
 
 
-def read_beams(
-    buffers: Buffers, sentences: Tensor, constraints: Constraints, config: DecodeConfig
-) -> list[list[Hypothesis]]:
+def read_beams(buffers: Buffers, sentences: list[int], n_best: int) -> list[list[Hypothesis]]:
     """The n_best of some sentences, each followed back through its parents."""
     pool = buffers.pool
     scores, log_p, steps, rows, last, ended = (
-        T[sentences, : config.n_best].cpu().numpy()
+        T[:, :n_best].cpu().numpy()[sentences]
         for T in (pool.scores, pool.log_p, pool.steps, pool.rows, pool.tokens, pool.ended)
     )
     taken = int(buffers.limits.clock)

@@ -64,7 +64,7 @@ class Constraints:
     end: int
     min_length: int
     max_lengths: Tensor  # [b]
-    longest: int
+    limits: tuple[int, ...]  # the same, on the host
     prefix: Tensor  # [b, longest prefix]
     prefix_lengths: Tensor  # [b]
 
@@ -106,10 +106,15 @@ class Constraints:
             end,
             config.min_length,
             torch.tensor(limits, device=device),
-            max(limits),
+            tuple(limits),
             torch.tensor(padded, dtype=torch.long, device=device).view(b, width),
             torch.tensor([len(prefix) for prefix in starts], device=device),
         )
+
+    @property
+    def longest(self) -> int:
+        """The most steps that any sentence may take."""
+        return max(self.limits)
 
     def log_probabilities(self, logits: Tensor, t: int) -> Tensor:
         """log P of each token as the t-th from 0, -inf where it is not allowed.
@@ -323,8 +328,8 @@ def make_hypothesis(
 ) -> Hypothesis:
     """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
     _check_number(log_probability)
-    length -= int(finished)
-    return Hypothesis(tuple(tokens[:length]), score, log_probability, finished)
+    text = tuple(tokens[: length - int(finished)])
+    return Hypothesis(text, score, log_probability, finished)
 
 
 def _check_number(log_probability: float) -> None:

@@ -144,8 +144,8 @@ def attend_memory(
     """O [rows × beams, h v] of queries Q [rows × beams, h k] over a fixed memory.
 
     K: [rows, g, m, k], V: [rows, g, m, v], of which the first lengths [rows] positions are real.
-    growing: [rows × beams], 0 where a row has ended: its memory is not read once no other beam
-    of it is left. The rest is as in `append_and_attend`.
+    Heads and positions may lie in either order. growing: [rows × beams], 0 where a row has ended:
+    its memory is not read once no other beam of it is left. The rest is as in `append_and_attend`.
     """
     options = _Options(heads, scale, unnormed, padded, tile, splits)
     return _launch(Q, K, V, lengths, growing, None, options, appends=False)
@@ -196,13 +196,13 @@ def _launch(
         X, epsilon = options.unnormed.X, options.unnormed.epsilon
         d = X.shape[1]
     chain = chained(Q)
-    launch(attend_kernel, (rows, g, splits))(
+    launch(attend_kernel, (rows * g, splits))(
         Q,
         Q.stride(0),
         K,
         V,
-        K.stride(0),
-        V.stride(0),
+        *K.stride()[:3],
+        *V.stride()[:3],
         lengths,
         growing,
         lengths if ancestors is None else ancestors,

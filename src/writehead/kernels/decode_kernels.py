@@ -16,8 +16,12 @@ def attend_kernel(
     q_stride,
     K,
     V,
-    k_stride,
-    v_stride,
+    k_row,
+    k_head,
+    k_position,
+    v_row,
+    v_head,
+    v_position,
     lengths,
     growing,
     ancestors,
@@ -48,8 +52,8 @@ def attend_kernel(
 
     It reads its queries, then K and V once, tile by tile, with a running softmax in base 2.
     """
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    part = tl.program_id(2) if SPLITS > 1 else 0
+    head, row = tl.program_id(0) % G, (tl.program_id(0) // G).to(tl.int64)
+    part = tl.program_id(1) if SPLITS > 1 else 0
     queries = tl.arange(0, SIZE_Q)
     is_query = queries < BEAMS * SHARE
     rows = row * BEAMS + queries // SHARE  # of Q and O
@@ -70,8 +74,12 @@ def attend_kernel(
         k_tile, v_tile = _load_tile(
             K,
             V,
-            k_stride,
-            v_stride,
+            k_row,
+            k_head,
+            k_position,
+            v_row,
+            v_head,
+            v_position,
             ancestors,
             row,
             head,
@@ -115,8 +123,8 @@ def attend_kernel(
             if SIZE_D > 0:
                 k_new = (k_new.to(tl.float32) * root).to(k_new.dtype)
                 v_new = (v_new.to(tl.float32) * root).to(v_new.dtype)
-            tl.store(K + row * k_stride + (head * size + slot) * SIZE_K + ks, k_new, mask=alive)
-            tl.store(V + row * v_stride + (head * size + slot) * SIZE_V + vs, v_new, mask=alive)
+            tl.store(K + row * k_row + head * k_head + slot * k_position + ks, k_new, mask=alive)
+            tl.store(V + row * v_row + head * v_head + slot * v_position + vs, v_new, mask=alive)
             largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
             total += 1.0
             acc += v_new.to(tl.float32)[None, :]
@@ -142,8 +150,12 @@ def attend_kernel(
         k_tile, v_tile = _load_tile(
             K,
             V,
-            k_stride,
-            v_stride,
+            k_row,
+            k_head,
+            k_position,
+            v_row,
+            v_head,
+            v_position,
             ancestors,
             row,
             head,
@@ -180,7 +192,7 @@ def attend_kernel(
             mask=is_query[:, None],
         )
     else:
-        count = tl.num_programs(0).to(tl.int64) * BEAMS * G * SHARE
+        count = tl.num_programs(0).to(tl.int64) * BEAMS * SHARE
         mine = place + part * count
         tl.store(part_O + mine[:, None] * SIZE_V + vs[None, :], acc, mask=is_query[:, None])
         tl.store(part_statistics + mine * 2, largest, mask=is_query)
@@ -191,8 +203,12 @@ def attend_kernel(
 def _load_tile(
     K,
     V,
-    k_stride,
-    v_stride,
+    k_row,
+    k_head,
+    k_position,
+    v_row,
+    v_head,
+    v_position,
     ancestors,
     row,
     head,
@@ -210,13 +226,10 @@ def _load_tile(
     holder = row
     if ANCESTORS:
         holder = tl.load(ancestors + row * size + at, mask=inside, other=0)[:, None]
-    place, ks, vs = (head * size + at)[:, None], tl.arange(0, SIZE_K), tl.arange(0, SIZE_V)
-    k = tl.load(
-        K + holder * k_stride + place * SIZE_K + ks[None, :], mask=inside[:, None], other=0.0
-    )
-    v = tl.load(
-        V + holder * v_stride + place * SIZE_V + vs[None, :], mask=inside[:, None], other=0.0
-    )
+    ks, vs = tl.arange(0, SIZE_K)[None, :], tl.arange(0, SIZE_V)[None, :]
+    k_at, v_at = head * k_head + at * k_position, head * v_head + at * v_position
+    k = tl.load(K + holder * k_row + k_at[:, None] + ks, mask=inside[:, None], other=0.0)
+    v = tl.load(V + holder * v_row + v_at[:, None] + vs, mask=inside[:, None], other=0.0)
     return k, v
 
 

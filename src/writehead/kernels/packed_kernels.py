@@ -5,7 +5,9 @@ by side, so that a tile of ROWS holds ROWS / SHARED queries. Few queries have a 
 visible memory, and K and V are read once for all heads of the tile. Multi-head has SHARED = 1.
 
 With NOISE the weight of a memory position is multiplied, after the softmax, by its factor: O is
-softmax(Q K^T) diag(noise) V. What `delta` has to be is still sum(O dO), as the factor is in O.
+softmax(Q K^T) diag(noise) V. The factor is applied to V, which is rounded then, as plain PyTorch
+has it: a query that sees one position gets exactly its row of that. What `delta` has to be is still
+sum(O dO), as the factor is in O.
 
 Everything is masked by segment as well as bounded by range, so a segment need not be contiguous.
 Offsets of batch rows, heads and positions are 64-bit. Logits are kept times log2(e), for exp2.
@@ -36,8 +38,8 @@ def _own_rows(T, row, head, position, heads, positions, DEPTH: tl.constexpr):
 
 @triton.jit
 def _factors(noise, row, write_head, j, g, m, there):
-    """The factors of memory positions j, of noise [b, g, m]."""
-    return tl.load(noise + (row * g + write_head) * m + j, mask=there, other=0.0)
+    """The factors [positions, 1] of memory positions j, of noise [b, g, m]."""
+    return tl.load(noise + (row * g + write_head) * m + j, mask=there, other=0.0)[:, None]
 
 
 @triton.jit
@@ -130,7 +132,7 @@ def forward(
         total = total * fade + tl.sum(weights, 1)
         mixed = mixed * fade[:, None]
         if NOISE:
-            weights *= _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)[None, :]
+            v = (v * _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)).to(v.dtype)
         mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
         highest = higher
 
@@ -216,9 +218,9 @@ def backward_queries(
         logits = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
         seen = _visible(reader[:, None], segment[None, :], i[:, None], j[None, :], CAUSAL, WINDOW)
         weights = tl.exp2(tl.where(seen, logits - sums[:, None], float("-inf")))
-        d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
         if NOISE:
-            d_weights *= _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)[None, :]
+            v = (v * _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)).to(v.dtype)
+        d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
         d_logits = weights * (d_weights - shift[:, None])
         dq = tl.dot(d_logits.to(k.dtype), k, dq, input_precision="ieee")
 
@@ -290,7 +292,8 @@ def backward_memory(
     k = tl.load(_rows(K, row, write_head, j, k_b, k_g, k_j, DEPTH_K), mask=seen_by_any, other=0.0)
     v = tl.load(_rows(V, row, write_head, j, v_b, v_g, v_j, DEPTH_V), mask=seen_by_any, other=0.0)
     if NOISE:
-        factors = _factors(noise, row, write_head, j, h // GROUP, m, there)[:, None]
+        factors = _factors(noise, row, write_head, j, h // GROUP, m, there)
+        v = (v * factors).to(v.dtype)
 
     r = tl.arange(0, ROWS)
     spans = tl.cdiv(tl.maximum(last - first, 0), ROWS // SHARED)
@@ -315,8 +318,6 @@ def backward_memory(
         weights = tl.exp2(tl.where(seen, logits - sums[None, :], float("-inf")))
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         d_weights = tl.dot(v, tl.trans(do), input_precision="ieee")
-        if NOISE:
-            d_weights *= factors
         d_logits = weights * (d_weights - shift[None, :])
         dk = tl.dot(d_logits.to(q.dtype), q, dk, input_precision="ieee")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
-ROWS = 32  # positions that one program of `lay_out` moves
+MANY = 4096  # rows from which on a program of `normalize` takes two: that many bytes under way
 
 
 def embed(
@@ -45,60 +45,28 @@ def normalize(
     X: Tensor, gain: Tensor, bias: Tensor | None, *, epsilon: float, centred: bool, scale: float = 1
 ) -> Tensor:
     """RMS norm of X [rows, d] or, `centred`, layer norm; times gain, plus bias, times `scale`."""
-    rows, d = X.shape
+    count, d = X.shape
+    rows = 1 if count < MANY else 2
     Y = torch.empty_like(X)
     chain = chained(X)
-    launch(_normalize_kernel, (rows,))(
+    launch(_normalize_kernel, (triton.cdiv(count, rows),))(
         X,
         gain,
         gain if bias is None else bias,
         Y,
+        count,
         d,
         epsilon,
         float(scale),
+        ROWS=rows,
         SIZE=triton.next_power_of_2(d),
         CENTRED=centred,
         BIAS=bias is not None,
         CHAINED=bool(chain),
-        num_warps=4,
+        num_warps=1 if rows == 1 else 2,
         **chain,
     )
     return Y
-
-
-def lay_out(T: Tensor, into: Tensor) -> None:
-    """Puts T [b, m, g k], positions of heads, into `into` [b, g, m, k], heads of positions."""
-    b, m, _ = T.shape
-    g, k = into.shape[1], into.shape[3]
-    rows = triton.cdiv(m, ROWS)
-    launch(_lay_out_kernel, (b, rows, g))(
-        T,
-        into,
-        T.stride(0),
-        T.stride(1),
-        into.stride(0),
-        into.stride(1),
-        m,
-        k,
-        ROWS=ROWS,
-        SIZE=triton.next_power_of_2(k),
-        num_warps=4,
-    )
-
-
-@triton.jit
-def _lay_out_kernel(
-    T, into, t_row, t_position, i_row, i_head, m, k, ROWS: tl.constexpr, SIZE: tl.constexpr
-):
-    """One program owns ROWS positions of one head of one row."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    at = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    ks = tl.arange(0, SIZE)
-    mask = (at < m)[:, None] & (ks < k)[None, :]
-    x = tl.load(
-        T + row * t_row + at[:, None] * t_position + head * k + ks[None, :], mask=mask, other=0.0
-    )
-    tl.store(into + row * i_row + head * i_head + at[:, None] * k + ks[None, :], x, mask=mask)
 
 
 @triton.jit
@@ -136,24 +104,27 @@ def _normalize_kernel(
     gain,
     bias,
     Y,
+    count,
     d,
     epsilon,
     scale,
+    ROWS: tl.constexpr,
     SIZE: tl.constexpr,
     CENTRED: tl.constexpr,
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """One program owns one row."""
+    """One program owns ROWS rows."""
     wait_for_input(CHAINED)
     hand_over(CHAINED)
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, SIZE)
-    x = tl.load(X + row * d + at, mask=at < d, other=0.0).to(tl.float32)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, SIZE)[None, :]
+    is_there = (rows < count) & (at < d)
+    x = tl.load(X + rows * d + at, mask=is_there, other=0.0).to(tl.float32)
     if CENTRED:
-        x = tl.where(at < d, x - tl.sum(x, axis=0) / d, 0.0)
-    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+        x = tl.where(at < d, x - tl.sum(x, axis=1)[:, None] / d, 0.0)
+    x = x * tl.rsqrt(tl.sum(x * x, axis=1)[:, None] / d + epsilon)
     y = x * tl.load(gain + at, mask=at < d, other=0.0).to(tl.float32)
     if BIAS:
         y += tl.load(bias + at, mask=at < d, other=0.0).to(tl.float32)
-    tl.store(Y + row * d + at, (y * scale).to(Y.dtype.element_ty), mask=at < d)
+    tl.store(Y + rows * d + at, (y * scale).to(Y.dtype.element_ty), mask=is_there)

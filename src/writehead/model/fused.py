@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
+from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
 from writehead.kernels.choose import Rows
 from writehead.kernels.decode import MOST_QUERIES, Unnormed, append_and_attend, attend_memory
 from writehead.kernels.linear import Norm, few_rows, row_linear, rows_linear
-from writehead.kernels.pointwise import embed, lay_out, normalize
+from writehead.kernels.pointwise import embed, normalize
+from writehead.kernels.tiles import choose_shape, tiled_linear
 from writehead.model.attention import Attention
 from writehead.model.cache import KVCache
 from writehead.model.layers import FeedForward, Layer
@@ -26,11 +28,31 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True, eq=False)
 class Memories:
-    """The encoder's K [layers, b, g, m, k] and V [layers, b, g, m, v], and lengths [b]."""
+    """The encoder's K [layers, b, g, m, k] and V [layers, b, g, m, v], and lengths [b].
+
+    In memory the heads of a position are neighbours, as the product that makes them leaves them.
+    """
 
     K: Tensor
     V: Tensor
     lengths: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        heads: AttentionConfig,
+        layers: int,
+        b: int,
+        m: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Memories":
+        """Room for b sentences of m positions."""
+        K, V = (
+            torch.zeros(layers, b, m, heads.g, width, dtype=dtype, device=device).transpose(2, 3)
+            for width in (heads.k, heads.v)
+        )
+        return cls(K, V, torch.ones(b, dtype=torch.long, device=device))
 
 
 def why_not(model: Transformer) -> str | None:
@@ -108,6 +130,7 @@ class FusedDecoder:
         scale = self.config.effective_logit_scale
         return _normed_product(stack.norm, X, output, None, scale=scale)
 
+    @torch.no_grad()
     def encode(self, source: Tensor, lengths: Tensor | None, into: Memories) -> None:
         """Encodes source [b, m] and puts its K and V into the first rows of `into`."""
         assert isinstance(self.model, TranslationModel)
@@ -129,11 +152,11 @@ class FusedDecoder:
             O = attend(Q, K, V, visibility, scale=config.k**-0.5)  # noqa: E741
             X = layer.add(X, O.transpose(1, 2).reshape(b * m, -1), layer.attention.P_o)
             X = layer.feed(X)
-        X = _norm(stack.norm, X).view(b, m, -1)
+        X = _norm(stack.norm, X)
         for i, layer in enumerate(self._layers):
             assert layer.cross is not None
-            lay_out(layer.cross.P_k(X), into.K[i])
-            lay_out(layer.cross.P_v(X), into.V[i])
+            _put(X, layer.cross.P_k, into.K[i, :b, :, :m])
+            _put(X, layer.cross.P_v, into.V[i, :b, :, :m])
         into.lengths[:b] = m if lengths is None else lengths
 
 
@@ -181,8 +204,9 @@ class _FusedLayer:
         """X [rows, d] + P(H), which may be X itself."""
         if len(X) == 1:
             return row_linear(H, P.weight, P.bias, residual=X)
-        if self.rooted and few_rows(H, P.weight):
-            return rows_linear(H, P.weight, residual=X)
+        own = _own_product(H, P.weight, X) if self.rooted else None
+        if own is not None:
+            return own
         X.addmm_(H, P.weight.t())
         if P.bias is not None:
             X += P.bias
@@ -271,9 +295,28 @@ def _norm(norm: nn.Module, X: Tensor, scale: float = 1.0) -> Tensor:
 
 def _product(X: Tensor, W: Tensor) -> Tensor:
     """X W^T of X [rows, d]."""
+    own = _own_product(X, W)
+    return linear(X, W) if own is None else own
+
+
+def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor | None:
+    """X W^T of X [rows, d], plus `residual`; None where the library's product is as quick."""
     if len(X) == 1:
-        return row_linear(X, W)
-    return rows_linear(X, W) if few_rows(X, W) else linear(X, W)
+        return row_linear(X, W, residual=residual)
+    shape = choose_shape(X, W)
+    if shape is not None:
+        return tiled_linear(X, W, shape, residual=residual)
+    return rows_linear(X, W, residual=residual) if few_rows(X, W) else None
+
+
+def _put(X: Tensor, P: nn.Linear, into: Tensor) -> None:
+    """Puts P(X) of X [b m, d] into a memory [b, g, m, k] whose heads are neighbours."""
+    b, g, m, k = into.shape
+    wide = into.transpose(1, 2).view(b, m, g * k)
+    if P.bias is None and wide.is_contiguous():
+        torch.mm(X, P.weight.t(), out=wide.view(b * m, g * k))
+    else:
+        wide.copy_(P(X).view_as(wide))
 
 
 def _normed_product(
