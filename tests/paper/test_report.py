@@ -8,6 +8,7 @@ import pytest
 
 from writehead.paper.claims import CLAIMS, judge
 from writehead.paper.experiments import EXPERIMENTS
+from writehead.paper.frame import STYLE
 from writehead.paper.presets import rows
 from writehead.paper.report import BEGIN, END, make_report, markdown
 from writehead.paper.results import read_results, result_path
@@ -172,7 +173,7 @@ def test_the_caption_says_what_differs_from_the_paper(tmp_path):
     for words in (
         "52.7M parameters in every row (the paper: 211M)",
         "1,234,567 pairs, 39M target tokens, of some.en.xz, some.de.xz; a vocabulary of 16,384",
-        "3,000 steps of 32,768 tokens, about 2.4 epochs",
+        "6,000 steps of 16,384 tokens, about 2.4 epochs",
         "(the paper: 100,000 steps of 32,768 tokens, about 20 epochs)",
         "Chip: a chip, 4 min of training a row (the paper: a 32-core TPUv3 cluster)",
         "newstest2014, 3,003 (the paper: `sacrebleu -t wmt13`, `sacrebleu -t wmt14`)",
@@ -369,6 +370,7 @@ def test_the_page_needs_nothing_else_and_marks_the_verdicts(writehead, tmp_path)
     )
     page = (output / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
+    assert STYLE in page
     assert not re.search(r"(src|href)=[\"']?https?:", page)
     assert "<td class=seen>seen</td>" in page
     assert "<td class=paper>27.5 / 28.5</td>" in page
@@ -425,7 +427,7 @@ def spoil(folder: Path, how: str) -> None:
     ("how", "words"),
     [
         ("scale", "is of table1, scale paper, so results are mixed; move it to"),
-        ("steps", "train.steps is 5 in it and 3000 elsewhere"),
+        ("steps", "train.steps is 5 in it and 6000 elsewhere"),
         ("data", "its dataset is another"),
         ("lacks", "lacks scores; delete it and run its row again"),
         ("cut", "is not JSON"),
