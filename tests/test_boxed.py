@@ -100,20 +100,19 @@ def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
     assert err == "error: standard input is closed; name a file of text with --input\n"
 
 
-def test_only_who_types_at_a_terminal_is_told_which_model_answers(
-    writehead, boxed, typed, monkeypatch
+def test_only_who_types_at_a_terminal_is_told_what_to_do_and_which_model_answers(
+    writehead, boxed, typed
 ):
-    notice = "the model in the box, English to German; RUN names another\n"
-    for run, stdin, stderr, told in (
-        ((), True, True, True),
-        ((), True, False, False),
-        ((), False, True, False),
-        ((boxed,), True, True, False),
+    which, how = "the model in the box, English to German; RUN names another; ", "type a line and"
+    for run, terminal, told in (
+        ((), True, f"{which}{how} Enter; Ctrl-D ends\n"),
+        ((), False, ""),
+        ((boxed,), True, f"{how} Enter; Ctrl-D ends\n"),
+        ((boxed,), False, ""),
     ):
-        typed("the cat.\na dog.\n", terminal=stdin)
-        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=stderr: answer)
+        typed("the cat.\na dog.\n", terminal=terminal)
         code, out, err = writehead("translate", *run, *SHORT)
-        assert (code, notice in err, out.count("\n")) == (0, told, 2)
+        assert (code, err, out.count("\n")) == (0, told, 2)
 
 
 def test_help_says_that_run_may_be_left_out(writehead):
@@ -126,7 +125,7 @@ def test_help_says_that_run_may_be_left_out(writehead):
 
 
 def test_the_wheel_takes_the_box_and_its_card(tmp_path):
-    files = ("config.json", "model.safetensors", "tokenizer.model")
+    files = ("config.json", "model.safetensors", "model.safetensors.sha256", "tokenizer.model")
     for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     package = tmp_path / "src" / "writehead"
@@ -143,7 +142,8 @@ def test_the_box_is_a_small_multi_query_translator_in_few_bits():
     size = sum(path.stat().st_size for path in BOXED.parent.rglob("*") if path.is_file())
     assert size <= 16_000_000
     names = sorted(path.name for path in BOXED.iterdir())
-    assert names == ["config.json", "model.safetensors", "tokenizer.model"]
+    weights = "model.safetensors"
+    assert names == ["config.json", weights, f"{weights}.sha256", "tokenizer.model"]
     config = read_config(boxed_run())
     assert config == replace(preset("boxed/multi-query"), vocabulary=config.vocabulary)
     assert config.kind == "multi-query"
@@ -166,5 +166,7 @@ def test_the_figures_of_the_box_are_those_of_its_weights():
         json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")
     )
     assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BOXED)
+    said, name = (BOXED / "model.safetensors.sha256").read_text().split()
+    assert (said[:16], name) == (run_fingerprint(BOXED), "model.safetensors")
     assert scored["bytes"] == run_bytes(BOXED)
     assert scored["model"] == read_config(BOXED).to_json()

@@ -186,6 +186,10 @@ def test_a_local_model_has_the_papers_ratios_too(writehead):
         (("explain", "wmt14"), "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
         (("generate", "run", "Once", "--input", "prompts"), "not both"),
         (("bench", "decode", "--preset", "tiny", "--context", "64"), "is for language models"),
+        (
+            ("explain", "lm1b/multi-query", "--source", "128"),
+            "--source is for translation, and lm1b/multi-query is a language model",
+        ),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(arguments, said, writehead):

@@ -24,7 +24,7 @@ def test_quantize_makes_a_smaller_run_and_says_by_how_much(writehead, folder, tm
     assert (code, out, err.count("\n")) == (0, "", 1)
     said = re.search(r"small: ([\d,]+) bytes are now ([\d,]+), in 6 bits with a scale for 32", err)
     sizes = [
-        sum(path.stat().st_size for path in run.iterdir())
+        sum(path.stat().st_size for path in run.iterdir() if path.suffix != ".sha256")
         for run in (folder / "translation", tmp_path / "small")
     ]
     assert [int(figure.replace(",", "")) for figure in said.groups()] == sizes
@@ -77,7 +77,8 @@ def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, f
     assert (code, "has not finished training; train on, or load its last" in err) == (2, True)
     assert writehead("quantize", checkpoint, tmp_path / "small")[0] == 0
     names = sorted(path.name for path in (tmp_path / "small").iterdir())
-    assert names == ["config.json", "model.safetensors", "tokenizer.model"]
+    weights = "model.safetensors"
+    assert names == ["config.json", weights, f"{weights}.sha256", "tokenizer.model"]
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,30 @@ def test_what_cannot_be_quantized_is_one_line_and_exit_code_2(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "small"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "run has no tokenizer.model, so the new run would know no text"),
+        (b"no pieces", "run/tokenizer.model is not a sentencepiece model"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_told_before_the_work(
+    writehead, folder, tmp_path, monkeypatch, content, words
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "language", "run")
+    place = tmp_path / "run" / "tokenizer.model"
+    place.unlink()
+    if content is not None:
+        place.write_bytes(content)
+
+    def work(*given: object, **options: object) -> None:
+        pytest.fail("the weights were read first")
+
+    monkeypatch.setattr("writehead.model.quantize.read_weights", work)
+    code, out, err = writehead("quantize", "run", "new")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -9,7 +9,7 @@ import pytest
 from texts import ODD, engine, sentences, tokenizer
 from writehead.cli import main
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine
+from writehead.decoding import Engine, textio
 from writehead.model import save_run
 
 
@@ -241,6 +241,17 @@ def test_at_a_terminal_every_line_is_answered_at_once(verb, writehead, capfdbina
     assert [answer.count(b"\n") for answer in typed.seen] == [1, 1, 1]
 
 
+def test_at_a_terminal_a_line_that_is_not_utf8_is_said_and_the_next_is_answered(
+    writehead, capfdbinary
+):
+    typed = Typed([b"the \xff cat\n", b"a dog\n"], lambda: capfdbinary.readouterr())
+    assert writehead("translate", *SHORT, stdin=typed)[0] == 0
+    bad, good = typed.seen
+    assert bad.out == b""
+    assert bad.err.endswith(b"line 1 of standard input is not UTF-8 (its byte 4); type it again\n")
+    assert (good.out, good.err) == (writehead("translate", *SHORT, stdin=b"a dog")[1], b"")
+
+
 def test_one_prompt_is_continued_as_the_engine_does(writehead, runs):
     loaded = Engine.load(runs / "language", device="cpu")
     options = DecodeConfig(max_length=12, temperature=0.9, seed=4)
@@ -286,6 +297,17 @@ def test_progress_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
     assert writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2] == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "1 lines" in writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"), [(1, "0.333 lines,"), (3, "1 lines,"), (3702, "1,234 lines,")]
+)
+def test_the_counter_shows_parts_of_long_lines(monkeypatch, capsys, told, shown):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with textio.counting(True) as tell:
+        for _ in range(told):
+            tell(1 / 3)
+    assert shown in capsys.readouterr().err
 
 
 def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp_path):

@@ -92,6 +92,38 @@ def test_wrong_input_is_one_sentence_before_anything_is_measured(
     assert words in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("attention", "--shape=1,2,1"),
+        ("decode",),
+        ("translate", "nowhere", "--input=nothing"),
+        ("tokens", "nowhere", "--input=nothing"),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_a_result_that_is_there_is_kept_unless_told_to_replace_it(
+    writehead, no_chip, tmp_path, verb
+):
+    path = tmp_path / "result.json"
+    path.write_text("mine")
+    command = ("bench", *verb, "--device=cpu", "--output", path)
+    assert writehead(*command) == (
+        2,
+        "",
+        f"error: {path} exists; choose another place, or pass --force to replace it\n",
+    )
+    assert path.read_text() == "mine"
+
+
+def test_a_result_is_replaced_when_told_to(writehead, quick_chip, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("mine")
+    command = ("bench", "attention", *SMALL, "--device=cpu", "--output", path)
+    assert writehead(*command, "--force")[0] == 0
+    assert json.loads(path.read_text())["bench"] == "attention"
+
+
 def test_what_fails_leaves_a_sentence():
     def fails() -> dict[str, object]:
         raise RuntimeError("no kernel found\nand a long story")

@@ -45,6 +45,7 @@ def test_a_result_says_what_was_measured_and_adds_up(writehead, quick_chip, tmp_
     assert code == 0
     assert "tiny/multi-query, batch 3, beam 4: ours, true lengths" in err
     result = json.loads(path.read_text())
+    assert "partial" not in result
     assert result["environment"]["command"].startswith("writehead bench decode --preset=tiny")
     assert result["chip"]["bandwidth"] > 0
     assert result["setting"]["beams"] == [1, 4]
@@ -197,9 +198,11 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path)
     monkeypatch.setattr(sys, "argv", ["writehead", "bench", "decode", *map(str, command)])
     with pytest.raises(SystemExit) as stopped:
         main()
-    assert stopped.value.code
-    [row] = json.loads(path.read_text())["rows"]
+    assert stopped.value.code == 130
+    result = json.loads(path.read_text())
+    [row] = result["rows"]
     assert row["preset"] == "tiny/multi-query"
+    assert result["partial"] is True
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,12 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path)
         (["--rows=multi-query"], "name it too, with --preset wmt14"),
         (["--batch=0"], "--batch 0 is too little"),
         (["--target=-1"], "--target -1 is too little"),
+        (["--target=257"], "--target 257 is past the 256 learned positions of tiny/multi-head"),
+        (["--source=257"], "--source 257 is past the 256 learned positions of tiny/multi-head"),
+        (
+            ["--preset=tiny-lm/multi-query", "--context=64", "--target=257", "--plot=figures"],
+            "--target 257 is past the 256 learned positions of wmt14",
+        ),
         (["--beam=0"], "--beam 0 is too little"),
         (["--context=1"], "more context than steps"),
         (["--repeats=0"], "0 repeats cannot be timed"),
@@ -351,11 +360,13 @@ def test_of_two_backends_the_quicker_one_counts():
 def test_a_plan_keeps_its_presets_apart_by_task():
     from writehead.cli.bench_runs import DecodePlan
 
+    models = {"a": config("translation"), "b": config("language")}
+    positions = models["a"].source_positions, models["a"].target_positions
     plan = DecodePlan(
-        models={"a": config("translation"), "b": config("language")},
+        models=models,
         batches=[1],
-        source=30,
-        target=31,
+        source=positions[0],
+        target=positions[1],
         beams=[1],
         vocabulary=None,
         contexts=[64, 32],
@@ -364,6 +375,6 @@ def test_a_plan_keeps_its_presets_apart_by_task():
     )
     [translation] = plan.of_task("translation").values()
     [language] = plan.of_task("language").values()
-    assert (translation.source_positions, translation.target_positions) == (30, 31)
+    assert (translation.source_positions, translation.target_positions) == positions
     assert (language.source_positions, language.target_positions) == (0, 64)
     assert dataclasses.replace(plan, lengths=("padded",)).lengths == ("padded",)

@@ -71,13 +71,17 @@ def test_on_a_gpu_the_capture_of_a_graph_is_not_timed(warmup):
         bench_train("x", MODEL, CONFIG, iter([]), torch.device("cuda"), steps=1, warmup=warmup)
 
 
-def test_an_output_is_checked_before_steps_are_taken(dataset, monkeypatch, capsys):
+def test_an_output_is_checked_before_steps_are_taken(dataset, tmp_path, monkeypatch, capsys):
     def timed(*given: object, **options: object) -> None:
         pytest.fail("steps were timed first")
 
     monkeypatch.setattr("writehead.bench.train.bench_preset", timed)
     assert bench(monkeypatch, "--output=/dev/null/x.json") == 2
     assert "could not be written" in capsys.readouterr().err.replace("\n", " ")
+    (tmp_path / "mine.json").write_text("mine")
+    assert bench(monkeypatch, "--output", tmp_path / "mine.json") == 2
+    assert "mine.json exists; choose another place, or pass --force" in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
     ],
 )
 def test_the_floors_of_table_2_on_an_h200_are_those_published(row, batch, beam, milliseconds):
-    config = fitted(preset(f"wmt14/{row}"), 32_768, 128, 128)
+    config = fitted(preset(f"wmt14/{row}"), 32_768)
     found = decode_floor(config, cost.Setting(batch, 128, 128, beam), H200)
     assert found["step_ms"]["padded"] == pytest.approx(milliseconds, rel=0.02)
     assert found["step_ms"]["true"] <= found["step_ms"]["padded"]
@@ -102,9 +102,9 @@ def test_a_result_takes_its_commit_from_a_variable_where_there_is_no_git(monkeyp
     assert environment(CPU)["commit"] != ""
 
 
-def test_a_config_is_fitted_to_lengths_past_its_own():
-    config = fitted(preset("tiny/multi-query"), None, 300, 20)
-    assert (config.source_positions, config.target_positions) == (300, 256)
-    assert config == dataclasses.replace(preset("tiny/multi-query"), source_positions=300)
-    longer = fitted(preset("tiny-lm/multi-query"), 77, 300, 4096)
-    assert (longer.source_positions, longer.target_positions, longer.vocabulary) == (0, 4096, 77)
+def test_a_config_is_fitted_to_a_vocabulary_and_to_a_context_past_its_own():
+    config = fitted(preset("tiny/multi-query"), 77)
+    assert config == dataclasses.replace(preset("tiny/multi-query"), vocabulary=77)
+    longer = fitted(preset("tiny-lm/multi-query"), None, 4096)
+    assert longer == dataclasses.replace(preset("tiny-lm/multi-query"), target_positions=4096)
+    assert fitted(preset("tiny-lm/multi-query"), None, 20) == preset("tiny-lm/multi-query")

@@ -60,6 +60,7 @@ def compare(writehead, folder, tmp_path):
 def test_float32_finds_the_references_tokens_in_every_batch(compare, folder):
     code, out, result = compare("--beam=1", "--beam=3")
     assert code == 0
+    assert "partial" not in result
     assert result["sentences"] == len(LINES)
     assert result["left_out"] == [len(LINES) + 2]
     assert result["environment"]["command"].startswith("writehead bench tokens")
@@ -149,6 +150,33 @@ def test_sentences_that_change_with_their_batch_are_counted_and_are_no_failure(
     assert len(result["rows"][0]["batches"]["one at a time"]["others"]) == 1
     assert result["rows"][0]["batches"]["shuffled"]["changed"] == 0
     assert "1 (1)" in out
+
+
+@pytest.mark.parametrize(("asked", "rows", "batches"), [(1, [], None), (5, [1, 3], [])])
+def test_an_interrupted_run_keeps_what_was_counted_and_says_that_it_is_partial(
+    writehead, folder, tmp_path, monkeypatch, asked, rows, batches
+):
+    decode, calls = bench.decode, []
+
+    def interrupted(worker, jobs, beam):  # three times for each search
+        calls.append(beam)
+        if len(calls) == asked:
+            raise KeyboardInterrupt
+        return decode(worker, jobs, beam)
+
+    monkeypatch.setattr(bench, "decode", interrupted)
+    path = tmp_path / "tokens.json"
+    text = ("--input", folder / "text", "--lines=4", "--beam=1", "--beam=3", "--device=cpu")
+    code, out, err = writehead("bench", "tokens", folder / "run", *text, "--output", path)
+    assert (code, out) == (130, "")
+    assert f"interrupted; {path} has what there is so far, marked as partial" in err
+    result = json.loads(path.read_text())
+    assert result["partial"] is True
+    assert result["sentences"] == 4
+    assert [row["beam"] for row in result["rows"]] == rows
+    if rows:
+        assert set(result["rows"][0]["batches"]) == {"one at a time", "shuffled"}
+        assert list(result["rows"][1]["batches"]) == batches
 
 
 @pytest.mark.parametrize(

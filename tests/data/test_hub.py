@@ -150,7 +150,9 @@ def test_wmt14_and_lm1b_are_fetched_by_name(wmt14, tmp_path, monkeypatch):
 def test_without_the_extra_its_name_is_told(monkeypatch, wmt14):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DataError, match=r"pip install 'writehead\[hub\]'"):
+    with pytest.raises(
+        DataError, match=r"the extra 'hub', in a clone of writehead by pip install '\.\[hub\]'"
+    ):
         rows_of(hub_inputs(str(wmt14), "en-de").train)
     with pytest.raises(DataError, match=r"huggingface_hub, which is not installed"):
         hub_inputs("somebody/something")

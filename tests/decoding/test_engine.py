@@ -159,7 +159,41 @@ def test_batches_keep_to_the_budget_and_pad_little(monkeypatch):
 def test_progress_counts_every_line_once(translator):
     told = []
     list(translator.translate([*LINES, "the cat runs. " * 20], GREEDY, progress=told.append))
-    assert sum(told) == len(LINES) + 1
+    assert sum(told) == pytest.approx(len(LINES) + 1)
+
+
+def test_progress_is_told_of_the_pieces_of_a_long_line_as_they_come():
+    made, told = engine("translation", Batching(tokens=200)), []
+    [output] = made.translate(["the cat runs. " * 20], GREEDY, progress=told.append)
+    assert output.pieces == 20
+    assert told[0] == 0  # empty lines, of which there are none
+    assert 0 < told[1] < 0.9
+    assert sum(told) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("the cat", "one text came where a list of texts is read; put it in a list"),
+        (b"the cat", "one text came where a list of texts is read"),
+        (7, "int came where a list of texts is read; give a list"),
+        (["the cat", None], "line 2 is NoneType, not text; give it as a str"),
+        ([b"the cat"], "line 1 is bytes, not text"),
+        (["\udcff"], r"line 1 is not UTF-8 \(its character 0\); convert it"),
+    ],
+)
+def test_lines_that_are_not_text_are_said_to_be_none(translator, writer, given, words):
+    with pytest.raises(DataError, match=words):
+        list(translator.translate(given, GREEDY))
+    with pytest.raises(DataError, match=words.replace("line", "prefix")):
+        list(translator.translate(["the cat", "a dog"], GREEDY, prefixes=given))
+    with pytest.raises(DataError, match=words.replace("line", "prompt")):
+        list(writer.generate(given))
+
+
+def test_a_prompt_that_is_not_text_is_not_streamed(writer):
+    with pytest.raises(DataError, match="prompt 1 is NoneType, not text"):
+        writer.stream(None)
 
 
 def test_a_line_longer_than_the_model_reads_is_translated_in_pieces(translator, caplog):

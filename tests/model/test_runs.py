@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -200,6 +201,7 @@ def test_weights_of_several_dtypes_ask_for_one(run):
     change_weight(run, "tokens.weight", torch.bfloat16)
     with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; give the dtype"):
         load_run(run)
+    (run / runs.CHECKSUM).unlink()
     assert load_run(run, dtype=torch.float32).model.tokens.weight.dtype == torch.float32
 
 
@@ -215,6 +217,53 @@ def test_a_file_cut_short_is_one_of_our_errors(run, kept):
     os.truncate(path, kept if kept >= 0 else path.stat().st_size - 1)
     with pytest.raises(RunError, match="damaged or cut short"):
         load_run(run)
+
+
+def flip_last_byte(path):
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    path.write_bytes(changed)
+
+
+def test_the_checksum_is_what_sha256sum_would_write(run):
+    digest = hashlib.sha256((run / runs.WEIGHTS).read_bytes()).hexdigest()
+    assert (run / "model.safetensors.sha256").read_text() == f"{digest}  model.safetensors\n"
+
+
+def test_one_byte_of_the_weights_that_changed_is_noticed(run):
+    flip_last_byte(run / runs.WEIGHTS)
+    with pytest.raises(RunError, match=r"not as it was written: .* model\.safetensors\.sha256; c"):
+        load_run(run)
+    (run / runs.CHECKSUM).unlink()  # as in a run of before there were any
+    load_run(run)
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"abc  model.safetensors\n"])
+def test_a_checksum_that_is_none_is_said_and_not_taken_for_damage(run, text):
+    (run / runs.CHECKSUM).write_bytes(text)
+    with pytest.raises(RunError, match=r"sha256 holds no SHA-256; copy it again, or delete it"):
+        load_run(run)
+
+
+def test_a_run_finished_once_more_has_no_checksum_of_other_weights(run, monkeypatch):
+    weights = make_model(TINY).state_dict()
+    replace, left = os.replace, ["tokenizer", "weights"]
+
+    def killed(source, target):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        runs.finish_run(run, TINY, weights, b"tokens")
+    assert torch.equal(load_run(run).model.tokens.weight, weights["tokens.weight"])
+    monkeypatch.undo()
+    shutil.rmtree(run / ".finished")
+    runs.finish_run(run, TINY, weights, b"tokens")
+    assert sorted(path.name for path in run.iterdir()) == sorted(runs.FILES)
+    assert torch.equal(load_run(run).model.tokens.weight, weights["tokens.weight"])
 
 
 def test_a_pickle_in_place_of_the_weights_is_not_read(run):

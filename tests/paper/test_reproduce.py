@@ -15,6 +15,7 @@ from writehead.paper import texts
 from writehead.paper.experiments import EXPERIMENTS, SCALES, find_experiment, read_seeds
 from writehead.paper.presets import FAMILIES
 from writehead.paper.reproduce import Job, reproduce
+from writehead.paper.speed import SPEEDS, choose_scale
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 from writehead.training.checkpoint import list_checkpoints
 
@@ -162,9 +163,35 @@ def test_table_3_is_scored_a_word_on_its_own_text_and_on_another(writehead, tmp_
     assert found["data"]["sources"][0]["side"] == 0
 
 
-def test_table_2_times_a_row_by_both_searches_and_a_training_step(writehead, tmp_path, monkeypatch):
+@pytest.fixture
+def quick_table_2(monkeypatch) -> None:
+    """A size for a CPU that takes seconds less, on a chip that is measured in no time."""
     monkeypatch.setattr("writehead.bench.floor.BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
     monkeypatch.setattr("writehead.bench.floor.PRODUCT", {"cuda": 64, "cpu": 64})
+    short = dataclasses.replace(TrainConfig(), rows=4, source_length=32, target_length=32)
+    quick = dataclasses.replace(SPEEDS["tiny"], batch=3, source=8, target=7, repeats=1, steps=1)
+    monkeypatch.setitem(SPEEDS, "tiny", dataclasses.replace(quick, train=short))
+
+
+def test_table_2_on_a_cpu_has_a_size_for_a_cpu_and_says_so(writehead, tmp_path, quick_table_2):
+    places = (f"--results={tmp_path / 'results'}", f"--runs={tmp_path / 'runs'}")
+    code, _, err = writehead("reproduce", "table2", "--only=multi-query", "--device=cpu", *places)
+    assert code == 0, err
+    assert "on a CPU table2 is timed at scale tiny; --scale paper is the paper's size" in err
+    assert "table2, scale tiny: 3 sentences of 8 tokens into 7 by tiny models" in err
+    found = result(tmp_path, "table2", "multi-query")
+    assert (found["scale"], found["decode"][0]["setting"]["batch"]) == ("tiny", 3)
+
+
+def test_table_2_is_the_papers_where_there_is_a_gpu(monkeypatch):
+    assert choose_scale("cpu") == "tiny"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert choose_scale("auto") == "paper"
+
+
+def test_table_2_times_a_row_by_both_searches_and_a_training_step(
+    writehead, tmp_path, quick_table_2
+):
     code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
     assert code == 0, err
     found = result(tmp_path, "table2", "multi-query")
@@ -225,6 +252,14 @@ def test_missing_text_is_named_file_by_file(writehead, tmp_path, monkeypatch):
     assert code == 2
     names = ("europarl-1", "europarl-2", "tatoeba", "newstest2013", "newstest2014")
     assert f"data lacks {', '.join(f'{n}.{side}' for n in names for side in ('en', 'de'))}" in err
+
+
+def test_the_documentation_says_how_to_get_every_file():
+    text = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    for name in (texts.BOOKS, texts.BOOKS_DEV, texts.NEWS):
+        assert f"`{name}`" in text.partition("## Where to get the text")[2]
+    for stem in (*texts.PAIRS, texts.PAIRS_DEV, texts.PAIRS_TEST):
+        assert f"> data/{stem}." in text
 
 
 def test_many_processes_of_one_training_are_told_to_share_rows_instead(

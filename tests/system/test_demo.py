@@ -7,6 +7,8 @@ from writehead.decoding import Engine
 from writehead.demo import run_demo
 from writehead.demo.opening import SENTENCES
 from writehead.demo.run import Demo, _one_thread
+from writehead.demo.table import table_rows
+from writehead.paper.frame import STYLE
 from writehead.training.checkpoint import list_checkpoints
 
 SMALL = Demo(pairs=400, vocabulary=400, held_out=12)
@@ -50,6 +52,8 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_goes_on(
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 3
     assert not re.search(r"(src|href)=[\"']?https?:", text)
+    assert STYLE in text
+    assert re.findall("<dt>(.*?)</dt>", text) == table_rows(results)[0]  # each column is explained
 
     trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     (folder / "demo.json").unlink()

@@ -38,7 +38,7 @@ def test_every_checkpoint_and_the_finished_run_are_runs(trained):
         assert list(Engine.load(folder, "cpu").translate(["Kalo."]))
     assert (
         sorted(path.stat().st_mode & 0o777 for path in last_checkpoint(trained).iterdir())
-        == [0o644] * 5
+        == [0o644] * 6
     )
 
 

@@ -132,6 +132,12 @@ def test_the_command_prints_a_table_and_writes_json(run, tmp_path, writehead):
     assert "BLEU, greedy" in out
     assert "tok:intl" in out
     written = json.loads((tmp_path / "s.json").read_text())
+    code, _, err = writehead(*command, "--search=greedy", "--output", tmp_path / "s.json")
+    assert (code, "s.json exists; choose another place, or pass --force" in err) == (2, True)
+    assert json.loads((tmp_path / "s.json").read_text()) == written
+    again = (*command, "--search=greedy", "--output", tmp_path / "s.json", "--force")
+    assert writehead(*again)[0] == 0
+    assert json.loads((tmp_path / "s.json").read_text())["command"].endswith("--force")
     code, out, _ = writehead(*command, "--search=greedy", "--json")
     printed = json.loads(out)
     assert code == 0

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainings import CONFIG, LANGUAGE, curve, go
+from trainings import CONFIG, LANGUAGE, MODEL, curve, go
+from writehead import cost
 from writehead.model import load_run
 from writehead.training.journal import Journal, read_log
 
@@ -51,11 +52,44 @@ def test_a_terminal_of_80_columns_shows_a_bar_with_what_matters(tmp_path, monkey
         monkeypatch.setattr("sys.stderr", terminal)
         with Journal(tmp_path, 0, 10) as journal:
             journal.log(6, ENTRY)
+            journal.count(7)  # a step without an entry moves the bar all the same
         terminal.flush()
         shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert "6/10" in shown
+    assert "7/10" in shown
     assert "tokens/s=12,346 utilisation=62% left=0:0" in shown
+
+
+def test_every_step_is_counted_on_the_bar_and_not_only_those_that_are_logged(
+    dataset, tmp_path, monkeypatch
+):
+    counted = []
+    monkeypatch.setattr(Journal, "count", lambda journal, step: counted.append(step))
+    go(dataset, tmp_path / "run")
+    assert counted == list(range(1, CONFIG.steps + 1))
+
+
+def test_a_training_that_takes_hours_on_a_cpu_begins_with_a_word_of_advice(
+    dataset, tmp_path, monkeypatch, capsys
+):
+    go(dataset, tmp_path / "short")
+    assert "hours" not in capsys.readouterr().err
+
+    def slow(device, dtype):  # so that the products of 11 steps alone take 5.5 hours
+        setting = cost.Setting(CONFIG.rows, CONFIG.source_length, CONFIG.target_length)
+        model = replace(MODEL, vocabulary=330)
+        step = cost.training_step(model, setting, cost.Pairs(0, 0, 0)).operations
+        return step / 1800
+
+    monkeypatch.setattr("writehead.training.loop.matrix_rate", slow)
+    go(dataset, tmp_path / "long")
+    [line] = [one for one in capsys.readouterr().err.splitlines() if "hours" in one]
+    assert line == (
+        "note: on this CPU that takes 5.5 hours or more; ask for fewer steps with "
+        "--set train.steps=N, or use a GPU"
+    )
+    go(dataset, tmp_path / "long")  # nothing is left to do
+    assert "hours" not in capsys.readouterr().err
 
 
 def test_the_log_has_every_step_and_tensorboard_shows_the_log(dataset, tmp_path):

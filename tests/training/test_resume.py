@@ -24,6 +24,7 @@ from trainings import (
     steps,
     weights,
 )
+from writehead.training.step import Stepper
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
@@ -158,3 +159,27 @@ def test_killed_again_and_again_at_any_moment_it_ends_where_it_would_have(datase
     assert killed >= 3
     assert_same_training(tmp_path / "run", tmp_path / "whole")
     assert not list((tmp_path / "run").rglob(".*"))
+
+
+def test_a_second_training_into_the_same_folder_is_refused_in_a_sentence(
+    dataset, tmp_path, monkeypatch, writehead
+):
+    update, said = Stepper.update, []
+
+    def meanwhile(self, batch, step):
+        if step == 5:
+            command = ("train", dataset, "--preset=tiny/multi-query", "--run", tmp_path / "run")
+            said.append(writehead(*command, *SETTINGS, "--device=cpu"))
+        return update(self, batch, step)
+
+    monkeypatch.setattr(Stepper, "update", meanwhile)
+    assert go(dataset, tmp_path / "run").step == CONFIG.steps
+    [(code, out, err)] = said
+    assert (code, out) == (2, "")
+    sentence = f"error: another process is training into {tmp_path / 'run'}; wait for it or end it"
+    assert err.splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in err
+    assert not list((tmp_path / "run").glob(".*"))
+    monkeypatch.setattr(Stepper, "update", update)
+    go(dataset, tmp_path / "whole")
+    assert_same_training(tmp_path / "run", tmp_path / "whole")

@@ -36,6 +36,7 @@ from writehead.model import make_model
 
 SLOW = 3.0  # seconds of a decoding from which on it is not repeated
 LENGTHS = ("padded", "true")
+ON_CPU = Setting(batch=16, source=64, target=64)  # what is decoded there in seconds
 # the names under which a row has its measurements
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
 GRAPH, BEAM_GRAPH, FREE_GRAPH = "PyTorch", "PyTorch, beam search", "PyTorch, no reordering"
@@ -74,13 +75,12 @@ class Place:
             torch.cuda.empty_cache()
 
 
-def fitted(config: ModelConfig, vocabulary: int | None, source: int, target: int) -> ModelConfig:
-    """A config with another vocabulary, and with positions for lengths past its own."""
+def fitted(config: ModelConfig, vocabulary: int | None, context: int = 0) -> ModelConfig:
+    """A config with another vocabulary, and with positions for a context past its own."""
     return dataclasses.replace(
         config,
         vocabulary=vocabulary or config.vocabulary,
-        source_positions=max(source, config.source_positions) if config.encoder_layers else 0,
-        target_positions=max(target, config.target_positions),
+        target_positions=max(context, config.target_positions),
     )
 
 

@@ -79,11 +79,20 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        fresh = path.with_name(f".{path.name}")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")  # others may look at the same time
         fresh.touch()
         fresh.unlink()
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
+
+
+def check_output(path: Path | None, force: bool) -> None:
+    """Raises RunError where a result cannot be written, or would replace a file unasked."""
+    if path is None:
+        return
+    if path.is_file() and not force:
+        raise RunError(f"{path} exists; choose another place, or pass --force to replace it")
+    check_writable(path)
 
 
 def version_of(package: str) -> str | None:

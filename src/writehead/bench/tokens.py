@@ -66,10 +66,10 @@ class Sentences:
     numbers: list[int]
 
 
-def bench_tokens(plan: Plan) -> dict[str, Any]:
-    """How many sentences got the reference's tokens, which did not, and by how much they parted.
+def bench_tokens(plan: Plan, result: dict[str, Any], save: Callable[[], None]) -> None:
+    """Fills `result`: how many sentences got the reference's tokens, which did not, by how much.
 
-    `others`, at the end, counts those that rounding cannot explain.
+    It is saved after each count. `others` counts those that rounding cannot explain.
     """
     plan.tell(f"reference: loading {plan.run}")
     engine = Engine.load(plan.run, "cpu", torch.float32, graphs=False)
@@ -77,14 +77,8 @@ def bench_tokens(plan: Plan) -> dict[str, Any]:
     if not isinstance(model, TranslationModel):
         raise ConfigError(f"{plan.run} is a language model, which translates no lines")
     sentences, too_long = _sentences(plan.lines, engine.tokenizer, model)
-    references = {}
-    for beam in plan.beams:
-        plan.tell(f"reference: {len(sentences.jobs):,} sentences, {_search(beam)}")
-        references[beam] = Reference(model, engine.tokenizer.vocabulary, sentences.jobs, beam)
-    rows = [
-        row for dtype in plan.dtypes for row in _rows_of_dtype(plan, dtype, sentences, references)
-    ]
-    return {
+    rows: list[dict[str, Any]] = []
+    result |= {
         "run": str(plan.run),
         "sentences": len(sentences.jobs),
         "left_out": too_long,
@@ -96,8 +90,16 @@ def bench_tokens(plan: Plan) -> dict[str, Any]:
             "epsilon": {_name(dtype): EPSILON[dtype] for dtype in plan.dtypes},
         },
         "rows": rows,
-        "others": sum(len(row["others"]) for row in rows),
+        "others": 0,
     }
+    references = {}
+    for beam in plan.beams:
+        plan.tell(f"reference: {len(sentences.jobs):,} sentences, {_search(beam)}")
+        references[beam] = Reference(model, engine.tokenizer.vocabulary, sentences.jobs, beam)
+    for dtype in plan.dtypes:
+        for _ in _count(plan, dtype, sentences, references, rows):
+            result["others"] = sum(len(row["others"]) for row in rows)
+            save()
 
 
 def _sentences(
@@ -205,10 +207,14 @@ def _search_batch(
     return beam_search(worker.step, state, config, end=END, max_lengths=limits, observe=note)
 
 
-def _rows_of_dtype(
-    plan: Plan, dtype: torch.dtype, sentences: Sentences, references: dict[int, Reference]
-) -> Iterator[dict[str, Any]]:
-    """What ours finds in a dtype, search by search."""
+def _count(
+    plan: Plan,
+    dtype: torch.dtype,
+    sentences: Sentences,
+    references: dict[int, Reference],
+    rows: list[dict[str, Any]],
+) -> Iterator[None]:
+    """Adds what ours finds in a dtype to `rows`, search by search; stops at each new count."""
     plan.tell(f"ours, {_name(dtype)}: loading {plan.run}")
     engine = Engine.load(plan.run, plan.device, dtype, graphs=False)
     vocabulary = engine.tokenizer.vocabulary
@@ -227,6 +233,8 @@ def _rows_of_dtype(
             **_named(parted, sentences),
             "batches": {},
         }
+        rows.append(row)
+        yield
         for name in AGAIN:
             plan.tell(f"ours, {_name(dtype)}: {name}, {_search(beam)}")
             again = _again(workers[name], sentences.jobs, beam)
@@ -234,7 +242,7 @@ def _rows_of_dtype(
             row["batches"][name] = _changes(
                 changed, parted, reference.partings(again, dtype), sentences
             )
-        yield row
+            yield
 
 
 def decode(worker: Worker, jobs: Sequence[Job], beam: int) -> list[Hypothesis]:

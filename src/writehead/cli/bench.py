@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from writehead.cli.app import Page
+from writehead.cli.decode import Force
 from writehead.cli.train import bench_app
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, RunError, nearest
@@ -39,6 +40,7 @@ def attention_command(
     repeats: Annotated[int | None, typer.Option(help="20, or 3 on a CPU, by default.")] = None,
     dtype: Dtype = None,
     output: OutputFile = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Time attention of one new position a row: ours, SDPA, plain products, FlashInfer.
@@ -54,7 +56,7 @@ def attention_command(
     place, kind = _find(device, dtype)
     times = _repeats(repeats, 20, 3, place.type)
     chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
-    _check(output)
+    _check(output, force)
     with _telling() as tell:
         result, chip = _begin("attention", place, kind, tell)
         result["shapes"] = bench_attention(
@@ -117,11 +119,12 @@ def decode_command(
     ] = None,
     dtype: Dtype = None,
     output: OutputFile = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Time whole decodings: Table 2's rows by greedy and beam-4 search, beside peers and the floor.
 
-    What is measured is written as it comes, so an interrupted run keeps what it has.
+    What is measured is written as it comes; an interrupted run keeps what it has, as partial.
 
     Example: writehead bench decode --output results/decode.json
 
@@ -129,7 +132,7 @@ def decode_command(
     writehead bench decode --preset lm1b --context 8192 --context 32768 --batch 16
     """
     models = _models(presets, rows_wanted)
-    from writehead.bench.decode import Place
+    from writehead.bench.decode import ON_CPU, Place
     from writehead.cli.bench_runs import DecodePlan, run_decode
     from writehead.cli.bench_tables import show_decode
 
@@ -140,22 +143,22 @@ def decode_command(
     gpu = found.type == "cuda"
     plan = DecodePlan(
         models=models or default_models(gpu, language=bool(context)),
-        batches=batch or [1024 if gpu else 16],
-        source=_either(source, 128, 64, found.type),
-        target=_either(target, 128, 64, found.type),
+        batches=batch or [1024 if gpu else ON_CPU.batch],
+        source=_either(source, 128, ON_CPU.source, found.type),
+        target=_either(target, 128, ON_CPU.target, found.type),
         beams=beam or [1, 4],
         vocabulary=vocabulary or (32_768 if gpu else None),
         contexts=context or [8192 if gpu else 256],
         language_batches=batch or [16],
         lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
+        sweeps=plot is not None,
     )
-    _check(output)
+    _check(output, force)
     with _telling() as tell:
         result, chip = _begin("decode", found, kind, tell)
         place = Place(chip, found, kind, times, peers, tell, compiled)
-        run_decode(
-            plan, result, place, sweeps=plot is not None, save=lambda: _finish(result, output)
-        )
+        with _keeping(result, output) as save:
+            run_decode(plan, result, place, save)
     show_decode(result, Page())
     if plot is not None:
         _draw(result, plot)
@@ -175,6 +178,7 @@ def translate_command(
     ] = False,
     dtype: Dtype = None,
     output: OutputFile = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Time a text file end to end: loading, the first sentence, sentences and tokens a second.
@@ -193,7 +197,7 @@ def translate_command(
         from writehead.decoding.textio import read_lines
 
         place, kind = _find(device, dtype)
-        _check(output)
+        _check(output, force)
         tell = stack.enter_context(_telling())
         job = Job(
             run=run,
@@ -227,27 +231,32 @@ def tokens_command(
         typer.Option(help="bfloat16 and float32 by default, or float32 on a CPU; repeatable."),
     ] = None,
     output: OutputFile = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
 
     Where tokens differ, a near-tie is one that rounding explains. What it cannot explain makes exit
-    code 1.
+    code 1. Counts are written as they come, marked as partial until all are there.
 
     Example: writehead bench tokens runs/ende --input newstest2013.en --output tokens.json
     """
-    from writehead.cli.bench_runs import run_tokens
+    from writehead.bench.record import environment
+    from writehead.bench.tokens import bench_tokens
+    from writehead.cli.bench_runs import tokens_plan
     from writehead.cli.bench_tables import show_tokens
 
     if lines < 1:
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
     kinds = dtype or (["float32"] if _find(device, None)[0].type == "cpu" else TOKENS_DTYPES)
     found = [_find(device, kind) for kind in dict.fromkeys(kinds)]
-    _check(output)
+    _check(output, force)
     with _telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
-        result = run_tokens(run, input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell)
-    _finish(result, output)
+        plan = tokens_plan(run, input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell)
+        result = {"bench": "tokens", "input": input_path, "environment": environment(place)}
+        with _keeping(result, output) as save:
+            bench_tokens(plan, result, save)
     show_tokens(result, Page())
     if result["others"]:
         raise typer.Exit(1)
@@ -344,12 +353,11 @@ def _begin(
     return result, chip
 
 
-def _check(output: Path | None) -> None:
+def _check(output: Path | None, force: bool) -> None:
     """Complains of a file that could not be written, before anything is measured for it."""
-    from writehead.bench.record import check_writable
+    from writehead.bench.record import check_output
 
-    if output is not None:
-        check_writable(output)
+    check_output(output, force)
 
 
 def _finish(result: dict[str, Any], output: Path | None) -> None:
@@ -357,6 +365,24 @@ def _finish(result: dict[str, Any], output: Path | None) -> None:
 
     if output is not None:
         write_result(output, result)
+
+
+@contextmanager
+def _keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[], None]]:
+    """A call that writes the result so far, marked as partial until the block has ended."""
+
+    def save() -> None:
+        _finish({**result, "partial": True}, output)
+
+    try:
+        yield save
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        save()
+        typer.echo(f"interrupted; {output} has what there is so far, marked as partial", err=True)
+        raise typer.Exit(130) from None
+    _finish(result, output)
 
 
 def _draw(result: dict[str, Any], folder: Path) -> None:

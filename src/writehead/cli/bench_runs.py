@@ -1,4 +1,4 @@
-"""What `bench decode` and `bench tokens` do, in order, and what the paper says of the same rows."""
+"""What `bench decode` does, in order, and what the paper says of the same rows; `tokens`' plan."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,8 +10,7 @@ import torch
 
 from writehead.bench.context import Context, context_sweep, language_row
 from writehead.bench.decode import Place, batch_sweep, fitted, translation_row
-from writehead.bench.record import environment
-from writehead.bench.tokens import Plan, bench_tokens
+from writehead.bench.tokens import Plan
 from writehead.config import ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.textio import read_lines
@@ -41,6 +40,7 @@ class DecodePlan:
     contexts: list[int]
     language_batches: list[int]
     lengths: tuple[str, ...]
+    sweeps: bool = False
 
     def __post_init__(self) -> None:
         for name, numbers in (
@@ -57,12 +57,29 @@ class DecodePlan:
                 Context(batch, context, _steps(context))
         for task in ("translation", "language"):
             self.of_task(task)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raises where a sentence has more tokens than a model has learned positions for."""
+        models = self.of_task("translation")
+        if self.sweeps:
+            models |= {family: FAMILIES[family] for family in SWEEP_FAMILIES["batch"]}
+        for name, config in models.items():
+            for option, length, positions in (
+                ("--source", self.source, config.source_positions),
+                ("--target", self.target, config.target_positions),
+            ):
+                if length > positions:
+                    raise ConfigError(
+                        f"{option} {length} is past the {positions} learned positions of {name}; "
+                        f"give {positions} or less"
+                    )
 
     def of_task(self, task: str) -> dict[str, ModelConfig]:
-        """The models of a task, fitted to the lengths asked for."""
-        target = self.target if task == "translation" else max(self.contexts)
+        """The models of a task; a language model has positions for every context."""
+        context = max(self.contexts) if task == "language" else 0
         return {
-            name: fitted(config, self.vocabulary, self.source, target)
+            name: fitted(config, self.vocabulary, context)
             for name, config in self.models.items()
             if config.task == task
         }
@@ -72,13 +89,11 @@ def run_decode(
     plan: DecodePlan,
     result: dict[str, Any],
     place: Place,
-    *,
-    sweeps: bool,
     save: Callable[[], None],
 ) -> None:
     """Fills `result` row by row, and saves it after each."""
     result["setting"] = {
-        name: value for name, value in asdict(plan).items() if name != "models"
+        name: value for name, value in asdict(plan).items() if name not in ("models", "sweeps")
     } | {"repeats": place.repeats, "presets": list(plan.models)}
     result["rows"], result["contexts"], result["sweeps"] = [], [], {}
     save()
@@ -95,7 +110,7 @@ def run_decode(
                 context = Context(batch, length, _steps(length))
                 result["contexts"].append(language_row(name, config, context, place))
                 save()
-    if sweeps:
+    if plan.sweeps:
         _sweep(plan, result, place, save)
 
 
@@ -110,8 +125,7 @@ def _sweep(
             f"{families[which]}/{row}": fitted(
                 rows(families[which])[row],
                 plan.vocabulary,
-                plan.source,
-                plan.target if FAMILIES[families[which]].task == "translation" else max(lengths),
+                max(lengths) if FAMILIES[families[which]].task == "language" else 0,
             )
             for row in SWEEP_ROWS
         }
@@ -137,7 +151,7 @@ def _steps(context: int) -> int:
     return min(32, context // 2)
 
 
-def run_tokens(
+def tokens_plan(
     run: Path,
     path: str,
     lines: int,
@@ -145,15 +159,8 @@ def run_tokens(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     tell: Callable[[str], None],
-) -> dict[str, Any]:
-    """The result of `bench tokens` over the first lines of a file that have text in them."""
+) -> Plan:
+    """What `bench tokens` decodes: the first lines of a file that have text in them."""
     written = (one for one in enumerate(read_lines(path), start=1) if one[1].strip())
-    plan = Plan(
-        run, list(islice(written, lines)), device, dtypes, tuple(dict.fromkeys(beams)), tell
-    )
-    return {
-        "bench": "tokens",
-        "input": path,
-        **bench_tokens(plan),
-        "environment": environment(device),
-    }
+    some = list(islice(written, lines))
+    return Plan(run, some, device, dtypes, tuple(dict.fromkeys(beams)), tell)

@@ -101,8 +101,9 @@ def translate_command(
     batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
     with textio.writing(output_path, force, input_path) as write:
         engine = Engine.load(run, device, dtype, batching=batching)
-        if run is None and interactive and sys.stderr.isatty():
-            typer.echo("the model in the box, English to German; RUN names another", err=True)
+        if interactive:
+            box = "the model in the box, English to German; RUN names another; "
+            typer.echo(f"{box if run is None else ''}type a line and Enter; Ctrl-D ends", err=True)
         with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
             outputs = engine.translate(lines, options, prefixes=prefixes, progress=progress)
             for i, output in enumerate(outputs):
@@ -161,6 +162,8 @@ def generate_command(
     prompts = textio.read_lines(input_path) if prompt is None else iter([textio.utf8(prompt)])
     with textio.writing(output_path, force, input_path) as write:
         engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+        if interactive:
+            typer.echo("type a prompt and Enter; Ctrl-D ends", err=True)
         if (interactive or prompt is not None) and samples == 1 and beam == 1:
             for i, begun in enumerate(prompts):
                 own = dataclasses.replace(options, seed=seed + i)

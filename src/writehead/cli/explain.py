@@ -44,7 +44,9 @@ def explain_command(
         str, typer.Argument(metavar="PRESET", help="A preset's name, or the folder of a run.")
     ],
     batch: Annotated[int, typer.Option(help="Sentences decoded together.")] = 1024,
-    source: Annotated[int, typer.Option(help="Source tokens a sentence.")] = 128,
+    source: Annotated[
+        int | None, typer.Option(help="Source tokens a sentence, for translation; 128 by default.")
+    ] = None,
     target: Annotated[int, typer.Option(help="Target tokens a sentence.")] = 128,
     beam: Annotated[int, typer.Option(help="Hypotheses a sentence.")] = 1,
     position: Annotated[
@@ -78,7 +80,7 @@ def explain_command(
     question = Question(
         name=model,
         config=config,
-        setting=cost.Setting(batch, source if config.encoder_layers else 0, target, beam),
+        setting=cost.Setting(batch, _source(source, model, config), target, beam),
         chip=_chip(chip, bandwidth, flops, memory),
         position=position,
     )
@@ -101,6 +103,15 @@ def config_of(model: str) -> ModelConfig:
     from writehead.model.runs import read_config  # brings PyTorch, which takes seconds
 
     return read_config(model)
+
+
+def _source(given: int | None, name: str, config: ModelConfig) -> int:
+    """Source tokens a sentence, which a language model has none of."""
+    if config.task == "translation":
+        return 128 if given is None else given
+    if given is not None:
+        raise ConfigError(f"--source is for translation, and {name} is a language model; drop it")
+    return 0
 
 
 def _chip(

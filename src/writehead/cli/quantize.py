@@ -7,6 +7,7 @@ import typer
 
 from writehead.cli.app import app
 from writehead.config import QuantizationConfig
+from writehead.errors import RunError
 
 
 @app.command(name="quantize")
@@ -28,9 +29,27 @@ def quantize_command(
     config = QuantizationConfig.of(bits, group)
     from writehead.model.quantize import quantize_run  # brings PyTorch, which takes seconds
 
+    _check_tokenizer(run)
     done = quantize_run(run, output, config)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "
         f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}",
         err=True,
     )
+
+
+def _check_tokenizer(run: Path) -> None:
+    """Raises unless the run has a tokenizer that can be read: without it nothing could be decoded.
+
+    The library quantizes a run without one too, since whoever saves such a run has it elsewhere.
+    """
+    from writehead.data.tokenizer import Tokenizer
+    from writehead.model.runs import TOKENIZER, read_config
+
+    read_config(run)  # where there is no run, that is what to say
+    if not (run / TOKENIZER).exists():
+        raise RunError(
+            f"{run} has no {TOKENIZER}, so the new run would know no text; save it with its "
+            f"tokenizer"
+        )
+    Tokenizer.load(run / TOKENIZER)

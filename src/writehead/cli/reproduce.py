@@ -26,7 +26,8 @@ def reproduce_command(
         str | None,
         typer.Option(
             help="small: our text and sizes; paper-size: the paper's sizes; paper: its experiment; "
-            "tiny: a rehearsal. small by default, and paper for table2, which reads no text."
+            "tiny: a rehearsal. small by default; for table2, which reads no text, paper, or tiny "
+            "on a CPU."
         ),
     ] = None,
     data: Annotated[
@@ -71,7 +72,7 @@ def reproduce_command(
             for name, given in train.items():
                 if given is not None:
                     raise ConfigError(f"{name} is for table1 and table3; leave it out for table2")
-            ending = _speed(scale or "paper", only, results, runs, device, minutes)
+            ending = _speed(scale, only, results, runs, device, minutes)
         else:
             changes = read_settings(settings, ("train",))["train"]
             from writehead.paper.experiments import find_experiment, read_seeds
@@ -154,17 +155,24 @@ def report_command(
 
 
 def _speed(
-    scale: str,
+    scale: str | None,
     only: list[str] | None,
     results: Path,
     runs: Path,
     device: str,
     minutes: float | None,
 ) -> "Ending":
-    from writehead.paper.speed import SpeedJob, choose_rows, reproduce_speed
+    from writehead.paper.speed import SpeedJob, choose_rows, choose_scale, reproduce_speed
 
-    rows = choose_rows(scale, only or [])
-    return reproduce_speed(SpeedJob(scale, rows, results, runs, device, minutes))
+    chosen = scale or choose_scale(device)
+    rows = choose_rows(chosen, only or [])
+    if scale is None and chosen != "paper":
+        typer.echo(
+            f"on a CPU table2 is timed at scale {chosen}; --scale paper is the paper's size, which "
+            f"takes a CPU many hours",
+            err=True,
+        )
+    return reproduce_speed(SpeedJob(chosen, rows, results, runs, device, minutes))
 
 
 def _say_ending(ending: "Ending") -> None:

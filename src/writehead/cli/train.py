@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from writehead.cli.app import Page, app
+from writehead.cli.decode import Force
 from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
@@ -103,6 +104,7 @@ def evaluate_command(
         list[str] | None, typer.Option(help="greedy or beam-4; both by default, repeatable.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON too.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ….")] = None,
@@ -113,7 +115,7 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import check_writable, environment, run_facts, write_result
+    from writehead.bench.record import check_output, environment, run_facts, write_result
     from writehead.decoding import Engine, textio
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -124,8 +126,7 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
-    if output is not None:
-        check_writable(output)  # before minutes of scoring, not after
+    check_output(output, force)  # before minutes of scoring, not after
     engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
@@ -160,6 +161,7 @@ def bench_train_command(
     steps: Annotated[int, typer.Option(help="Steps to time.")] = 20,
     warmup: Annotated[int, typer.Option(help="Steps before them; on a GPU 5 or more.")] = 8,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Time training steps on packed batches: µs a token, and the share of the chip's matrix rate.
@@ -167,11 +169,10 @@ def bench_train_command(
     Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
     """
     model, config = _configs(preset_name, settings)
-    from writehead.bench.record import check_writable, write_result
+    from writehead.bench.record import check_output, write_result
     from writehead.bench.train import bench_preset
 
-    if output is not None:
-        check_writable(output)
+    check_output(output, force)
     result = bench_preset(
         preset_name, model, config, dataset, device=device, steps=steps, warmup=warmup
     )

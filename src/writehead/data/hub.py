@@ -198,5 +198,5 @@ def _require(module: str) -> ModuleType:
     except ImportError as error:
         raise DataError(
             f"--hub needs {module.split('.')[0]}, which is not installed; "
-            f"run pip install 'writehead[hub]'"
+            f"install the extra 'hub', in a clone of writehead by pip install '.[hub]'"
         ) from error

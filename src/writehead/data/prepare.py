@@ -5,7 +5,6 @@ A run that was killed and is started again keeps the tokenizer, if it had one, a
 """
 
 import errno
-import fcntl
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import numpy as np
 
 from writehead import __version__
 from writehead.config import PrepareConfig
+from writehead.data.claim import claimed
 from writehead.data.cleaning import DUPLICATE, HELD_OUT, REASONS, Seen
 from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
 from writehead.data.progress import Reporter
@@ -140,14 +140,11 @@ def _is_prepared(job: _Job) -> bool:
 @contextmanager
 def _workspace(job: _Job) -> Iterator[None]:
     """The hidden folder, for this process alone; after an error, what a next run can use stays."""
-    job.partial.mkdir(parents=True, exist_ok=True)
-    with (job.partial / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with claimed(job.partial / LOCK) as free:
+        if not free:
             raise DataError(
                 f"another process is preparing {job.directory}; wait for it, or end it first"
-            ) from error
+            )
         try:
             _remove(job.fresh)
             yield

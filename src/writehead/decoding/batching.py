@@ -44,7 +44,7 @@ class Job:
     max_length: int
     seed: int = 0
     prefix: tuple[int, ...] = ()
-    last: bool = True  # of its line
+    share: float = 1.0  # of its line's work
 
 
 def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:

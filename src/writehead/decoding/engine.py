@@ -123,10 +123,12 @@ class Engine:
             raise ConfigError("a language model does not translate; ask it to generate")
         if self.model.config.source_positions < 2:
             raise ConfigError("a model of one source position can read no text; train with more")
-        options = self._checked(options or PAPER, lines)
+        options = self._checked(options or PAPER)
+        begun = None if prefixes is None else _texts(prefixes, "prefix")
+        pairs = _paired(_texts(lines, "line"), begun)
         jobs = (
             self._translation_jobs(i, line, prefix, options)
-            for i, (line, prefix) in enumerate(_paired(lines, prefixes))
+            for i, (line, prefix) in enumerate(pairs)
         )
         return (
             self._translated(found, options.alpha)
@@ -146,12 +148,12 @@ class Engine:
         Without a max_length, a text goes on until it ends or the model's positions do. Sample j
         of prompt i, both from 0, draws by seed + i × samples + j.
         """
-        options = self._checked_prompting(options, prompts)
+        options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
         if samples < 1:
             raise ConfigError(f"samples={samples} must be at least 1")
         if samples > 1 and options.temperature is None:
             raise ConfigError(f"{samples} samples would all be alike; set a temperature")
-        jobs = (self._prompt_jobs(i, one, options, samples) for i, one in enumerate(prompts))
+        jobs = (self._prompt_jobs(i, one, options, samples) for i, one in enumerate(texts))
         work = self._worker.work(jobs, options, progress)
         return (
             Output(tuple(self._scored(one, line[0].tokens[1:]) for row in found for one in row))
@@ -163,7 +165,7 @@ class Engine:
 
         A character of several byte tokens comes whole.
         """
-        options = self._checked_prompting(options, [prompt])
+        options, [prompt] = self._checked_prompting(options), _texts([prompt], "prompt")
         if options.beam > 1:
             raise ConfigError("a beam knows its text only at the end; stream with beam=1")
         [job] = self._prompt_jobs(0, prompt, options, samples=1)
@@ -185,8 +187,8 @@ class Engine:
         if rest := self.tokenizer.decode(seen)[said:]:
             yield rest
 
-    def _checked(self, options: DecodeConfig, lines: Iterable[str]) -> DecodeConfig:
-        """The options, if the model's positions allow them and the lines are not one text."""
+    def _checked(self, options: DecodeConfig) -> DecodeConfig:
+        """The options, if the model's positions allow them."""
         positions = self.model.config.target_positions
         for name in ("max_length", "min_length"):
             if (getattr(options, name) or 0) > positions:
@@ -194,16 +196,12 @@ class Engine:
                     f"{name}={getattr(options, name)} is past the model's {positions} positions; "
                     f"ask for at most that"
                 )
-        if isinstance(lines, str):
-            raise DataError("one text came where lines are read; put it in a list")
         return options
 
-    def _checked_prompting(
-        self, options: DecodeConfig | None, prompts: Iterable[str]
-    ) -> DecodeConfig:
+    def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model continues no prompts; ask it to translate")
-        return self._checked(options or DecodeConfig(), prompts)
+        return self._checked(options or DecodeConfig())
 
     def _translation_jobs(
         self, line: int, text: str, prefix: str, options: DecodeConfig
@@ -221,7 +219,7 @@ class Engine:
             )
         forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
         jobs = []
-        for i, tokens in enumerate(pieces):
+        for tokens in pieces:
             length = options.max_length or len(forced) + len(tokens) + ROOM
             length = min(max(length, options.min_length), self.model.config.target_positions)
             if len(forced) > length:
@@ -230,7 +228,7 @@ class Engine:
                     f"may have {length}; shorten it"
                 )
             jobs.append(
-                Job([*tokens, END], length, options.seed + line, forced, i == len(pieces) - 1)
+                Job([*tokens, END], length, options.seed + line, forced, share=1 / len(pieces))
             )
             forced = ()
         return jobs
@@ -249,7 +247,7 @@ class Engine:
             )
         length = min(options.max_length or room, room)
         return [
-            Job(tokens, length, options.seed + line * samples + j, last=j == samples - 1)
+            Job(tokens, length, options.seed + line * samples + j, share=1 / samples)
             for j in range(samples)
         ]
 
@@ -296,6 +294,26 @@ def _check_partners(model: TranslationModel | LanguageModel, tokenizer: Tokenize
             f"the model ends with token {config.end} and the tokenizer with {END}; use the "
             f"tokenizer that the model was trained with"
         )
+
+
+def _texts(given: Iterable[str], what: str) -> Iterator[str]:
+    """The texts of a list or the like, each checked to be one when it is read."""
+    if isinstance(given, str | bytes):
+        raise DataError("one text came where a list of texts is read; put it in a list")
+    if not isinstance(given, Iterable):
+        raise DataError(f"{type(given).__name__} came where a list of texts is read; give a list")
+    return (_text(one, f"{what} {i + 1}") for i, one in enumerate(given))
+
+
+def _text(given: str, what: str) -> str:
+    """What is given, if it is text that can be written as UTF-8."""
+    if not isinstance(given, str):
+        raise DataError(f"{what} is {type(given).__name__}, not text; give it as a str")
+    try:
+        given.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{what} is not UTF-8 (its character {error.start}); convert it") from error
+    return given
 
 
 def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

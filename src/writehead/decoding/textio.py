@@ -19,12 +19,13 @@ Write = Callable[[str], None]
 def read_lines(path: str) -> Iterator[str]:
     """The lines of a UTF-8 file, or of standard input where the path is "-", as they are read.
 
-    A line ends with a line feed, or with a carriage return and one; it comes without either.
+    A line ends with a line feed, or with a carriage return and one; it comes without either. One
+    that is not UTF-8 is an error; where it was typed, it is said and left out.
     """
     if path == "-":
         if sys.stdin is None:
             raise DataError("standard input is closed; name a file of text with --input")
-        return _decoded(sys.stdin.buffer, "standard input")
+        return _decoded(sys.stdin.buffer, "standard input", typed=is_interactive(path))
     if Path(path).is_dir():
         raise DataError(f"{path} is a folder; give a file of text")
     try:
@@ -33,17 +34,21 @@ def read_lines(path: str) -> Iterator[str]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+def _decoded(file: BinaryIO, name: str, *, typed: bool = False) -> Iterator[str]:
     with file:
         number = 0
         try:
             for raw in file:
                 number += 1
-                yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"line {number} of {name} is not UTF-8 (its byte {error.start}); convert the text"
-            ) from error
+                try:
+                    line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start})"
+                    if not typed:
+                        raise DataError(f"{wrong}; convert the text") from error
+                    print(f"{wrong}; type it again", file=sys.stderr, flush=True)
+                    continue
+                yield line
         except OSError as error:
             raise DataError(
                 f"{name} cannot be read after line {number}: {error.strerror}; check the disk"
@@ -122,7 +127,7 @@ def one_line(text: str) -> str:
 
 
 @contextmanager
-def counting(wanted: bool) -> Iterator[Callable[[int], None] | None]:
+def counting(wanted: bool) -> Iterator[Callable[[float], None] | None]:
     """What to tell of lines as they finish: a counter on standard error if it is a terminal."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
@@ -130,14 +135,21 @@ def counting(wanted: bool) -> Iterator[Callable[[int], None] | None]:
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} lines, {task.fields[speed]:,.0f} a second"),
+        TextColumn("{task.fields[done]} lines, {task.fields[speed]} a second"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, speed=0.0)
+        task = bar.add_task("", total=None, done="0", speed="0")
 
-        def tell(count: int) -> None:
+        def tell(count: float) -> None:
             bar.advance(task, count)
-            bar.update(task, speed=bar.tasks[task].completed / (bar.tasks[task].elapsed or 1.0))
+            done = bar.tasks[task].completed
+            speed = done / (bar.tasks[task].elapsed or 1.0)
+            bar.update(task, done=_few_digits(done), speed=_few_digits(speed))
 
         yield tell
+
+
+def _few_digits(count: float) -> str:
+    """A count, with a fraction where it is small: parts of a long line are progress too."""
+    return f"{count:.3g}" if count < 100 else f"{count:,.0f}"

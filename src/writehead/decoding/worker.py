@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int], None]  # told how many more lines have finished
+Progress = Callable[[float], None]  # told how many more lines have finished, in parts if long
 
 
 class Worker:
@@ -76,7 +76,7 @@ class Worker:
                 continue
             for i, hypotheses in zip(order[:count], results, strict=True):
                 found[i] = hypotheses
-            tell(sum(job.last for job in batch))
+            tell(sum(job.share for job in batch))
             order = order[count:]
         return found
 

@@ -15,27 +15,24 @@ from matplotlib.axes import Axes
 
 from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
+from writehead.paper.frame import html_page
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1a202c; background: #fff; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 0.9rem; } .wide { overflow-x: auto; }
-th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid #e2e8f0; }
-th:first-child, td:first-child { text-align: left; } .text th, .text td { text-align: left; }
-figure { margin: 1rem 0; } figcaption, footer { color: #4a5568; font-size: 0.88rem; }
-svg { max-width: 100%; height: auto; } code { background: #edf2f7; padding: 0.1rem 0.3rem; }
-.wrong { color: #b5483a; }
+body { max-width: 62rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { font-size: 0.9rem; } .text th, .text td { text-align: left; }
+th, td { padding: 0.3rem 0.7rem; } figure { margin: 1rem 0; }
+dl { display: grid; grid-template-columns: max-content auto; gap: 0 1rem; }
+dt { font-weight: 600; } dd { margin: 0; } .wrong { color: #b5483a; }
 """
+TITLE = "One write-head or eight"
 
 
 def write_page(path: Path, results: dict[str, Any]) -> Path:
     """Writes the report; returns its path."""
-    test, steps = results["test"], results["steps"]
-    environment = results["environment"]
+    test, environment = results["test"], results["environment"]
     body = f"""
-<h1>One write-head or eight</h1>
+<h1>{TITLE}</h1>
 <p>Two English–German models with {_parameters(results)} parameters each, trained on the same
 {test["train_pairs"]:,} sentences in the same order. They differ in one thing: the keys and values
 of <b>multi-head</b> attention have eight heads, those of <b>multi-query</b> attention have one,
@@ -43,11 +40,9 @@ and its feed-forward layers are wider to make up for it.</p>
 {_boxed(results["boxed"])}
 <h2>Results</h2>
 <div class="wide">{_table(table_rows(results))}</div>
-<p>Quality is on {test["sentences"]} held-out sentences of up to {test["max_words"]} words. Times
-are microseconds a token, by one thread: of translating those sentences, and of one step of
-{steps["batch"]} sentences with {steps["source"]} source tokens and {steps["positions"][-1]} target
-tokens behind it, with the least time that bytes and operations allow here beside it. The paper's
-ratios are of 211M parameters on a TPUv2, 1,024 sentences of 128 tokens each. Models this small
+{_columns(test, results["steps"])}
+<p class="note">The ratios are of multi-head to multi-query: above 1, one write-head gains. The
+paper's are of 211M parameters on a TPUv2, 1,024 sentences of 128 tokens each. Models this small
 spend most of a step elsewhere than in keys and values, and a time on a shared machine is worth
 little by itself: look at ratios.</p>
 <h2>Learning</h2>
@@ -58,18 +53,16 @@ little by itself: look at ratios.</p>
 {_figure(_time, results, "A decoder step; dashed: the floor by bytes and operations here.")}
 <h2>Sentences</h2>
 {_examples(results["examples"])}
+<p class="note">Held-out sentences, by beam 4: <b>source</b> is what was translated,
+<b>reference</b> the translation that our grammar gives, then what either model made of it; in red
+where that is another sentence.</p>
 <footer><p>{html.escape(environment["hardware"]["device"])}, {environment["hardware"]["cores"]}
 cores; writehead {environment["versions"]["writehead"]}, PyTorch
 {environment["versions"]["torch"]}; {environment["date"]};
 <code>{html.escape(environment["command"])}</code></p></footer>
 """
-    page = (
-        "<!doctype html>\n<html lang='en'><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width'>"
-        f"<title>One write-head or eight</title><style>{STYLE}</style>{body}</html>\n"
-    )
     fresh = path.with_name(f".{path.name}")
-    fresh.write_text(page, encoding="utf-8")
+    fresh.write_text(html_page(TITLE, body, STYLE), encoding="utf-8")
     os.replace(fresh, path)
     return path
 
@@ -78,6 +71,28 @@ def _parameters(results: dict[str, Any]) -> str:
     return " and ".join(
         sorted({f"{model['parameters'] / 1e6:.2f}M" for model in results["models"].values()})
     )
+
+
+def _columns(test: dict[str, Any], steps: dict[str, Any]) -> str:
+    """What each column of the table of results says."""
+    meaning = {
+        "attention": "which of the two models",
+        "h": "read-heads: heads of queries",
+        "k,v": "numbers in each key, and in each value",
+        "d_ff": "width of the feed-forward layers",
+        "ln PPL": f"loss a token on {test['sentences']} held-out sentences of up to "
+        f"{test['max_words']} words, the logarithm of perplexity; less is better",
+        "BLEU 1/4": "likeness of translations to the references of those sentences, by greedy "
+        "search and by beam 4; 100 is all alike",
+        "greedy": "microseconds a token, by one thread: translating those sentences greedily",
+        "beam 4": "the same by beam search with four hypotheses",
+        "long": f"microseconds a token of one step of {steps['batch']} sentences with "
+        f"{steps['source']} source and {steps['positions'][-1]} target tokens behind it",
+        "floor": "the least time that bytes and operations allow such a step here",
+        "K/V": "bytes of keys and values that each target token adds, and each later step reads",
+    }
+    terms = "".join(f"<dt>{name}</dt><dd>{text}</dd>\n" for name, text in meaning.items())
+    return f"<dl class='note'>{terms}</dl>"
 
 
 def _table(rows: list[list[str]], kind: str = "") -> str:

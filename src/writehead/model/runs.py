@@ -1,11 +1,11 @@
 """Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
 
 A run is written beside its place and moved there whole, so what is at its place is always
-complete. Weights are safetensors and config is JSON: reading a run executes nothing from it.
-Matrices may be stored in few bits; what is loaded is floating-point numbers in either case.
+complete; a checksum lies beside the weights, and loading holds them against it. Weights are
+safetensors and config is JSON: reading a run executes nothing from it. Matrices may be stored in
+few bits; what is loaded is floating-point numbers in either case.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -34,6 +34,7 @@ from writehead.model.bits import (
     stored_shapes,
     unpack,
 )
+from writehead.model.checksum import ENDING, check_checksum, sha256, write_checksum
 from writehead.model.language import LanguageModel
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
@@ -41,6 +42,8 @@ from writehead.model.translation import TranslationModel
 FORMAT = 1
 CHECKPOINTS = "checkpoints"  # of a run in training: a folder of runs
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+CHECKSUM = WEIGHTS + ENDING
+FILES = {CONFIG, WEIGHTS, CHECKSUM, TOKENIZER}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def save_run(
     if directory.exists() and not (directory / CONFIG).is_file():
         raise RunError(f"{directory} is not a run, so it is not overwritten; choose another place")
     if directory.is_dir():
-        others = {path.name for path in directory.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER}
+        others = {path.name for path in directory.iterdir()} - FILES
         if others:
             raise RunError(
                 f"{directory} holds more than a run ({', '.join(sorted(others)[:3])}), which "
@@ -112,7 +115,9 @@ def finish_run(
     with atomic_directory(directory / ".finished") as fresh:
         write_model(fresh, config, weights)
         (fresh / TOKENIZER).write_bytes(tokenizer)
-    for name in (TOKENIZER, WEIGHTS, CONFIG):  # the config last: with it, the run is there
+    (directory / CHECKSUM).unlink(missing_ok=True)  # at no moment that of other weights
+    # the config last: with it, the run is there
+    for name in (TOKENIZER, WEIGHTS, CHECKSUM, CONFIG):
         os.replace(directory / ".finished" / name, directory / name)
     (directory / ".finished").rmdir()
 
@@ -149,6 +154,7 @@ def write_model(
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
+    write_checksum(directory / WEIGHTS)
 
 
 def load_run(
@@ -180,15 +186,14 @@ def read_quantization(directory: Path | str) -> QuantizationConfig | None:
 
 
 def run_bytes(directory: Path) -> int:
-    """Bytes of the files that make a run, whatever else is in its folder."""
+    """Bytes of config, weights and tokenizer of a run, whatever else is in its folder."""
     paths = (directory / name for name in (CONFIG, WEIGHTS, TOKENIZER))
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def run_fingerprint(directory: Path) -> str:
     """What tells the weights of two runs apart: sixteen digits of the SHA-256 of their file."""
-    with (directory / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return sha256(directory / WEIGHTS)[:16]
 
 
 def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
@@ -304,14 +309,19 @@ def read_weights(
                 else:
                     weight = _read_tensor(file, path, name, list(shape))
                 weights[name] = weight if dtype is None else weight.to(dtype)
+        _check_dtypes(path, weights)
+        check_checksum(path)  # last: what is wrong with a tensor says more
     except (SafetensorError, OSError) as error:
         raise RunError(
             f"{path} is damaged or cut short: {error}; copy or save the run again"
         ) from error
+    return weights
+
+
+def _check_dtypes(path: Path, weights: dict[str, torch.Tensor]) -> None:
     dtypes = sorted({str(weight.dtype) for weight in weights.values()})
     if len(dtypes) > 1:
         raise RunError(f"{path} mixes {' and '.join(dtypes)}; give the dtype to load it in")
-    return weights
 
 
 def _check_names(

@@ -4,6 +4,7 @@ import html
 from pathlib import Path
 
 from writehead.paper.claims import NOT_KNOWN, NOT_RUN, NOT_SEEN, SEEN, WITHIN
+from writehead.paper.frame import html_page
 from writehead.paper.layout import Grid
 from writehead.paper.report import (
     SWEEP,
@@ -17,20 +18,14 @@ from writehead.paper.report import (
 
 TITLE = "Fast Transformer Decoding: its tables, run again"
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1a202c; background: #fff; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.3rem; margin-top: 2.6rem; }
-h3 { font-size: 1.05rem; margin-top: 1.8rem; }
-table { border-collapse: collapse; font-size: 0.82rem; } .wide { overflow-x: auto; }
-th, td { padding: 0.3rem 0.5rem; text-align: right; border-bottom: 1px solid #e2e8f0;
-  vertical-align: top; white-space: nowrap; }
-thead th { border-bottom: 2px solid #a0aec0; }
-th:first-child, td:first-child { text-align: left; } .paper { color: #718096; }
-thead th { white-space: normal; vertical-align: bottom; }
+body { max-width: 76rem; }
+h2 { font-size: 1.3rem; margin-top: 2.6rem; } h3 { font-size: 1.05rem; margin-top: 1.8rem; }
+table { font-size: 0.82rem; } .paper { color: #718096; }
+th, td { padding: 0.3rem 0.5rem; vertical-align: top; white-space: nowrap; }
+thead th { border-bottom: 2px solid #a0aec0; white-space: normal; vertical-align: bottom; }
 .claims td, .claims th { text-align: left; white-space: normal; }
 .claims td:nth-last-child(-n+2) { white-space: nowrap; }
-figure { margin: 1.2rem 0; } figcaption, .note { color: #4a5568; font-size: 0.88rem; }
-svg { max-width: 100%; height: auto; } code { background: #edf2f7; padding: 0.1rem 0.3rem; }
+figure { margin: 1.2rem 0; }
 .seen { color: #276749; font-weight: 600; } .not-seen { color: #b5483a; font-weight: 600; }
 .within { color: #975a16; font-weight: 600; } .missing { color: #a0aec0; }
 """
@@ -58,12 +53,7 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
         body.append(f"<p class='note'>Not run: {html.escape('; '.join(report.not_run))}.</p>")
     if report.boxed is not None:
         body.append(_section(Section(report.boxed)))
-    page = (
-        "<!doctype html>\n<html lang='en'><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width'>"
-        f"<title>{TITLE}</title><style>{STYLE}</style>\n{chr(10).join(body)}\n</html>\n"
-    )
-    write_file(path, page)
+    write_file(path, html_page(TITLE, "\n".join(body), STYLE))
     return path
 
 

@@ -4,7 +4,6 @@ The rows differ in their attention and in nothing else: they see the same batche
 order, are as large, and are trained alike. What is done is not done again.
 """
 
-import fcntl
 import gc
 import hashlib
 import json
@@ -25,6 +24,7 @@ import torch
 from writehead import cost
 from writehead.bench.record import check_writable, environment, write_result
 from writehead.config import TrainConfig
+from writehead.data.claim import claimed
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
@@ -70,6 +70,14 @@ class Job:
     def run(self, row: str, seed: int) -> Path:
         """The folder that a row is trained in."""
         return self.runs / self.experiment.table / self.experiment.scale / f"{row}-seed{seed}"
+
+    def lock(self, row: str, seed: int) -> Path:
+        """What is claimed by the process that trains and scores a row.
+
+        So several processes, a GPU each, can be given the same command and share the rows.
+        """
+        run = self.run(row, seed)
+        return run.with_name(f".{run.name}.lock")
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
             f"{job.experiment.name}: row {number} of {len(pairs)}, {row}, seed {seed}"
             f"{_time_left(job, len(pairs) - number + 1)}"
         )
-        with _claimed(job.run(row, seed)) as free:
+        with claimed(job.lock(row, seed)) as free:
             if not free:
                 report.say(f"{row}, seed {seed}: another process is at it; passed over")
                 continue
@@ -286,19 +294,3 @@ def _time_left(job: Job, rows: int) -> str:
         return ""
     pace = statistics.mean(one["training_s"] + one["scoring_s"] for one in timings)
     return f"; {timedelta(seconds=round(pace * rows))} left"
-
-
-@contextmanager
-def _claimed(run: Path) -> Iterator[bool]:
-    """Whether this process alone is at a run, until the end of the block.
-
-    So several processes, a GPU each, can be given the same command and share the rows.
-    """
-    run.parent.mkdir(parents=True, exist_ok=True)
-    with (run.parent / f".{run.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True

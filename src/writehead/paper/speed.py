@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from writehead.bench.decode import Place, fitted, translation_row
+from writehead.bench.decode import ON_CPU, Place, translation_row
 from writehead.bench.floor import measure_chip
 from writehead.bench.record import environment, write_result
 from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
@@ -43,14 +43,31 @@ class Speed:
     steps: int
     pairs: int = GRAMMAR_PAIRS
 
+    @property
+    def words(self) -> str:
+        """The sizes, as they are said before anything is timed."""
+        train = self.train
+        return (
+            f"{self.batch:,} sentences of {self.source} tokens into {self.target} by {self.family} "
+            f"models, training steps of {train.rows} × ({train.source_length} + "
+            f"{train.target_length}) tokens"
+        )
+
 
 _PAPER = TABLE_2_TIMING
 _AS_IN_THE_PAPER = Speed(
     "wmt14", _PAPER.batch, _PAPER.source, _PAPER.target, TrainConfig(), repeats=5, steps=20
 )
-_SHORT = TrainConfig(rows=4, source_length=32, target_length=32)
+_FOR_A_CPU = Speed(
+    "tiny",
+    *(ON_CPU.batch, ON_CPU.source, ON_CPU.target),
+    TrainConfig(rows=8, source_length=64, target_length=64),
+    repeats=3,
+    steps=10,
+    pairs=200,
+)
 SPEEDS = {
-    "tiny": Speed("tiny", 4, 8, 8, _SHORT, repeats=1, steps=1, pairs=200),
+    "tiny": _FOR_A_CPU,
     "small": dataclasses.replace(_AS_IN_THE_PAPER, family="wmt14-small"),
     "paper-size": _AS_IN_THE_PAPER,  # no text is read, so this is the paper's own
     "paper": _AS_IN_THE_PAPER,
@@ -67,6 +84,11 @@ class SpeedJob:
     runs: Path
     device: str = "auto"
     minutes: float | None = None
+
+
+def choose_scale(device: str) -> str:
+    """The scale of a device that none was asked for: the paper's sizes, or those of a CPU."""
+    return "tiny" if find_device(device).type == "cpu" else "paper"
 
 
 def choose_rows(scale: str, wanted: list[str]) -> tuple[str, ...]:
@@ -92,6 +114,7 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
     if not todo:
         report.say(f"table2, scale {job.scale}: all {len(paths)} results are there; nothing to do")
         return Ending(done, len(paths))
+    report.say(f"table2, scale {job.scale}: {speed.words}")
     dataset = _sentences(job, speed, report)
     place = _place(job, speed, report.say)
     for number, (row, path) in enumerate(todo.items(), start=1):
@@ -130,11 +153,10 @@ def _sentences(job: SpeedJob, speed: Speed, report: Reporter) -> Path:
 def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) -> dict[str, Any]:
     """One row's result: decoding by each search, and a training step."""
     name, config = f"{speed.family}/{row}", rows(speed.family)[row]
-    model = fitted(config, None, speed.source, speed.target)
     element = place.dtype.itemsize
     decode = [
         translation_row(
-            name, model, Setting(speed.batch, speed.source, speed.target, beam, element), place
+            name, config, Setting(speed.batch, speed.source, speed.target, beam, element), place
         )
         for beam in BEAMS
     ]
@@ -150,7 +172,7 @@ def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) ->
         "scale": job.scale,
         "family": speed.family,
         "row": row,
-        "model": model.to_json(),
+        "model": config.to_json(),
         "dtype": str(place.dtype).removeprefix("torch."),
         "chip": dataclasses.asdict(place.chip),
         "decode": decode,

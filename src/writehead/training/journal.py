@@ -57,6 +57,10 @@ class Journal:
             self._file.close()
             self._board.close()
 
+    def count(self, step: int) -> None:
+        """Moves the bar to a step that was begun; nothing is written, and no device waited for."""
+        self._bar.update(self._task, completed=step)
+
     def log(self, step: int, entry: dict[str, float]) -> None:
         """Adds an entry of the step, and shows it."""
         if self._quiet or not entry:

@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from writehead import cost
 from writehead.config import ModelConfig, TrainConfig
-from writehead.data.batches import Batch, PackedBatches
+from writehead.data.batches import PackedBatches
+from writehead.data.claim import claimed
 from writehead.data.dataset import Dataset
 from writehead.errors import RunError, TrainingError
 from writehead.model.runs import CONFIG, finish_run
@@ -39,9 +40,12 @@ from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
 from writehead.training.journal import Journal
 from writehead.training.optimizer import learning_rate
-from writehead.training.plan import agree_on_plan
+from writehead.training.plan import agree_on_plan, check_folder, fit_to_data
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
+
+LOCK = ".lock"  # in a run's folder while it is in training
+LONG = 1.0  # hours on a CPU that are worth a word before they begin
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,14 @@ def train(
     The model takes the dataset's vocabulary. Under `torchrun` all processes train one model.
     """
     data = Dataset.open(dataset)
-    with join_world(device) as world, _writing(run):
-        model, changes = agree_on_plan(run, data, model, config, world)
+    model = fit_to_data(data, model, config)
+    with join_world(device) as world, _writing(run), _alone(run, world):
+        changes = agree_on_plan(run, data, model, config, world)
         trainer = Trainer(data, run, model, config, world)
         steps = (trainer.step, config.steps)
         with noted_signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
-            if trainer.step >= config.steps:
-                journal.say(f"{run} has its {trainer.step} steps already; there is nothing to do")
-            else:
-                journal.say(trainer.describe())
-                if trainer.step:
-                    journal.say("; ".join([f"going on after step {trainer.step}", *changes]))
-            if config.warmup > config.steps:
-                journal.say(
-                    f"note: the learning rate is still rising when training ends, because "
-                    f"train.warmup={config.warmup} is more than train.steps={config.steps}"
-                )
+            for sentence in trainer.opening(changes):
+                journal.say(sentence)
             return trainer.run_to_end(journal, told)
 
 
@@ -112,8 +108,28 @@ class Trainer:
         dtype = torch.bfloat16 if self.stepper.half else torch.float32
         self.rate = matrix_rate(world.device, dtype)
 
-    def describe(self) -> str:
-        """What is trained where, in one line."""
+    def opening(self, changes: list[str]) -> Iterator[str]:
+        """What is said before the first step: what is trained where, and what may surprise."""
+        config = self.config
+        if self.step >= config.steps:
+            yield f"{self.run} has its {self.step} steps already; there is nothing to do"
+        else:
+            yield self._describe()
+            if self.step:
+                yield "; ".join([f"going on after step {self.step}", *changes])
+        hours = self._least_seconds() / 3600
+        if self.world.device.type == "cpu" and hours > LONG:
+            yield (
+                f"note: on this CPU that takes {hours:,.1f} hours or more; ask for fewer steps "
+                f"with --set train.steps=N, or use a GPU"
+            )
+        if config.warmup > config.steps:
+            yield (
+                f"note: the learning rate is still rising when training ends, because "
+                f"train.warmup={config.warmup} is more than train.steps={config.steps}"
+            )
+
+    def _describe(self) -> str:
         config, device = self.config, self.world.device
         count = sum(cost.parameters(self.model_config).values())
         row = str(config.target_length)
@@ -125,6 +141,11 @@ class Trainer:
             f"{count:,} parameters on {many}{device.type}{chip}; {config.steps:,} steps of "
             f"{config.rows} × {row} tokens"
         )
+
+    def _least_seconds(self) -> float:
+        """What the steps that are left take at the full matrix rate, attention's part left out."""
+        rows, none = self.config.rows // self.world.size, cost.Pairs(0, 0, 0)
+        return (self.config.steps - self.step) * self._operations(rows, none) / self.rate
 
     def _restore(self, path: Path) -> None:
         model, optimizer = self.stepper.model, self.stepper.optimizer
@@ -145,8 +166,11 @@ class Trainer:
         while self.step < config.steps:
             batch = next(self.batches)
             values = self.stepper.update(batch, self.step)
-            self.meter.add(values, batch.tokens, self._operations(batch))
+            pairs = batch.visible_pairs(self.model_config.window)
+            operations = self._operations(len(batch.inputs), pairs)
+            self.meter.add(values, batch.tokens, operations)
             self.step += 1
+            journal.count(self.step)
             stop = self.world.any(bool(told))
             last = self.step == config.steps
             log, evaluate, save = (
@@ -191,11 +215,10 @@ class Trainer:
             "utilisation": totals["operations"] / seconds / self.rate / self.world.size,
         }
 
-    def _operations(self, batch: Batch) -> int:
-        """What this process's rows of a batch need."""
+    def _operations(self, rows: int, pairs: cost.Pairs) -> int:
+        """What a step needs of this process, by its rows and by what attends to what in them."""
         source = self.config.source_length if self.model_config.encoder_layers else 0
-        setting = cost.Setting(len(batch.inputs), source, self.config.target_length)
-        pairs = batch.visible_pairs(self.model_config.window)
+        setting = cost.Setting(rows, source, self.config.target_length)
         return cost.training_step(self.model_config, setting, pairs).operations
 
     def _evaluate(self) -> dict[str, float]:
@@ -305,6 +328,19 @@ def noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _alone(run: Path, world: World) -> Iterator[None]:
+    """Keeps other trainings out of a run's folder; raises in all processes where one is in it."""
+    check_folder(run)
+    with claimed(run / LOCK) if world.is_first else nullcontext(True) as free:
+        if world.any(not free):
+            raise RunError(
+                f"another process is training into {run}; wait for it or end it, or choose another "
+                f"folder"
+            )
+        yield
 
 
 @contextmanager

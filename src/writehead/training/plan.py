@@ -32,19 +32,13 @@ FREE = {
 }
 
 
-def agree_on_plan(
-    run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
-) -> tuple[ModelConfig, list[str]]:
-    """The model to train, which is the preset's with the dataset's vocabulary, and what is new.
-
-    Writes the plan; raises where the run was started with another one, but for what may change.
-    """
+def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """The model to train, which is the preset's with the dataset's vocabulary."""
     if data.task != model.task:
         raise ConfigError(
             f"the dataset is for a {data.task} model and the preset is a {model.task} model; "
             f"choose a preset for {data.task}"
         )
-    model = replace(model, vocabulary=data.vocabulary)
     lengths = (config.source_length, model.source_positions) if model.encoder_layers else (0, 0)
     longest = (lengths, (config.target_length, model.target_positions))
     for length, positions in longest:
@@ -53,6 +47,22 @@ def agree_on_plan(
                 f"rows of {length} tokens are longer than the {positions} learned positions; set "
                 f"train.source_length and train.target_length to {positions} or less"
             )
+    return replace(model, vocabulary=data.vocabulary)
+
+
+def check_folder(run: Path) -> None:
+    """Raises where `run` is neither free nor the folder of a run in training."""
+    if not (run / PLAN).is_file() and run.exists() and (not run.is_dir() or any(run.glob("[!.]*"))):
+        raise RunError(f"{run} holds something else than a run in training; choose another folder")
+
+
+def agree_on_plan(
+    run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
+) -> list[str]:
+    """What is new in the plan of a run that goes on, as far as it may change; writes the plan.
+
+    Raises where the run was started with another one.
+    """
     plan = {
         "format": 1,
         "writehead": __version__,
@@ -61,18 +71,13 @@ def agree_on_plan(
         "train": config.to_json(),
     }
     path = run / PLAN
-    changes: list[str] = []
-    if path.is_file():
-        changes = _compare(path, plan)
-    elif run.exists() and (not run.is_dir() or any(run.glob("[!.]*"))):
-        raise RunError(f"{run} holds something else than a run in training; choose another folder")
+    changes = _compare(path, plan) if path.is_file() else []
     world.barrier()
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
     if world.is_first and config.steps >= reached:  # else nothing will be done by this plan
-        run.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
-    return model, changes
+    return changes
 
 
 def _compare(path: Path, plan: dict[str, object]) -> list[str]:
