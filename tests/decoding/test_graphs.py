@@ -39,6 +39,7 @@ every_task = pytest.mark.parametrize("task", ["translation", "language"])
 def _few_rows(monkeypatch):
     """Graphs of 1, 2, 4, 6, … rows: an interpreter cannot spare those that only fill up."""
     monkeypatch.setattr(graphs, "_round_rows", lambda rows: rows if rows == 1 else rows + rows % 2)
+    monkeypatch.setattr(graphs, "SOON", 1)
     if DEVICE == "cpu":
         monkeypatch.setattr(choose, "PART", 64)
 
@@ -115,7 +116,7 @@ def plain(
 def captured(decoder, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
     """What the kernels find."""
     capacity = room(decoder.model, batch, options)
-    return decoder.search(*batch, capacity, options, end=END, **limits)
+    return decoder.search(*batch, capacity, options, **({"end": END} | limits))
 
 
 def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
@@ -240,13 +241,27 @@ def test_what_is_read_while_the_search_goes_on_is_what_it_finds(beam, late, monk
     assert len(decoder._captured) > 1
 
 
+def test_what_is_read_late_is_right_where_sentences_move_twice_and_leave_places_free(
+    late, moves, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOOK", 2)
+    made, batch = make(), read(3, 5, 2, 4, 5, 3, 2, 4, 3, 5)
+    never = {"end": 12, "max_lengths": [2, 7, 1, 7, 2, 13, 2, 1, 2, 2]}  # they end by these
+    options = DecodeConfig(max_length=13)
+    found = captured(graphs.GraphDecoder(made), batch, options, **never)
+    right = plain(made, batch, options, **never)
+    assert_same(found, right)
+    assert not any(one.finished for (one,) in right)
+    assert moves == [3, 1]
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="the event and the device are made up")
 def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     decoder, batch = graphs.GraphDecoder(make()), read(3, 5)
     options = DecodeConfig(max_length=5)
     constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
     captured = decoder.start(*batch, 5, options, constraints)
-    watch = reading.Watch(captured.buffers, decoder._numbers)
+    watch = reading.Watch(captured.buffers, 2, decoder._numbers)
     captured.step()
     watch.look(1)
     watch._event.record.assert_called_once_with("the stream of cpu")

@@ -104,6 +104,16 @@ def test_a_memory_in_parts_is_read_as_in_one(padded, splits):
     assert_close(attend_memory(*case, tile=SMALL, splits=splits, padded=padded), whole)
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("beams", "splits"), [(1, 1), (3, 2)])
+def test_a_memory_whose_heads_are_neighbours_is_read_as_one_by_heads(beams, splits, early):
+    Q, K, V, lengths = memory_case(2, beams)
+    tile = decode.Tile(16, warps=4, stages=1, early=early)
+    by_position = (T.transpose(1, 2).contiguous().transpose(1, 2) for T in (K, V))
+    found = attend_memory(Q, *by_position, lengths, tile=tile, splits=splits)
+    assert torch.equal(found, attend_memory(Q, K, V, lengths, tile=tile, splits=splits))
+
+
 @pytest.mark.parametrize("positions", [16, 32, 64])
 def test_tiles_of_any_size_read_a_memory_alike(positions):
     case = memory_case(1)

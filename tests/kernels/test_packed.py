@@ -116,6 +116,17 @@ def test_noise_on_the_weights_of_cross_attention_equals_plain_products(g):
     assert_equal_plain_products(*inputs(g, n=m, m=n), segments(SOURCE, TARGET), make_noise(g))
 
 
+@pytest.mark.parametrize("backend", ["packed", "eager"])
+def test_noise_is_rounded_once_with_the_values(backend):
+    Q, K, V, _ = inputs(2, dtype=torch.float16)
+    noise = make_noise(2) / 1.25 / 0.9  # which no half can hold
+    alone = segments(TARGET, TARGET, causal=True, window=1)  # a query sees itself
+    O = attend(Q, K, V, alone, scale=SCALE, noise=noise, backend=backend)  # noqa: E741
+    right = (V.double() * noise.unsqueeze(3)).half().repeat_interleave(h // 2, dim=1)
+    is_text = (TARGET != 0).to(DEVICE)
+    assert torch.equal(O, right * is_text[:, None, :, None])
+
+
 def test_noise_of_any_layout_and_precision_is_read_right():
     noise = make_noise(2)
     turned = noise.double().mT.contiguous().mT

@@ -67,6 +67,15 @@ def test_rms_norm_is_pytorchs(size):
     assert_close(found, norm(X), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("count", [5, 6])
+def test_many_rows_are_normalized_two_at_a_time(monkeypatch, count):
+    monkeypatch.setattr(pointwise, "MANY", 5)
+    wide = random(count + 1, d)
+    norm, X = trained(nn.LayerNorm(d, eps=0.3)), wide[:count]
+    found = pointwise.normalize(X, norm.weight, norm.bias, epsilon=0.3, centred=True)
+    assert_close(found, norm(X), atol=1e-5, rtol=1e-5)
+
+
 def test_the_scale_is_that_of_the_whole_norm():
     norm = trained(nn.LayerNorm(d, eps=0.3))
     X = random(rows, d)

@@ -37,8 +37,10 @@ def test_a_residual_is_added_and_stays_as_it_is(shape):
 
 
 def test_tiles_are_for_halves_on_a_hopper_gpu_and_for_some_dozens_of_rows(monkeypatch):
-    def shape(rows: int, depth: int, dtype: torch.dtype = torch.bfloat16) -> object:
-        X, W = (torch.empty(size, depth, dtype=dtype, device="meta") for size in (rows, 64))
+    def shape(
+        rows: int, depth: int, dtype: torch.dtype = torch.bfloat16, columns: int = 64
+    ) -> object:
+        X, W = (torch.empty(size, depth, dtype=dtype, device="meta") for size in (rows, columns))
         return tiles.choose_shape(X, W)
 
     assert shape(128, 1024) is None  # nothing is known of this device
@@ -46,5 +48,6 @@ def test_tiles_are_for_halves_on_a_hopper_gpu_and_for_some_dozens_of_rows(monkey
     assert shape(128, 1024) is not None
     assert shape(128, 1024, torch.float32) is None
     assert shape(128, 5440) is None
+    assert shape(128, 1024, columns=3072) is None
     assert shape(32, 1024) is None
     assert shape(257, 1024) is None

@@ -139,6 +139,19 @@ def test_the_encoders_memory_is_the_models_in_the_first_places_of_a_larger_one(c
     assert into.lengths.tolist() == [m, m - 3 if padded else m, 99]
 
 
+@pytest.mark.parametrize("changes", [{"g": 2}, {"g": 2, "bias": True}], ids=str)
+@torch.no_grad()
+def test_the_encoders_memory_may_have_just_the_room_that_is_needed(changes):
+    made = make("translation", changes)
+    source = tokens(b, m).to(DEVICE)
+    right = memories(made, source, None)
+    heads, device = made.config.encoder_attention, right[0].device
+    into = fused.Memories.make(heads, 1, b, m, right[0].dtype, device)
+    fused.FusedDecoder(made).encode(source, None, into)
+    for found, expected in zip((into.K, into.V), right, strict=True):
+        assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("k", "v"), [(16, 16), (16, 256), (128, 32)])
 def test_heads_of_a_power_of_two_can_be_decoded_by_the_kernels(k, v):
     assert fused.why_not(LanguageModel(config("language", k=k, v=v))) is None

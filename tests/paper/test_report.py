@@ -175,7 +175,7 @@ def test_the_caption_says_what_differs_from_the_paper(tmp_path):
         "1,234,567 pairs, 39M target tokens, of some.en.xz, some.de.xz; a vocabulary of 16,384",
         "6,000 steps of 16,384 tokens, about 2.4 epochs",
         "(the paper: 100,000 steps of 32,768 tokens, about 20 epochs)",
-        "Chip: a chip, 4 min of training a row (the paper: a 32-core TPUv3 cluster)",
+        "Chip: a chip, 4 min from a row's first step to its last, whether or not others shared",
         "newstest2014, 3,003 (the paper: `sacrebleu -t wmt13`, `sacrebleu -t wmt14`)",
         "tok:intl",
         "commit 0123456789+.",

@@ -319,7 +319,10 @@ def test_every_setting_of_an_experiment_has_a_reason(experiment):
     for name, because in experiment.settings.items():
         assert name in known
         assert because.why
-    assert experiment.with_steps(50).warmup == 5
+    own = experiment.train
+    assert experiment.with_steps(own.steps) == experiment.with_steps(None) == own
+    assert experiment.with_steps(own.steps // 2).warmup == own.warmup // 2
+    assert experiment.with_steps(1).warmup == 1
 
 
 def test_seeds_are_a_count_or_a_list():

@@ -31,6 +31,7 @@ from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
 
 FEWEST = 16  # sentences from which on it pays to move to a smaller graph
+SOON = 8  # steps from the end, from which on it does not
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
 MOST_GRAPHS = 64  # a graph takes some memory besides its caches
 PROMPTS = 1 << 15  # tokens of prompts that are read together
@@ -209,18 +210,19 @@ class GraphDecoder:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
-        watch = Watch(captured.buffers, self._numbers)
+        watch = Watch(captured.buffers, b, self._numbers)
         may_move = b >= FEWEST
         longest = constraints.longest
         for t in range(1, longest + 1):
             captured.step()
             if t == longest or not watch.is_due(t, longest):
                 continue
-            growing = [i for i in watch.look(t) if i < len(places)]
+            growing = watch.look(t)
             if not growing:
                 break
             smaller = _round_rows(len(growing))
-            if not may_move or smaller > captured.buffers.shape.sentences // 2:
+            pays = smaller <= captured.buffers.shape.sentences // 2 and longest - t >= SOON
+            if not (may_move and pays):
                 continue
             moved = self._move(captured, growing, smaller, constraints.end)
             if moved is None:

@@ -21,15 +21,16 @@ class Watch:
     That is which sentences still grow: one that has ended never grows again, so an old answer is a
     safe one. Of greedy search it is also the tokens chosen so far, by step: Python's numbers are
     looked up while the device has work. `numbers` has one for each id; new ones, all over the
-    memory, would take longer to make, and to pass on, than some steps.
+    memory, would take longer to make, and to pass on, than some steps. Of the buffers' places the
+    first `count` have sentences.
     """
 
-    def __init__(self, buffers: Buffers, numbers: NDArray[Any]) -> None:
+    def __init__(self, buffers: Buffers, count: int, numbers: NDArray[Any]) -> None:
         self.buffers = buffers
-        self._numbers = numbers
+        self._count, self._numbers = count, numbers
         self._growing, self._beam = buffers.rows.growing, buffers.shape.beam
         self._event: torch.cuda.Event | None = None
-        self._steps: list[list[int]] = []  # each step's tokens by row
+        self._steps: list[list[int]] = []  # each step's tokens by sentence
         self._asked = 0  # steps that are among these, or on their way
 
     def is_due(self, t: int, longest: int) -> bool:
@@ -40,11 +41,11 @@ class Watch:
         """The sentences that grew when this was asked the last time; asks anew, after t steps."""
         now, mirror = self._growing[:: self._beam], self.buffers.mirror
         if mirror is None:
-            return _places(now)
-        before = list(range(len(now)))
+            return _places(now[: self._count])
+        before = list(range(self._count))
         if self._event is not None:
             self._event.synchronize()
-            before = _places(mirror.growing)
+            before = _places(mirror.growing[: self._count])
             self._take()
         mirror.growing.copy_(now, non_blocking=True)
         self._ask(mirror, t)
@@ -61,7 +62,7 @@ class Watch:
 
     def move(self, growing: list[int], buffers: Buffers) -> "Watch":
         """The watch of the sentences that went on in other buffers."""
-        moved = Watch(buffers, self._numbers)
+        moved = Watch(buffers, len(growing), self._numbers)
         if self.buffers.mirror is not None and buffers.mirror is not None and self._beam == 1:
             moved._asked = known = len(self._steps)
             moved._steps = [[step[i] for i in growing] for step in self._steps]
@@ -70,7 +71,7 @@ class Watch:
         return moved
 
     def texts(self) -> list[tuple[int, ...]]:
-        """The tokens of each row, once the search is finished."""
+        """The tokens of each sentence, once greedy search is finished."""
         return list(zip(*self._steps, strict=True))
 
     def chosen(self) -> tuple[NDArray[np.int32], Tensor]:
@@ -94,7 +95,7 @@ class Watch:
         """Looks up the numbers of the steps that have come."""
         if self._beam == 1:
             tokens, _ = self.chosen()
-            self._steps += self._numbers[tokens[len(self._steps) :]].tolist()
+            self._steps += self._numbers[tokens[len(self._steps) :, : self._count]].tolist()
 
 
 def read_greedy(

@@ -64,7 +64,7 @@ def attend(
         O = packed.attend(Q, K, V, visibility, scale, noise)  # noqa: E741
     else:
         # a factor of a position's values is a factor of its weight for every query
-        V = V if noise is None else V * noise.unsqueeze(3).to(V.dtype)
+        V = V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
         O = BACKENDS[chosen].attend(Q, K, V, visibility, scale)  # noqa: E741
     if beams > 1:
         O = O.view(-1, h, beams, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741

@@ -5,9 +5,9 @@ by side, so that a tile of ROWS holds ROWS / SHARED queries. Few queries have a 
 visible memory, and K and V are read once for all heads of the tile. Multi-head has SHARED = 1.
 
 With NOISE the weight of a memory position is multiplied, after the softmax, by its factor: O is
-softmax(Q K^T) diag(noise) V. The factor is applied to V, which is rounded then, as plain PyTorch
-has it: a query that sees one position gets exactly its row of that. What `delta` has to be is still
-sum(O dO), as the factor is in O.
+softmax(Q K^T) diag(noise) V. The factor is applied to V, which is rounded then: a query that sees
+one position gets exactly its row of that. What `delta` has to be is still sum(O dO), as the factor
+is in O.
 
 Everything is masked by segment as well as bounded by range, so a segment need not be contiguous.
 Offsets of batch rows, heads and positions are 64-bit. Logits are kept times log2(e), for exp2.

@@ -20,7 +20,7 @@ from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 LINE = 64  # elements, of two bytes, that one request to the device's cache brings
 FEWEST, MOST = 33, 256  # rows for which these are the quicker
-DEEPEST = 1024  # of a weight for which they are
+WIDEST, DEEPEST = 1280, 1024  # columns and depth of a weight up to which they were measured
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def choose_shape(X: Tensor, W: Tensor) -> TileShape | None:
 
     As measured on an H200 with weights of 1024 × 1024 and 1280 × 1024.
     """
-    rows, depth = X.shape
+    rows, (columns, depth) = len(X), W.shape
     if X.dtype not in (torch.bfloat16, torch.float16) or not chained(X):
         return None
-    if not FEWEST <= rows <= MOST or depth > DEEPEST or depth % LINE:
+    if not FEWEST <= rows <= MOST or columns > WIDEST or depth > DEEPEST or depth % LINE:
         return None
     return TileShape(64, 32, 128, 4, 4, early=DEEPEST)
 
@@ -56,9 +56,10 @@ def tiled_linear(
 ) -> Tensor:
     """X W^T, [rows, columns], plus `residual`, which stays as it is.
 
-    X: [rows, depth]. W: [columns, depth].
+    X: [rows, depth]. W: [columns, depth]. All are contiguous.
     """
     (rows, depth), columns = X.shape, len(W)
+    assert all(T is None or T.is_contiguous() for T in (X, W, residual))
     Y = torch.empty(rows, columns, dtype=X.dtype, device=X.device)
     chain = chained(X)
     launch(_tiles_kernel, (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns)))(

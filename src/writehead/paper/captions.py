@@ -20,7 +20,8 @@ def quality_caption(sheet: Sheet) -> list[str]:
         f"Training: {_training(one)} (the paper: {paper.steps:,} steps of {paper.tokens:,} tokens, "
         f"about {paper.epochs} epochs), every row alike and on the same batches.",
         f"Chip: {_listed(r['environment']['hardware']['device'] for r in results)}, "
-        f"{_minutes(results)} of training a row (the paper: {paper.chip}).",
+        f"{_minutes(results)} from a row's first step to its last, whether or not others shared "
+        f"the chip (the paper: {paper.chip}).",
         _scored(sheet, one),
         "±: the standard deviation over seeds."
         if len({r["seed"] for r in results}) > 1
@@ -55,7 +56,7 @@ def _training(one: Result) -> str:
     return (
         f"{train['steps']:,} steps of {tokens:,} tokens, about {epochs:.2g} epochs, "
         f"{train['optimizer']}, learning rate {train['learning_rate']:g} after {train['warmup']:,} "
-        f"steps"
+        f"steps, falling to 0 over the last {train['decay']:.0%}"
     )
 
 

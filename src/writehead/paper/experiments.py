@@ -57,10 +57,11 @@ class Experiment:
         return TrainConfig(**{name: chosen.value for name, chosen in self.settings.items()})
 
     def with_steps(self, steps: int | None) -> TrainConfig:
-        """`train` with another number of steps, a tenth of them to warm up in, as the paper's."""
+        """`train` with another number of steps, and as large a share of them to warm up in."""
+        train = self.train
         if steps is None:
-            return self.train
-        return replace(self.train, steps=steps, warmup=max(1, steps // 10))
+            return train
+        return replace(train, steps=steps, warmup=max(1, train.warmup * steps // train.steps))
 
     @property
     def prepare(self) -> PrepareConfig:
@@ -85,7 +86,7 @@ class Experiment:
 _LOOKS: Settings = {
     "log_every": Because(100, "a curve of some dozens of points"),
     "evaluate_every": Because(1000, "a dev curve of some points"),
-    "checkpoint_every": Because(1000, "a machine that goes away costs a minute at most"),
+    "checkpoint_every": Because(1000, "a machine that goes away costs a minute or two"),
     "keep": Because(1, "going on needs the last one; the best on dev stays too"),
 }
 _RATE: Settings = {

@@ -1,6 +1,7 @@
 """The report's pictures, as SVG: quality against bytes of K and V, and what was learnt when."""
 
 import io
+import math
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -15,8 +16,8 @@ from writehead.paper.sheets import Figures, Measure, Sheet, kv_bytes
 PAPER_FAMILY = {"table1": "wmt14", "table3": "lm1b"}
 SMALL_HEADS = "#718096"  # of the rows with fewer or smaller heads
 LINES = ("solid", "dashed", "dotted", "dashdot")
-# beside a point, the texts of its neighbours are kept apart
-ASIDE = {"multi-head": 9, "multi-query": 9, "multi-head-local": -13, "multi-query-local": -13}
+HEIGHT = 200  # points of a panel of `quality_svg`, about
+LINE = 10  # points that a text takes
 
 
 def quality_svg(sheet: Sheet) -> str:
@@ -38,6 +39,8 @@ def _quality(
     axes: Axes, figures: Figures, sizes: dict[str, float], names: dict[str, str], measure: Measure
 ) -> None:
     """One point a row; down and left is better. A bar shows the spread of several seeds."""
+    means = {row: figure.mean for row, figure in figures.items()}
+    raised = _raised(means)
     for row, figure in figures.items():
         axes.errorbar(
             sizes[row],
@@ -48,13 +51,13 @@ def _quality(
             markersize=6,
             capsize=3,
         )
-        few = row not in ASIDE
+        few = row in raised
         axes.annotate(
             names[row].removeprefix("multi-head-")
             if few
             else names[row].replace("-local", " local"),
             (sizes[row], figure.mean),
-            xytext=(8, -3) if few else (0, ASIDE[row]),
+            xytext=(8, raised[row] - 3) if few else (0, 9 if _is_above(row, means) else -13),
             textcoords="offset points",
             fontsize=8,
             ha="left" if few else "center",
@@ -68,6 +71,23 @@ def _quality(
     axes.set_xlabel("bytes of K and V a token")
     axes.set_ylabel(measure.label)
     _plain(axes)
+
+
+def _is_above(row: str, means: dict[str, float]) -> bool:
+    """Whether a row is the upper of it and the same with a window, or without."""
+    other = row.removesuffix("-local") if row.endswith("-local") else f"{row}-local"
+    return means[row] >= means.get(other, means[row])
+
+
+def _raised(means: dict[str, float]) -> dict[str, float]:
+    """By how many points the texts of fewer or smaller heads are raised, so that none meet."""
+    scale = HEIGHT / ((max(means.values()) - min(means.values())) * 1.4 or 1.0)
+    raised, free = {}, -math.inf
+    for row in sorted(means, key=lambda row: means[row]):
+        if not _is_whole(row):
+            at = max(means[row] * scale, free)
+            raised[row], free = at - means[row] * scale, at + LINE
+    return raised
 
 
 def loss_svg(sheet: Sheet) -> str:
@@ -114,14 +134,19 @@ def _ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, int(high / step) + 2) if i * step >= low] or [low]
 
 
+def _is_whole(row: str) -> bool:
+    """Whether a row has as many heads of the same size as the baseline."""
+    return row.removesuffix("-local") in ("multi-head", "multi-query")
+
+
 def _colour(row: str) -> str:
     kind = "multi-query" if row.startswith("multi-query") else "multi-head"
-    return COLOURS[kind] if row in ASIDE else SMALL_HEADS
+    return COLOURS[kind] if _is_whole(row) else SMALL_HEADS
 
 
 def _style(row: str) -> str:
     """What tells rows of one colour apart."""
-    if row in ASIDE:
+    if _is_whole(row):
         return "dashed" if row.endswith("-local") else "solid"
     sizes = ("1x128", "2x64", "4x32", "8x16")
     return LINES[sizes.index(row.removeprefix("multi-head-"))]

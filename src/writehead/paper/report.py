@@ -93,7 +93,7 @@ def _quality(sheet: Sheet) -> Section:
 
 
 def _newest_sweep(results: Path) -> dict[str, Any] | None:
-    """The last result of `bench decode --plot` that swept contexts; None where there is none."""
+    """The last whole result of `bench decode --plot` that swept contexts, or None."""
     found = []
     for path in sorted(results.rglob("*.json")):
         try:
@@ -101,7 +101,7 @@ def _newest_sweep(results: Path) -> dict[str, Any] | None:
         except (OSError, ValueError):
             continue  # what `reproduce` wrote was read and checked; the rest is others' business
         swept = isinstance(one, dict) and one.get("bench") == "decode" and one.get("sweeps")
-        if swept and swept.get("context"):
+        if swept and swept.get("context") and not one.get("partial"):
             found.append(one)
     return max(found, key=lambda one: str(one["environment"]["date"]), default=None)
 

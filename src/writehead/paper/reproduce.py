@@ -150,6 +150,9 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
             if not free:
                 report.say(f"{row}, seed {seed}: another process is at it; passed over")
                 continue
+            if job.result(row, seed).is_file():
+                report.say(f"{row}, seed {seed}: another process has it; skipped")
+                continue
             outcome = _train(job, row, seed, data.directory, clock)
             if outcome.stopped_by is not None or clock.is_up:
                 stopped_by = outcome.stopped_by or int(signal.SIGTERM)
