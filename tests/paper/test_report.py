@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from writehead.errors import RunError
 from writehead.paper.claims import CLAIMS, judge
 from writehead.paper.experiments import EXPERIMENTS
 from writehead.paper.frame import STYLE
@@ -133,6 +134,42 @@ WORSE = "worse than multi-head"
 CLOSER = "less than half as far from multi-head as the best of fewer or smaller heads"
 BETTER = "better than the best of fewer or smaller heads"
 HIGHEST = "higher than the best of all other rows"
+
+
+def test_repeats_stand_beside_what_they_repeat_and_are_held_to_the_noise(tmp_path):
+    write_table(tmp_path, "table1", as_in_the_paper(noise=0.01))
+    write_row(tmp_path / "again", "table1", "multi-query", [1.439 - 0.01 + 0.002])
+    text = markdown(make_report(tmp_path), "figures")
+    found = {row[2]: row[3:] for row in cells(text) if row[0] == "multi-query" and row[1] == "0"}
+    # two runs differ by less than t(4) x 0.01 x sqrt(2) in 19 cases of 20
+    near = ["1.429", "1.431", "+0.002", "± 0.039", "**within the noise**"]
+    assert found["ln(PPL) dev"] == near
+    write_row(tmp_path / "again", "table1", "multi-query", [1.439 - 0.01 + 0.05])
+    text = markdown(make_report(tmp_path), "figures")
+    found = {row[2]: row[3:] for row in cells(text) if row[0] == "multi-query" and row[1] == "0"}
+    assert found["ln(PPL) dev"][2:] == ["+0.050", "± 0.039", "**outside the noise**"]
+    assert found["BLEU dev"][2:] == ["−0.50", "± 0.39", "**outside the noise**"]
+
+
+def test_a_repeat_of_one_seed_has_no_noise_to_be_held_to(tmp_path):
+    write_table(tmp_path, "table3", {"multi-query": [3.0]})
+    write_row(tmp_path / "again", "table3", "multi-query", [3.5])
+    text = markdown(make_report(tmp_path), "figures")
+    assert ["300.00", "350.00", "+50.00", "–", "**not known**"] in [r[3:] for r in cells(text)]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "words"),
+    [
+        ("multi-head", {}, "there is no first result of it"),
+        ("multi-query", {"data": {**DATA, "fingerprint": "other"}}, "its dataset is another"),
+    ],
+)
+def test_a_repeat_of_something_else_is_refused(tmp_path, row, changes, words):
+    write_table(tmp_path, "table1", {"multi-query": [1.4]})
+    write_row(tmp_path / "again", "table1", row, [1.4], **changes)
+    with pytest.raises(RunError, match=words):
+        make_report(tmp_path)
 
 
 def test_every_claim_holds_in_the_papers_own_tables():

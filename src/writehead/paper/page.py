@@ -6,6 +6,7 @@ from pathlib import Path
 from writehead.paper.claims import NOT_KNOWN, NOT_RUN, NOT_SEEN, SEEN, WITHIN
 from writehead.paper.frame import html_page
 from writehead.paper.layout import Grid
+from writehead.paper.repeats import INSIDE, OUTSIDE
 from writehead.paper.report import (
     SWEEP,
     SWEEP_CAPTION,
@@ -29,7 +30,14 @@ figure { margin: 1.2rem 0; }
 .seen { color: #276749; font-weight: 600; } .not-seen { color: #b5483a; font-weight: 600; }
 .within { color: #975a16; font-weight: 600; } .missing { color: #a0aec0; }
 """
-CLASSES = {SEEN: "seen", NOT_SEEN: "not-seen", WITHIN: "within", NOT_KNOWN: "within"}
+CLASSES = {
+    SEEN: "seen",
+    INSIDE: "seen",
+    NOT_SEEN: "not-seen",
+    OUTSIDE: "not-seen",
+    WITHIN: "within",
+    NOT_KNOWN: "within",
+}
 
 
 def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
@@ -60,8 +68,9 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
 def _section(section: Section) -> str:
     parts = [f"<h2>{html.escape(section.table.title)}</h2>", _table(section.table)]
     parts += [_figure(picture) for picture in section.pictures]
-    if section.claims is not None:
-        parts += [f"<h3>{html.escape(section.claims.title)}</h3>", _claims(section.claims)]
+    for judged in (section.claims, section.repeats):
+        if judged is not None:
+            parts += [f"<h3>{html.escape(judged.title)}</h3>", _judged(judged)]
     return "\n".join(parts)
 
 
@@ -79,7 +88,8 @@ def _table(grid: Grid) -> str:
     return _framed("", head, rows, grid.notes)
 
 
-def _claims(grid: Grid) -> str:
+def _judged(grid: Grid) -> str:
+    """A table whose last column has verdicts."""
     head = "".join(_cell("th", cell, "") for cell in grid.head)
     rows = [
         "".join(_cell("td", cell, "") for cell in row[:-1])

@@ -17,7 +17,8 @@ from writehead.paper.captions import LOSS_CAPTION, kv_caption
 from writehead.paper.experiments import TABLES
 from writehead.paper.figures import loss_svg, quality_svg
 from writehead.paper.layout import TITLES, Grid, claims_grid, quality_grid, speed_grid
-from writehead.paper.results import read_results
+from writehead.paper.repeats import read_repeats, repeats_grid
+from writehead.paper.results import Result, read_results
 from writehead.paper.sheets import Sheet
 
 BEGIN, END = "<!-- report -->", "<!-- /report -->"
@@ -39,11 +40,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One table at one scale, what became of the paper's claims about it, and its pictures."""
+    """One table at one scale, what became of the paper's claims about it, its pictures, repeats."""
 
     table: Grid
     claims: Grid | None = None
     pictures: tuple[Picture, ...] = ()
+    repeats: Grid | None = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class Report:
 
 def make_report(results: Path) -> Report:
     """What a folder of results shows."""
-    found = read_results(results)
+    found, again = read_results(results), read_repeats(results)
     sections = [
         Section(speed_grid(scale, read))
         if table == "table2"
-        else _quality(Sheet(table, scale, read))
+        else _quality(Sheet(table, scale, read), again.get((table, scale), []))
         for (table, scale), read in found.items()
     ]
     tables = {table for table, _ in found}
@@ -81,7 +83,7 @@ def make_report(results: Path) -> Report:
     )
 
 
-def _quality(sheet: Sheet) -> Section:
+def _quality(sheet: Sheet, again: list[Result]) -> Section:
     stem = f"{sheet.table}-{sheet.scale}"
     pictures = (
         Picture(
@@ -89,7 +91,8 @@ def _quality(sheet: Sheet) -> Section:
         ),
         Picture(f"{stem}-loss", loss_svg(sheet), "Loss by step", LOSS_CAPTION),
     )
-    return Section(quality_grid(sheet), claims_grid(sheet), pictures)
+    repeats = repeats_grid(sheet, again) if again else None
+    return Section(quality_grid(sheet), claims_grid(sheet), pictures, repeats)
 
 
 def _newest_sweep(results: Path) -> dict[str, Any] | None:
@@ -117,10 +120,11 @@ def markdown(report: Report, figures: str) -> str:
         parts += [f"### {section.table.title}", _grid(section.table), " ".join(section.table.notes)]
         for one in section.pictures:
             parts += [_link(one.name, one.title, figures), one.caption]
-        if section.claims is not None:
-            bold = [[*row[:-1], f"**{row[-1]}**"] for row in section.claims.rows]
-            claims = Grid(section.claims.title, section.claims.head, bold)
-            parts += [f"#### {claims.title}", _grid(claims), " ".join(section.claims.notes)]
+        for judged in (section.claims, section.repeats):
+            if judged is not None:
+                bold = [[*row[:-1], f"**{row[-1]}**"] for row in judged.rows]
+                grid = Grid(judged.title, judged.head, bold)
+                parts += [f"#### {judged.title}", _grid(grid), " ".join(judged.notes)]
     if report.sweep is not None:
         parts += [f"### {SWEEP_TITLE}", _link(SWEEP, SWEEP_TITLE, figures), SWEEP_CAPTION]
     if report.not_run:

@@ -1,7 +1,8 @@
 """The files that `reproduce` writes and `report` reads: where they lie, and that they fit together.
 
 results/TABLE/SCALE/ROW-seedK.json is one row of Table 1 or 3 by one seed, and
-results/table2/SCALE/ROW.json one row of Table 2.
+results/table2/SCALE/ROW.json one row of Table 2. The folder `again` in it has the same of rows that
+were trained once more.
 """
 
 import json
@@ -12,6 +13,7 @@ from writehead.errors import RunError
 from writehead.paper.experiments import SCALES, TABLES
 
 FORMAT = 1
+AGAIN = "again"
 # what does not enter what a step computes, nor when the learning rate changes
 APART = {
     "seed",
@@ -79,7 +81,7 @@ def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
                 read = [read_result(path) for path in paths]
                 if table != "table2":
                     for path, one in zip(paths[1:], read[1:], strict=True):
-                        _check_alike(path, one, read[0])
+                        check_alike(str(path), one, read[0])
                 found[table, scale] = read
     return found
 
@@ -88,11 +90,14 @@ def check_company(results: Path, expected: Result) -> None:
     """Raises where results that are there already were made otherwise than `expected` will be."""
     folder = results / expected["table"] / expected["scale"]
     for path in sorted(folder.glob("*.json")):
-        _check_alike(path, read_result(path), expected)
+        check_alike(str(path), read_result(path), expected)
 
 
-def _check_alike(path: Path, one: Result, other: Result) -> None:
-    """Raises where two rows of a table differ in more than their attention and seed."""
+def check_alike(name: str, one: Result, other: Result) -> None:
+    """Raises where two rows of a table differ in more than their attention and seed.
+
+    name: what the first is called where it is told.
+    """
     differences = [
         f"train.{name} is {one['train'].get(name)} in it and {value} elsewhere"
         for name, value in other["train"].items()
@@ -105,6 +110,6 @@ def _check_alike(path: Path, one: Result, other: Result) -> None:
         differences.append("its dataset is another")
     if differences:
         raise RunError(
-            f"{path} was made otherwise: {'; '.join(differences)}; rows are compared only where "
+            f"{name} was made otherwise: {'; '.join(differences)}; rows are compared only where "
             f"all else is equal: use the same settings, or another --results"
         )

@@ -111,8 +111,15 @@ class Noise:
     def of(self, weights: dict[str, float], figures: Figures) -> float:
         """How far from 0 chance alone takes a weighted sum of rows' means, 19 times in 20."""
         variance = sum(w**2 / len(figures[row].values) for row, w in weights.items())
-        t = T_95[min(self.freedom, len(T_95)) - 1]
-        return t * self.deviation * math.sqrt(variance)
+        return self._reach(variance)
+
+    @property
+    def between_two(self) -> float:
+        """How far apart chance alone brings two runs of a row, 19 times in 20."""
+        return self._reach(2.0)
+
+    def _reach(self, variance: float) -> float:
+        return T_95[min(self.freedom, len(T_95)) - 1] * self.deviation * math.sqrt(variance)
 
 
 class Sheet:
