@@ -234,11 +234,28 @@ class Typed:
             self.seen.append(self.answered())
 
 
-@pytest.mark.parametrize("verb", ["translate", "generate"])
-def test_at_a_terminal_every_line_is_answered_at_once(verb, writehead, capfdbinary):
-    typed = Typed([b"the cat\n", b"\n", b"a dog\n"], lambda: capfdbinary.readouterr().out)
-    assert writehead(verb, *SHORT, stdin=typed)[0] == 0
-    assert [answer.count(b"\n") for answer in typed.seen] == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("verb", "options", "lines"),
+    [
+        ("translate", [], 1),
+        ("translate", ["--n-best=3"], 3),
+        ("generate", [], 1),
+        ("generate", ["--beam=2"], 1),
+        ("generate", ["--samples=2", "--temperature=0.8"], 2),
+    ],
+)
+def test_at_a_terminal_every_line_is_answered_at_once(
+    verb, options, lines, writehead, capfdbinary, monkeypatch
+):
+    asked = [b"the cat\n", b"\n", b"a dog\n"]
+    together = writehead(verb, *options, *SHORT, stdin=b"".join(asked))[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a counter would show on standard error
+    typed = Typed(asked, capfdbinary.readouterr)
+    assert writehead(verb, *options, *SHORT, stdin=typed)[0] == 0
+    empty = 1 if verb == "translate" else lines  # nothing has one translation
+    assert [answer.out.count(b"\n") for answer in typed.seen] == [lines, empty, lines]
+    assert b"".join(answer.out for answer in typed.seen) == together
+    assert not any(b"a second" in answer.err for answer in typed.seen)
 
 
 def test_at_a_terminal_a_line_that_is_not_utf8_is_said_and_the_next_is_answered(
@@ -250,6 +267,15 @@ def test_at_a_terminal_a_line_that_is_not_utf8_is_said_and_the_next_is_answered(
     assert bad.out == b""
     assert bad.err.endswith(b"line 1 of standard input is not UTF-8 (its byte 4); type it again\n")
     assert (good.out, good.err) == (writehead("translate", *SHORT, stdin=b"a dog")[1], b"")
+
+
+def test_with_standard_error_closed_a_line_that_is_not_utf8_leaves_the_output_alone(
+    writehead, capfdbinary, monkeypatch
+):
+    typed = Typed([b"the \xff cat\n", b"a dog\n"], lambda: None)
+    said = writehead("translate", *SHORT, stdin=b"a dog")[1]
+    monkeypatch.setattr(sys, "stderr", None)
+    assert writehead("translate", *SHORT, stdin=typed)[:2] == (0, said)
 
 
 def test_one_prompt_is_continued_as_the_engine_does(writehead, runs):

@@ -52,6 +52,17 @@ class RunError(WriteheadError, RuntimeError):
     """A run directory that cannot be read or written."""
 
 
+class DamagedRun(RunError):
+    """A file of a run that is not as it was written; `fault` is the message without the advice."""
+
+    def __init__(self, fault: str, advice: str) -> None:
+        super().__init__(fault, advice)
+        self.fault, self.advice = fault, advice
+
+    def __str__(self) -> str:
+        return f"{self.fault}; {self.advice}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the known name closest to `name`, or some of them if none is close."""
     names = sorted(known)

@@ -12,11 +12,12 @@ from writehead.bench import peers, timing
 from writehead.bench.context import Context
 from writehead.bench.decode import Place, quickest, translation_row
 from writehead.cli import main
-from writehead.cli.bench_runs import paper_row
+from writehead.cli.bench_runs import DecodePlan, paper_row
 from writehead.cli.bench_tables import show_decode
 from writehead.cost import Setting
 from writehead.decoding import beam_search
-from writehead.errors import BackendError
+from writehead.errors import BackendError, ConfigError
+from writehead.paper.presets import FAMILIES
 
 TINY = (
     *("--device=cpu", "--vocabulary=50", "--batch=3", "--source=5", "--target=6"),
@@ -188,6 +189,24 @@ def test_hugging_faces_growing_cache_is_held_against_the_floor_of_true_lengths(m
     assert row["floor"]["step_ms"]["true"] < row["floor"]["step_ms"]["padded"]
 
 
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), BackendError("no kernel")], ids=["^C", "error"]
+)
+def test_where_nothing_was_measured_the_result_that_was_there_stays(
+    writehead, monkeypatch, quick_chip, tmp_path, error
+):
+    def stop(*given: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("writehead.cli.bench_runs.translation_row", stop)
+    path = tmp_path / "decode.json"
+    path.write_text("a whole result")
+    command = ("--preset=tiny/multi-query", *TINY, "--beam=1", "--output", path, "--force")
+    code, out, _ = writehead("bench", "decode", *command)
+    assert (code, out) == (130 if isinstance(error, KeyboardInterrupt) else 2, "")
+    assert path.read_text() == "a whole result"
+
+
 def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path):
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
@@ -217,7 +236,7 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path)
         (["--source=257"], "--source 257 is past the 256 learned positions of tiny/multi-head"),
         (
             ["--preset=tiny-lm/multi-query", "--context=64", "--target=257", "--plot=figures"],
-            "--target 257 is past the 256 learned positions of wmt14",
+            "--target 257 is past the 256 learned positions of tiny; give 256 or less",
         ),
         (["--beam=0"], "--beam 0 is too little"),
         (["--context=1"], "more context than steps"),
@@ -357,9 +376,35 @@ def test_of_two_backends_the_quicker_one_counts():
     assert quickest(row, "PyTorch") is slow
 
 
-def test_a_plan_keeps_its_presets_apart_by_task():
-    from writehead.cli.bench_runs import DecodePlan
+@pytest.mark.parametrize(
+    ("gpu", "swept", "other"), [(True, "wmt14", "tiny"), (False, "tiny", "wmt14")]
+)
+def test_a_sweep_asks_for_positions_of_the_models_that_its_device_sweeps(
+    monkeypatch, gpu, swept, other
+):
+    plan = DecodePlan(
+        models={},
+        batches=[1],
+        source=20,
+        target=30,
+        beams=[1],
+        vocabulary=None,
+        contexts=[64],
+        language_batches=[1],
+        lengths=("true",),
+        sweeps=True,
+        gpu=gpu,
+    )
+    short = dataclasses.replace(FAMILIES[other], target_positions=29)
+    monkeypatch.setitem(FAMILIES, other, short)
+    assert dataclasses.replace(plan) == plan
+    short = dataclasses.replace(FAMILIES[swept], target_positions=28)
+    monkeypatch.setitem(FAMILIES, swept, short)
+    with pytest.raises(ConfigError, match=f"past the 28 learned positions of {swept}; give 28"):
+        dataclasses.replace(plan)
 
+
+def test_a_plan_keeps_its_presets_apart_by_task():
     models = {"a": config("translation"), "b": config("language")}
     positions = models["a"].source_positions, models["a"].target_positions
     plan = DecodePlan(

@@ -11,6 +11,7 @@ from writehead.bench.ties import BeamJudge, Moment, Parting, judge_greedy, momen
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END
 from writehead.decoding import Hypothesis, beam_search
+from writehead.errors import DataError
 from writehead.model import LanguageModel, TranslationModel, save_run
 
 LINES = sentences(30)
@@ -152,31 +153,62 @@ def test_sentences_that_change_with_their_batch_are_counted_and_are_no_failure(
     assert "1 (1)" in out
 
 
-@pytest.mark.parametrize(("asked", "rows", "batches"), [(1, [], None), (5, [1, 3], [])])
-def test_an_interrupted_run_keeps_what_was_counted_and_says_that_it_is_partial(
-    writehead, folder, tmp_path, monkeypatch, asked, rows, batches
-):
-    decode, calls = bench.decode, []
+@pytest.fixture
+def stopped(writehead, folder, tmp_path, monkeypatch):
+    """Runs the verb until it decodes for the n-th time, when it is interrupted or fails."""
+    decode, path = bench.decode, tmp_path / "tokens.json"
 
-    def interrupted(worker, jobs, beam):  # three times for each search
-        calls.append(beam)
-        if len(calls) == asked:
-            raise KeyboardInterrupt
-        return decode(worker, jobs, beam)
+    def run(asked, error, *options):
+        left = [asked]
 
-    monkeypatch.setattr(bench, "decode", interrupted)
-    path = tmp_path / "tokens.json"
-    text = ("--input", folder / "text", "--lines=4", "--beam=1", "--beam=3", "--device=cpu")
-    code, out, err = writehead("bench", "tokens", folder / "run", *text, "--output", path)
+        def struck(worker, jobs, beam):  # three times for each search
+            left[0] -= 1
+            if not left[0]:
+                raise error
+            return decode(worker, jobs, beam)
+
+        monkeypatch.setattr(bench, "decode", struck)
+        text = ("--input", folder / "text", "--lines=4", "--beam=1", "--beam=3", "--device=cpu")
+        return writehead(
+            *("bench", "tokens", folder / "run", *text, "--output", path, *options)
+        ), path
+
+    return run
+
+
+def test_an_interrupted_run_keeps_what_was_counted_and_says_that_it_is_partial(stopped):
+    (code, out, err), path = stopped(5, KeyboardInterrupt())
     assert (code, out) == (130, "")
     assert f"interrupted; {path} has what there is so far, marked as partial" in err
     result = json.loads(path.read_text())
     assert result["partial"] is True
     assert result["sentences"] == 4
-    assert [row["beam"] for row in result["rows"]] == rows
-    if rows:
-        assert set(result["rows"][0]["batches"]) == {"one at a time", "shuffled"}
-        assert list(result["rows"][1]["batches"]) == batches
+    assert [row["beam"] for row in result["rows"]] == [1, 3]
+    assert set(result["rows"][0]["batches"]) == {"one at a time", "shuffled"}
+    assert list(result["rows"][1]["batches"]) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("no more")], ids=["^C", "error"])
+def test_where_nothing_was_counted_nothing_is_written(stopped, error):
+    (code, out, err), path = stopped(1, error)
+    assert (code, out) == (130 if isinstance(error, KeyboardInterrupt) else 2, "")
+    assert not path.exists()
+    path.write_text("a whole result")
+    (_, _, err), path = stopped(1, error, "--force")
+    assert path.read_text() == "a whole result"
+    if isinstance(error, KeyboardInterrupt):
+        assert f"interrupted; nothing was measured yet, and {path} is left as it was" in err
+
+
+def test_a_partial_result_is_replaced_by_the_same_command_and_a_whole_one_when_told_to(stopped):
+    stopped(2, KeyboardInterrupt())
+    (code, _, err), path = stopped(-1, None)
+    assert code == 0, err
+    assert "partial" not in json.loads(path.read_text())
+    (code, _, err), _ = stopped(-1, None)
+    assert (code, "exists; choose another place, or pass --force" in err) == (2, True)
+    (code, _, _), _ = stopped(2, KeyboardInterrupt(), "--force")
+    assert (code, json.loads(path.read_text())["partial"]) == (130, True)
 
 
 @pytest.mark.parametrize(

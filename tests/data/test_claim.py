@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 
@@ -27,9 +28,12 @@ def test_a_claim_goes_with_a_killed_process(tmp_path):
     lock, (told, tell) = tmp_path / ".lock", os.pipe()
     child = os.fork()
     if child == 0:
-        with claimed(lock) as mine:
-            os.write(tell, b"1" if mine else b"0")
-            signal.pause()
+        try:
+            with claimed(lock) as mine:
+                os.write(tell, b"1" if mine else b"0")
+                signal.pause()
+        finally:
+            os._exit(1)  # or an error would go on through the tests, in two processes
     assert os.read(told, 1) == b"1"
     with claimed(lock) as mine:
         assert not mine
@@ -57,6 +61,18 @@ def test_a_file_that_was_taken_away_after_it_was_opened_is_no_claim(tmp_path, mo
         assert mine
         with claimed(lock) as another:
             assert not another
+
+
+def test_a_claim_whose_file_was_removed_leaves_its_successors_alone(tmp_path):
+    lock = tmp_path / ".lock"
+    with ExitStack() as first, ExitStack() as second:
+        assert first.enter_context(claimed(lock))
+        lock.unlink()
+        assert second.enter_context(claimed(lock))
+        first.close()
+        with claimed(lock) as third:
+            assert not third
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])

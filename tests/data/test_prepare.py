@@ -1,3 +1,4 @@
+import errno
 import json
 import multiprocessing
 import os
@@ -291,6 +292,28 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert sorted(tmp_path.iterdir()) == before
     assert len(prepare(tmp_path / "ds", inputs, SMALL, workers=1).split("train")) == 2000
+
+
+def test_nobody_takes_the_place_while_a_failed_run_clears_it(tmp_path, monkeypatch):
+    inputs, remove, refused = pair_inputs(tmp_path, pairs(100)), room._remove, []
+
+    def fail(job):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def watched(path):
+        remove(path)
+        if path.name == ".ds.partial" and not refused:
+            with pytest.raises(DataError) as found:  # as by another process, at this moment
+                prepare(tmp_path / "ds", inputs, SMALL, workers=1)
+            refused.append(str(found.value))
+
+    monkeypatch.setattr(room, "_make", fail)
+    monkeypatch.setattr(room, "_remove", watched)
+    with pytest.raises(DataError, match="could not be made"):
+        prepare(tmp_path / "ds", inputs, SMALL, workers=1)
+    [sentence] = refused
+    assert "another process is preparing" in sentence
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -4,8 +4,6 @@ import io
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +53,15 @@ def when_all_train(monkeypatch):
     return arrange
 
 
+@pytest.fixture
+def quick_processes(monkeypatch):
+    """Processes that are forked from one that has imported PyTorch, and not each its own start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["writehead.demo.together", "torch._dynamo"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
+
+
+@pytest.mark.usefixtures("quick_processes")
 def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path):
     said = io.StringIO()
     assert train_together(trainings(dataset, tmp_path / "once"), 1, Console(file=said))
@@ -65,6 +72,7 @@ def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path):
         assert "is ready: trained, 11 steps" in (tmp_path / "once" / f"{name}.log").read_text()
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_told_to_stop_all_save_and_go_on(dataset, tmp_path, when_all_train):
     when_all_train(tmp_path, lambda: signal.raise_signal(signal.SIGINT))
     assert not together(trainings(dataset, tmp_path, ENDLESS))
@@ -78,6 +86,7 @@ def test_told_to_stop_all_save_and_go_on(dataset, tmp_path, when_all_train):
         assert steps(tmp_path / name) == [last]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_where_one_fails_its_sentence_comes_out_and_the_others_end(dataset, tmp_path):
     asked = trainings(dataset, tmp_path, ENDLESS)
     bad = replace(asked["multi-query"], dataset=tmp_path / "none")
@@ -86,6 +95,7 @@ def test_where_one_fails_its_sentence_comes_out_and_the_others_end(dataset, tmp_
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_process_that_is_killed_is_said_to_be(dataset, tmp_path, when_all_train):
     when_all_train(tmp_path, lambda: multiprocessing.active_children()[0].kill())
     with pytest.raises(
@@ -96,33 +106,23 @@ def test_a_process_that_is_killed_is_said_to_be(dataset, tmp_path, when_all_trai
     assert sum(len(steps(tmp_path / name)) for name in MODELS) == 1  # the other one's
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from test_together import Board, ENDLESS, MODELS, read_log, together, trainings
-
-look = Board.look
-def struck(self, *, last=False):
-    look(self, last=last)
-    if all(read_log(Path(sys.argv[2]) / name) for name in MODELS):
-        print("they train", flush=True)
-Board.look = struck
-if __name__ == "__main__":
-    together(trainings(Path(sys.argv[1]), Path(sys.argv[2]), ENDLESS))
-"""
-
-
-def test_killed_with_no_warning_it_leaves_no_process_and_all_save(dataset, tmp_path):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
-    run = tmp_path / "runs"
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "driver.py", dataset, run],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    ) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == b"they train\n"
-        driver.kill()
-        driver.stdout.read()  # ends when every process that could write to it has
-    assert all(len(steps(run / name)) == 1 for name in MODELS)
+def test_killed_with_no_warning_it_leaves_no_process_and_all_save(
+    dataset, tmp_path, when_all_train
+):
+    told, tell = os.pipe()
+    driver = os.fork()
+    if driver == 0:
+        try:
+            os.dup2(tell, 1)  # which every process that it starts inherits
+            os.close(tell)
+            when_all_train(tmp_path, lambda: os.write(1, b"they train"))
+            together(trainings(dataset, tmp_path, ENDLESS))
+        finally:
+            os._exit(1)
+    os.close(tell)
+    with open(told, "rb") as said:
+        assert said.read(10) == b"they train"
+        os.kill(driver, signal.SIGKILL)
+        os.waitpid(driver, 0)
+        said.read()  # ends when every process that could write to it has
+    assert all(len(steps(tmp_path / name)) == 1 for name in MODELS)

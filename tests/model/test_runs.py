@@ -1,10 +1,12 @@
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,6 +244,28 @@ def test_one_byte_of_the_weights_that_changed_is_noticed(run):
 def test_a_checksum_that_is_none_is_said_and_not_taken_for_damage(run, text):
     (run / runs.CHECKSUM).write_bytes(text)
     with pytest.raises(RunError, match=r"sha256 holds no SHA-256; copy it again, or delete it"):
+        load_run(run)
+
+
+def test_a_checksum_in_capitals_is_the_same(run):
+    path = run / runs.CHECKSUM
+    path.write_text(path.read_text().upper())
+    load_run(run)
+    flip_last_byte(run / runs.WEIGHTS)
+    with pytest.raises(RunError, match="not as it was written"):
+        load_run(run)
+
+
+def test_a_checksum_that_cannot_be_read_is_not_taken_for_damage_of_the_weights(run, monkeypatch):
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path.name == runs.CHECKSUM:  # root may read whatever the mode
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(RunError, match=r"^\S+\.sha256 cannot be read: Permission denied"):
         load_run(run)
 
 

@@ -161,7 +161,7 @@ def test_a_repeat_of_one_seed_has_no_noise_to_be_held_to(tmp_path):
 @pytest.mark.parametrize(
     ("row", "changes", "words"),
     [
-        ("multi-head", {}, "there is no first result of it"),
+        ("multi-head", {}, "no first result of it"),
         ("multi-query", {"data": {**DATA, "fingerprint": "other"}}, "its dataset is another"),
     ],
 )

@@ -38,7 +38,7 @@ def test_every_checkpoint_and_the_finished_run_are_runs(trained):
         assert list(Engine.load(folder, "cpu").translate(["Kalo."]))
     assert (
         sorted(path.stat().st_mode & 0o777 for path in last_checkpoint(trained).iterdir())
-        == [0o644] * 6
+        == [0o644] * 7
     )
 
 
@@ -159,6 +159,37 @@ def test_a_checkpoint_cut_short_is_said_and_the_one_before_serves(
     shutil.rmtree(path.parent)
     assert writehead(*command)[0] == 0
     assert curve(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_byte_that_changed_in_a_checkpoint_is_found_and_the_one_before_serves(
+    dataset, tmp_path, name
+):
+    go(dataset, tmp_path)
+    expected = curve(tmp_path)
+    path = last_checkpoint(tmp_path) / name
+    spoilt = bytearray(path.read_bytes())
+    spoilt[-3] ^= 1  # of a mantissa, so that the number is one as before
+    path.write_bytes(spoilt)
+    with pytest.raises(RunError) as found:
+        go(dataset, tmp_path)
+    said = str(found.value)
+    assert said.startswith(f"checkpoint {path.parent} is damaged or cut short: {path} is not as it")
+    assert said.endswith("; delete that folder, and training goes on from the one before")
+    assert "yourself" not in said
+    if name == "model.safetensors":
+        with pytest.raises(RunError, match="step-00000011 is damaged or cut short"):
+            average_run(tmp_path, tmp_path / "mean", 2)
+    shutil.rmtree(path.parent)
+    go(dataset, tmp_path)
+    assert curve(tmp_path) == expected
+
+
+def test_a_checkpoint_without_a_checksum_serves_as_well(dataset, tmp_path):
+    go(dataset, tmp_path, replace(CONFIG, steps=4))
+    for path in last_checkpoint(tmp_path).glob("*.sha256"):
+        path.unlink()
+    assert go(dataset, tmp_path).step == CONFIG.steps
 
 
 def test_a_checkpoint_without_a_moment_or_a_place_is_damaged(dataset, tmp_path):

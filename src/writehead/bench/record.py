@@ -87,12 +87,21 @@ def check_writable(path: Path) -> None:
 
 
 def check_output(path: Path | None, force: bool) -> None:
-    """Raises RunError where a result cannot be written, or would replace a file unasked."""
+    """Raises RunError where a result cannot be written, or would replace a whole one unasked."""
     if path is None:
         return
-    if path.is_file() and not force:
+    if path.is_file() and not force and not _is_partial(path):
         raise RunError(f"{path} exists; choose another place, or pass --force to replace it")
     check_writable(path)
+
+
+def _is_partial(path: Path) -> bool:
+    """Whether a file is a result that says of itself that a run was interrupted."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(result, dict) and result.get("partial") is True
 
 
 def version_of(package: str) -> str | None:

@@ -1,18 +1,16 @@
 """`writehead bench attention`, `decode`, `translate`, `tokens` and `plot`; `train` is elsewhere."""
 
-import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from writehead.cli.app import Page
+from writehead.cli.bench_output import begin, check, draw, finish, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.train import bench_app
 from writehead.config import ModelConfig
@@ -56,9 +54,9 @@ def attention_command(
     place, kind = _find(device, dtype)
     times = _repeats(repeats, 20, 3, place.type)
     chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
-    _check(output, force)
-    with _telling() as tell:
-        result, chip = _begin("attention", place, kind, tell)
+    check(output, force)
+    with telling() as tell:
+        result, chip = begin("attention", place, kind, tell)
         result["shapes"] = bench_attention(
             chosen or default_shapes(place, heads, depth),
             chip,
@@ -67,7 +65,7 @@ def attention_command(
             repeats=times,
             tell=tell,
         )
-    _finish(result, output)
+    finish(result, output)
     show_attention(result, Page())
 
 
@@ -124,7 +122,8 @@ def decode_command(
 ) -> None:
     """Time whole decodings: Table 2's rows by greedy and beam-4 search, beside peers and the floor.
 
-    What is measured is written as it comes; an interrupted run keeps what it has, as partial.
+    What is measured is written as it comes, marked as partial until all of it is there. The same
+    command again replaces a partial file; a whole one it replaces with --force only.
 
     Example: writehead bench decode --output results/decode.json
 
@@ -152,16 +151,17 @@ def decode_command(
         language_batches=batch or [16],
         lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
         sweeps=plot is not None,
+        gpu=gpu,
     )
-    _check(output, force)
-    with _telling() as tell:
-        result, chip = _begin("decode", found, kind, tell)
+    check(output, force)
+    with telling() as tell:
+        result, chip = begin("decode", found, kind, tell)
         place = Place(chip, found, kind, times, peers, tell, compiled)
-        with _keeping(result, output) as save:
+        with keeping(result, output) as save:
             run_decode(plan, result, place, save)
     show_decode(result, Page())
     if plot is not None:
-        _draw(result, plot)
+        draw(result, plot)
 
 
 @bench_app.command(name="translate")
@@ -197,8 +197,8 @@ def translate_command(
         from writehead.decoding.textio import read_lines
 
         place, kind = _find(device, dtype)
-        _check(output, force)
-        tell = stack.enter_context(_telling())
+        check(output, force)
+        tell = stack.enter_context(telling())
         job = Job(
             run=run,
             lines=list(read_lines(input_path)),
@@ -216,7 +216,7 @@ def translate_command(
             **bench_translate(job),
             "environment": environment(place),
         }
-    _finish(result, output)
+    finish(result, output)
     show_translate(result, Page())
 
 
@@ -237,7 +237,8 @@ def tokens_command(
     """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
 
     Where tokens differ, a near-tie is one that rounding explains. What it cannot explain makes exit
-    code 1. Counts are written as they come, marked as partial until all are there.
+    code 1. Counts are written as they come, marked as partial until all are there. The same command
+    again replaces a partial file; a whole one it replaces with --force only.
 
     Example: writehead bench tokens runs/ende --input newstest2013.en --output tokens.json
     """
@@ -250,12 +251,12 @@ def tokens_command(
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
     kinds = dtype or (["float32"] if _find(device, None)[0].type == "cpu" else TOKENS_DTYPES)
     found = [_find(device, kind) for kind in dict.fromkeys(kinds)]
-    _check(output, force)
-    with _telling() as tell:
+    check(output, force)
+    with telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
         plan = tokens_plan(run, input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell)
         result = {"bench": "tokens", "input": input_path, "environment": environment(place)}
-        with _keeping(result, output) as save:
+        with keeping(result, output) as save:
             bench_tokens(plan, result, save)
     show_tokens(result, Page())
     if result["others"]:
@@ -277,7 +278,7 @@ def plot_command(
         raise RunError(f"{result} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RunError(f"{result} is not JSON; give what bench decode wrote") from error
-    _draw(read if isinstance(read, dict) else {}, folder)
+    draw(read if isinstance(read, dict) else {}, folder)
 
 
 def default_models(gpu: bool, *, language: bool) -> dict[str, ModelConfig]:
@@ -332,72 +333,3 @@ def _find(device: str, dtype: str | None) -> tuple[Any, Any]:
 
     place = find_device(device)
     return place, find_dtype(dtype, place)
-
-
-def _begin(
-    name: str, place: Any, kind: Any, tell: Callable[[str], None]
-) -> tuple[dict[str, Any], Any]:
-    """A result that says what it was made by, and the chip as it is now."""
-    from writehead.bench.floor import measure_chip
-    from writehead.bench.record import environment
-
-    tell("bandwidth and matrix rate")
-    chip = measure_chip(place, kind)
-    result = {
-        "bench": name,
-        "environment": environment(place),
-        "device": place.type,
-        "dtype": str(kind).removeprefix("torch."),
-        "chip": dataclasses.asdict(chip),
-    }
-    return result, chip
-
-
-def _check(output: Path | None, force: bool) -> None:
-    """Complains of a file that could not be written, before anything is measured for it."""
-    from writehead.bench.record import check_output
-
-    check_output(output, force)
-
-
-def _finish(result: dict[str, Any], output: Path | None) -> None:
-    from writehead.bench.record import write_result
-
-    if output is not None:
-        write_result(output, result)
-
-
-@contextmanager
-def _keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[], None]]:
-    """A call that writes the result so far, marked as partial until the block has ended."""
-
-    def save() -> None:
-        _finish({**result, "partial": True}, output)
-
-    try:
-        yield save
-    except KeyboardInterrupt:
-        if output is None:
-            raise
-        save()
-        typer.echo(f"interrupted; {output} has what there is so far, marked as partial", err=True)
-        raise typer.Exit(130) from None
-    _finish(result, output)
-
-
-def _draw(result: dict[str, Any], folder: Path) -> None:
-    from writehead.bench.plots import draw
-
-    for path in draw(result, folder):
-        typer.echo(f"drawn: {path}", err=True)
-
-
-@contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """Says on standard error what is measured: in place on a terminal, elsewhere a line each."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda text: console.print(text, markup=False)
-        return
-    with console.status("") as status:
-        yield status.update

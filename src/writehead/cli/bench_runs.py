@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from writehead.decoding.textio import read_lines
 from writehead.errors import ConfigError
 from writehead.paper.presets import FAMILIES, rows
 from writehead.paper.tables import TABLE_2
+
+T = TypeVar("T")
 
 # (of a GPU, of a CPU): what the plots sweep over
 SWEEP_FAMILIES = {"context": ("lm1b", "tiny-lm"), "batch": ("wmt14", "tiny")}
@@ -41,6 +43,7 @@ class DecodePlan:
     language_batches: list[int]
     lengths: tuple[str, ...]
     sweeps: bool = False
+    gpu: bool = False  # which of the two the sweeps are over
 
     def __post_init__(self) -> None:
         for name, numbers in (
@@ -63,7 +66,8 @@ class DecodePlan:
         """Raises where a sentence has more tokens than a model has learned positions for."""
         models = self.of_task("translation")
         if self.sweeps:
-            models |= {family: FAMILIES[family] for family in SWEEP_FAMILIES["batch"]}
+            family = self.of_device(SWEEP_FAMILIES["batch"])
+            models |= {family: FAMILIES[family]}
         for name, config in models.items():
             for option, length, positions in (
                 ("--source", self.source, config.source_positions),
@@ -74,6 +78,10 @@ class DecodePlan:
                         f"{option} {length} is past the {positions} learned positions of {name}; "
                         f"give {positions} or less"
                     )
+
+    def of_device(self, choices: tuple[T, T]) -> T:
+        """The first of two on a GPU, the second on a CPU."""
+        return choices[0 if self.gpu else 1]
 
     def of_task(self, task: str) -> dict[str, ModelConfig]:
         """The models of a task; a language model has positions for every context."""
@@ -93,10 +101,11 @@ def run_decode(
 ) -> None:
     """Fills `result` row by row, and saves it after each."""
     result["setting"] = {
-        name: value for name, value in asdict(plan).items() if name not in ("models", "sweeps")
+        name: value
+        for name, value in asdict(plan).items()
+        if name not in ("models", "sweeps", "gpu")
     } | {"repeats": place.repeats, "presets": list(plan.models)}
     result["rows"], result["contexts"], result["sweeps"] = [], [], {}
-    save()
     for batch in plan.batches:
         for name, config in plan.of_task("translation").items():
             for beam in plan.beams:
@@ -118,18 +127,17 @@ def _sweep(
     plan: DecodePlan, result: dict[str, Any], place: Place, save: Callable[[], None]
 ) -> None:
     """Multi-head and multi-query over contexts and over batches, for the plots."""
-    which = 0 if place.is_gpu else 1
-    lengths, batches = CONTEXTS[which], BATCHES[which]
+    lengths, batches = plan.of_device(CONTEXTS), plan.of_device(BATCHES)
     language, translation = (
         {
-            f"{families[which]}/{row}": fitted(
-                rows(families[which])[row],
+            f"{family}/{row}": fitted(
+                rows(family)[row],
                 plan.vocabulary,
-                max(lengths) if FAMILIES[families[which]].task == "language" else 0,
+                max(lengths) if FAMILIES[family].task == "language" else 0,
             )
             for row in SWEEP_ROWS
         }
-        for families in SWEEP_FAMILIES.values()
+        for family in map(plan.of_device, SWEEP_FAMILIES.values())
     )
     result["sweeps"]["context"] = context_sweep(language, SWEEP_ROWS_TOGETHER, lengths, place)
     save()

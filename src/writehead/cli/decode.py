@@ -160,8 +160,9 @@ def generate_command(
 
     interactive = prompt is None and textio.is_interactive(input_path)
     prompts = textio.read_lines(input_path) if prompt is None else iter([textio.utf8(prompt)])
+    batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
     with textio.writing(output_path, force, input_path) as write:
-        engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+        engine = Engine.load(run, device, dtype, batching=batching)
         if interactive:
             typer.echo("type a prompt and Enter; Ctrl-D ends", err=True)
         if (interactive or prompt is not None) and samples == 1 and beam == 1:
@@ -173,8 +174,8 @@ def generate_command(
                     write(piece)
                 write("\n")
             return
-        with textio.counting(_out_of_sight(output_path)) as progress:
-            asked, kept = itertools.tee(prompts)
+        with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
+            asked, kept = itertools.tee(prompts)  # each is read when it is asked for
             outputs = engine.generate(asked, options, samples=samples, progress=progress)
             for begun, output in zip(kept, outputs, strict=True):
                 for one in output.hypotheses:

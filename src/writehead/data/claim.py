@@ -15,15 +15,17 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # of file systems that h
 def claimed(lock: Path) -> Iterator[bool]:
     """Whether this process alone holds the file `lock`, until the end of the block.
 
-    The file goes at the end. One that a killed process left is free: not the file is the claim but
-    the system's lock on it. Where a file system has no locks, nobody is kept away.
+    The file goes at the end, unless it is another's by then. One that a killed process left is
+    free: not the file is the claim but the system's lock on it. Where a file system has no locks,
+    nobody is kept away.
     """
     file = _claim(lock)
     try:
         yield file is not None
     finally:
         if file is not None:
-            lock.unlink(missing_ok=True)  # before the claim ends, or it could be the next one's
+            if _is_at(lock, file):  # if it was removed, a next process may have made one
+                lock.unlink(missing_ok=True)  # before the claim ends, or it could be the next one's
             file.close()
 
 
@@ -35,10 +37,16 @@ def _claim(lock: Path) -> IO[str] | None:
         if not _is_locked(file):
             file.close()
             return None
-        with suppress(FileNotFoundError):  # the one before took it away since it was opened
-            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                return file
+        if _is_at(lock, file):  # the one before may take it away after it was opened
+            return file
         file.close()
+
+
+def _is_at(lock: Path, file: IO[str]) -> bool:
+    """Whether the file that is open is the one at that path."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), lock.stat())
+    return False
 
 
 def _is_locked(file: IO[str]) -> bool:

@@ -11,7 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from writehead.errors import DataError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FEW = 20_000  # lines that are encoded sooner than processes have started
-STATE, SAMPLE, LOCK = "state.json", "sample.txt", "lock"
+STATE, SAMPLE = "state.json", "sample.txt"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class _Job:
     def partial(self) -> Path:
         """The hidden folder in which the work is done."""
         return self.directory.parent / f".{self.directory.name}.partial"
+
+    @property
+    def lock(self) -> Path:
+        """What claims that folder; beside it, so that removing it takes nobody's claim away."""
+        return self.directory.parent / f".{self.directory.name}.lock"
 
     @property
     def fresh(self) -> Path:
@@ -97,7 +102,7 @@ def prepare(
     )
     if _is_prepared(job):
         job.report.say(f"{directory} is already prepared from the same text; nothing to do")
-        _remove(job.partial)  # a run killed after its last step leaves it
+        _tidy(job)
         return Dataset.open(directory)
     try:
         with _workspace(job):
@@ -105,7 +110,6 @@ def prepare(
     except OSError as error:
         if error.errno not in FULL:
             raise DataError(f"{directory} could not be made: {error}") from error
-        _remove(job.partial)
         raise DataError(
             f"{directory} could not be written: {error.strerror}; what was written is removed: "
             f"free some space, or choose another place"
@@ -140,18 +144,31 @@ def _is_prepared(job: _Job) -> bool:
 @contextmanager
 def _workspace(job: _Job) -> Iterator[None]:
     """The hidden folder, for this process alone; after an error, what a next run can use stays."""
-    with claimed(job.partial / LOCK) as free:
+    with claimed(job.lock) as free:
         if not free:
             raise DataError(
                 f"another process is preparing {job.directory}; wait for it, or end it first"
             )
         try:
             _remove(job.fresh)
+            job.partial.mkdir(exist_ok=True)
             yield
+        except OSError as error:
+            if error.errno in FULL:
+                _remove(job.partial)
+            raise
         finally:
             whole = job.directory.exists() and not job.fresh.exists()
             _remove(job.fresh)
             if whole or not (job.partial / STATE).is_file():
+                _remove(job.partial)
+
+
+def _tidy(job: _Job) -> None:
+    """Removes what a run that was killed after its last step left."""
+    if job.partial.exists() or job.lock.exists():
+        with suppress(OSError), claimed(job.lock) as free:  # where nothing can be written, it stays
+            if free:
                 _remove(job.partial)
 
 

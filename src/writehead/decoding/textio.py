@@ -46,7 +46,8 @@ def _decoded(file: BinaryIO, name: str, *, typed: bool = False) -> Iterator[str]
                     wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start})"
                     if not typed:
                         raise DataError(f"{wrong}; convert the text") from error
-                    print(f"{wrong}; type it again", file=sys.stderr, flush=True)
+                    if sys.stderr is not None:  # else print would take standard output
+                        print(f"{wrong}; type it again", file=sys.stderr, flush=True)
                     continue
                 yield line
         except OSError as error:

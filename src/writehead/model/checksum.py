@@ -1,10 +1,10 @@
-"""The checksum of a run's weights: a file beside them, in the form that `sha256sum -c` reads."""
+"""The checksum of a run's file: another one beside it, in the form that `sha256sum -c` reads."""
 
 import hashlib
 import re
 from pathlib import Path
 
-from writehead.errors import RunError
+from writehead.errors import DamagedRun, RunError
 
 ENDING = ".sha256"
 
@@ -26,11 +26,16 @@ def check_checksum(path: Path) -> None:
     beside = path.with_name(path.name + ENDING)
     if not beside.is_file():
         return
-    said = re.match(rb"[0-9a-f]{64}\b", beside.read_bytes())
+    try:
+        said = re.match(rb"[0-9a-fA-F]{64}\b", beside.read_bytes())
+    except OSError as error:
+        raise RunError(
+            f"{beside} cannot be read: {error.strerror}; make it readable, or delete it"
+        ) from error
     if said is None:
         raise RunError(f"{beside} holds no SHA-256; copy it again, or delete it")
-    if sha256(path) != said[0].decode():
-        raise RunError(
-            f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}; copy "
-            f"or save the run again, or delete that file if you changed the weights yourself"
+    if sha256(path) != said[0].decode().lower():
+        raise DamagedRun(
+            f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}",
+            "copy or save the run again, or delete that file if you changed the weights yourself",
         )

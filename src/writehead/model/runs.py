@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.errors import ConfigError, RunError, nearest
+from writehead.errors import ConfigError, DamagedRun, RunError, nearest
 from writehead.model.bits import (
     INTEGERS,
     SCALES,
@@ -312,8 +312,8 @@ def read_weights(
         _check_dtypes(path, weights)
         check_checksum(path)  # last: what is wrong with a tensor says more
     except (SafetensorError, OSError) as error:
-        raise RunError(
-            f"{path} is damaged or cut short: {error}; copy or save the run again"
+        raise DamagedRun(
+            f"{path} is damaged or cut short: {error}", "copy or save the run again"
         ) from error
     return weights
 

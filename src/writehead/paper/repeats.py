@@ -42,8 +42,8 @@ def _first(sheet: Sheet, again: Result) -> Result:
             check_alike(f"the repeat of {one['row']}, seed {one['seed']},", again, one)
             return one
     raise RunError(
-        f"{again['row']}, seed {again['seed']}, of {sheet.table} was trained again, and there is no "
-        f"first result of it; run it without `--results`, or move the repeat"
+        f"{again['row']}, seed {again['seed']}, of {sheet.table} was trained again, and there is "
+        f"no first result of it; run it without `--results`, or move the repeat"
     )
 
 

@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from writehead.config import ModelConfig
-from writehead.errors import ConfigError, RunError, TrainingError
+from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
+from writehead.model.checksum import check_checksum, write_checksum
 from writehead.model.runs import (
     CHECKPOINTS,
     TOKENIZER,
@@ -35,6 +36,7 @@ from writehead.model.runs import (
     read_weights,
     write_model,
 )
+from writehead.model.transformer import Transformer
 from writehead.training.distributed import World
 
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
@@ -94,6 +96,7 @@ def save_checkpoint(
             (fresh / TOKENIZER).write_bytes(tokenizer)
             save_file(_flatten(moments["state"]), fresh / OPTIMIZER)
             (fresh / OPTIMIZER).chmod(0o644)  # safetensors makes it private
+            write_checksum(fresh / OPTIMIZER)
             (fresh / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
     world.barrier()
 
@@ -102,11 +105,11 @@ def load_checkpoint(
     path: Path, model: nn.Module, config: ModelConfig, optimizer: Optimizer
 ) -> Progress:
     """Puts a checkpoint into model and optimizer; returns how far it had come."""
-    expected = make_bare_model(config)
-    weights = read_weights(path, expected)
+    weights = _read_weights(path, make_bare_model(config))
     try:
         progress = Progress(**json.loads((path / PROGRESS).read_text(encoding="utf-8")))
         flat = load_file(path / OPTIMIZER)
+        check_checksum(path / OPTIMIZER)
         whole = StateDictOptions(full_state_dict=True)
         set_model_state_dict(model, weights, options=whole)  # type: ignore[arg-type]
         state = get_optimizer_state_dict(model, optimizer, options=whole)
@@ -115,16 +118,26 @@ def load_checkpoint(
             raise ValueError("the moments are not those of this optimizer and model")
         state["state"] = _unflatten(flat)  # type: ignore[assignment]
         set_optimizer_state_dict(model, optimizer, state, options=whole)
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (DamagedRun, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise damaged(path, error) from error
     return progress
 
 
+def _read_weights(path: Path, model: Transformer) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint."""
+    try:
+        return read_weights(path, model)
+    except DamagedRun as error:
+        raise damaged(path, error) from error
+
+
 def damaged(path: Path, error: Exception) -> RunError:
     """What to say of a checkpoint that cannot be read."""
+    # a run's advice would let training go on from weights that nobody changed on purpose
+    fault = error.fault if isinstance(error, DamagedRun) else error
     return RunError(
-        f"checkpoint {path} is damaged or cut short: {error}; delete that folder to go on from the "
-        f"one before"
+        f"checkpoint {path} is damaged or cut short: {fault}; delete that folder, and training "
+        f"goes on from the one before"
     )
 
 
@@ -163,7 +176,7 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
     expected = make_bare_model(config)
     total: dict[str, torch.Tensor] = {}
     for path in paths:
-        for name, T in read_weights(path, expected).items():
+        for name, T in _read_weights(path, expected).items():
             total[name] = total[name] + T.double() if name in total else T.double()
     return {name: (T / len(paths)).float() for name, T in total.items()}
 

@@ -120,8 +120,8 @@ class Trainer:
         hours = self._least_seconds() / 3600
         if self.world.device.type == "cpu" and hours > LONG:
             yield (
-                f"note: on this CPU that takes {hours:,.1f} hours or more; ask for fewer steps "
-                f"with --set train.steps=N, or use a GPU"
+                f"note: on this CPU that takes {hours:,.1f} hours or more; ask for fewer steps, "
+                f"with --set train.steps=N or in `reproduce` with --steps N, or use a GPU"
             )
         if config.warmup > config.steps:
             yield (

@@ -1,0 +1,91 @@
+"""How the results of `bench` begin, are told of while they grow, are kept and are drawn."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+
+def begin(
+    name: str, place: Any, kind: Any, tell: Callable[[str], None]
+) -> tuple[dict[str, Any], Any]:
+    """A result that says what it was made by, and the chip as it is now."""
+    from writehead.bench.floor import measure_chip
+    from writehead.bench.record import environment
+
+    tell("bandwidth and matrix rate")
+    chip = measure_chip(place, kind)
+    result = {
+        "bench": name,
+        "environment": environment(place),
+        "device": place.type,
+        "dtype": str(kind).removeprefix("torch."),
+        "chip": dataclasses.asdict(chip),
+    }
+    return result, chip
+
+
+def check(output: Path | None, force: bool) -> None:
+    """Complains of a file that could not be written, before anything is measured for it."""
+    from writehead.bench.record import check_output
+
+    check_output(output, force)
+
+
+def finish(result: dict[str, Any], output: Path | None) -> None:
+    """Writes the result, where it is wanted."""
+    from writehead.bench.record import write_result
+
+    if output is not None:
+        write_result(output, result)
+
+
+@contextmanager
+def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[], None]]:
+    """A call that writes the result so far, marked as partial until the block has ended.
+
+    Before the first call nothing is written: what was there may be worth more than nothing.
+    """
+    calls = 0
+
+    def save() -> None:
+        nonlocal calls
+        calls += 1
+        finish({**result, "partial": True}, output)
+
+    try:
+        yield save
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        if calls:
+            save()
+            kept = f"{output} has what there is so far, marked as partial"
+        else:
+            kept = f"nothing was measured yet, and {output} is left as it was"
+        typer.echo(f"interrupted; {kept}", err=True)
+        raise typer.Exit(130) from None
+    finish(result, output)
+
+
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Draws the sweeps of a result, and says where."""
+    from writehead.bench import plots
+
+    for path in plots.draw(result, folder):
+        typer.echo(f"drawn: {path}", err=True)
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is measured: in place on a terminal, elsewhere a line each."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False)
+        return
+    with console.status("") as status:
+        yield status.update
