@@ -105,9 +105,17 @@ def claims_grid(sheet: Sheet) -> Grid:
     notes = [
         "A margin is above 0 where the claim holds. Noise: how far from 0 chance alone takes it, "
         "19 times in 20, by the spread over seeds, pooled over the rows that have several; a claim "
-        "is seen where the margin is above it, not seen where it is below minus it."
+        "is seen where the margin is above it, not seen where it is below minus it. Margins are of "
+        "figures before they are rounded.",
+        *_names(sheet),
     ]
     return Grid(f"{TITLES[sheet.table]}: {sheet.scale}, and what the paper says", head, rows, notes)
+
+
+def _names(sheet: Sheet) -> list[str]:
+    """A sentence on rows that have other names here, since a name has a row's own sizes."""
+    other = [f"{theirs} is our {ours}" for theirs, ours in sheet.names.items() if theirs != ours]
+    return [f"The paper's {', '.join(other)}."] if other else []
 
 
 def _claim_cells(verdict: Verdict, sheet: Sheet) -> list[str]:

@@ -113,7 +113,7 @@ def markdown(report: Report, figures: str) -> str:
     """The report for README, with links to pictures in the folder `figures`."""
     parts = [
         "## The paper's tables",
-        "Made by `writehead report` from the files in `results/`: the paper's figures beside ours, "
+        "Made by `writehead report` from the files of results: the paper's figures beside ours, "
         "and what differs. [docs/reproducing.md](docs/reproducing.md) says how to run them.",
     ]
     for section in report.sections:
