@@ -26,6 +26,9 @@ class ToyState:
         histories = [history for history in self.histories for _ in range(beam)]
         return ToyState(self.first.repeat_interleave(beam), beam, histories)
 
+    def begin(self, limits: Sequence[int]) -> None:
+        """A toy forgets nothing, so it can be searched whenever one likes."""
+
     def stop(self, rows: torch.Tensor) -> None:
         """A toy has room for everybody."""
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from helpers import config, model, random, tokens
-from writehead.config import AttentionConfig, matched_d_ff
+from writehead.config import AttentionConfig, DecodeConfig, matched_d_ff
+from writehead.decoding import Batching, beam_search, greedy, sample
+from writehead.decoding.search import stream
 from writehead.errors import (
     BackendError,
     CacheError,
@@ -26,6 +28,7 @@ from writehead.model import (
     LanguageModel,
     Packing,
     TranslationModel,
+    make_model,
 )
 from writehead.model.attention import WholePast
 
@@ -332,6 +335,27 @@ MODELS: list[Case] = [
         ConfigError,
         "makes a TranslationModel; use that class",
     ),
+    (
+        "preset_name",
+        lambda: make_model("tiny/multi-query"),
+        ConfigError,
+        r"not of 'tiny/multi-query'; preset\(name\) gives one",
+    ),
+    (
+        "no_config",
+        lambda: TranslationModel(None),
+        ConfigError,
+        "a ModelConfig, not of None",
+    ),
+    ("lists", lambda: language()([[1, 2]]), ShapeError, "tokens came as list; give a tensor"),
+    ("list_source", lambda: translating([[1]], tokens(1, n)), ShapeError, "source came as list"),
+    ("list_target", lambda: translating(tokens(1, m), [[1]]), ShapeError, "target came as list"),
+    (
+        "list_of_source_lengths",
+        lambda: translating(tokens(b, m), tokens(b, n), source_lengths=[4, 3]),
+        ShapeError,
+        "source_lengths came as list; give a tensor of integers, as torch.tensor makes",
+    ),
     ("backend", lambda: LanguageModel(config(), "sdap"), ConfigError, "did you mean 'sdpa'"),
     ("token", lambda: language()(integers(b, n) * 37), TokenError, "token 37 .* from 0 to 36"),
     ("negative_token", lambda: language()(-integers(b, n)), TokenError, "token -1 .* vocabulary"),
@@ -429,6 +453,40 @@ DECODING: list[Case] = [
     ("source_token", lambda: translation().start(integers(b, m) * 37, n), TokenError, "token 37"),
     ("no_length", lambda: translation().start(tokens(b, m), 0), ConfigError, "from 1 to 23"),
     ("too_long", lambda: translation().start(tokens(b, m), 24), ConfigError, "from 1 to 23"),
+    ("list_source", lambda: translation().start([[1]], n), ShapeError, "source came as list"),
+    ("list_prompt", lambda: language().start([[1]], n), ShapeError, "prompt came as list"),
+    (
+        "list_of_lengths",
+        lambda: translation().start(tokens(b, m), n, source_lengths=[4, 3]),
+        ShapeError,
+        "source_lengths came as list",
+    ),
+    (
+        "list_of_prompt_lengths",
+        lambda: language().start(tokens(b, n), m, prompt_lengths=[2, 3]),
+        ShapeError,
+        "prompt_lengths came as list",
+    ),
+    ("list_stepped", lambda: stepping([1, 2]), ShapeError, "tokens came as list"),
+    (
+        "text_length",
+        lambda: language().start(tokens(b, n), "5"),
+        ConfigError,
+        "max_length='5' is not a whole number",
+    ),
+    ("float_length", lambda: translation().start(tokens(b, m), 5.0), ConfigError, "max_length=5.0"),
+    ("text_beam", lambda: state(beam="2"), ConfigError, "beam='2' is not a whole number"),
+    ("text_in_options", lambda: DecodeConfig(beam="4"), ConfigError, "beam='4' is not a whole"),
+    ("text_in_batching", lambda: Batching(tokens="4"), ConfigError, "tokens='4' is not a whole"),
+    *(
+        (
+            f"options_of_{search.__name__}",
+            lambda search=search: search(language().step, state(), {"beam": 1}, end=1),
+            ConfigError,
+            r"the options are \{'beam': 1\}, of type dict; give a DecodeConfig, such as",
+        )
+        for search in (greedy, beam_search, sample, stream)
+    ),
     ("no_beam", lambda: translation().start(tokens(b, m), n, beam=0), ConfigError, "at least 1"),
     (
         "rewindable",

@@ -220,7 +220,8 @@ def test_standard_output_without_room_is_one_sentence():
             text=True,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+    words = "standard output could not be written: No space left on device"
+    assert (done.returncode, done.stderr) == (2, f"error: {words}\n")
 
 
 def test_evaluate_says_that_it_cannot_write_before_it_scores(writehead, tmp_path):

@@ -81,11 +81,27 @@ def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, f
     assert names == ["config.json", weights, f"{weights}.sha256", "tokenizer.model"]
 
 
+def test_a_run_that_is_there_is_replaced_if_forced_and_kept_if_it_holds_more(
+    writehead, folder, tmp_path
+):
+    place = tmp_path / "small"
+    for bits in (8, 4):
+        command = ("quantize", folder / "language", place, f"--bits={bits}", "--force")
+        assert writehead(*command)[0] == 0
+        assert read_quantization(place).bits == bits
+    (place / "notes").write_text("mine")
+    code, _, err = writehead(*command)
+    assert (code, "holds more than a run (notes)" in err) == (2, True)
+    assert (place / "notes").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("nowhere", "new"), "there is no run at nowhere"),
-        (("run", "run"), "run exists; choose another place"),
+        (("run", "run"), "run exists; choose another place, or pass --force to replace it"),
+        (("run", "run", "--force"), "run is what is read; choose another place"),
+        (("run", ".", "--force"), ". is not a run, so it is not overwritten"),
         (("run", "new", "--bits=7"), "bits=7 are not offered; choose 8, 6, 5 or 4"),
         (("run", "new", "--group=-1"), "group=-1 must be 0, for whole rows"),
         (("small", "new"), "small is in 8 bits already; quantize the run that it was made from"),

@@ -9,7 +9,8 @@ import pytest
 from texts import ODD, engine, sentences, tokenizer
 from writehead.cli import main
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine, textio
+from writehead.decoding import Batching, Engine, textio
+from writehead.decoding.worker import Worker
 from writehead.model import save_run
 
 
@@ -151,6 +152,17 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
     assert not os.path.isfile("/dev/null")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_standard_output_without_room_is_one_sentence(runs):
+    command = [sys.executable, "-m", "writehead", "translate", str(runs / "translation"), *SHORT]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, input=b"the cat.\n", stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    words = b"error: standard output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, words)
+
+
 def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
     (tmp_path / "prefixes").write_text("the dog\n\n", encoding="utf-8")
     prefixes = ("--prefix-file", str(tmp_path / "prefixes"))
@@ -163,7 +175,7 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["translate"], b"good\nb\xe9d\n", "line 2 of standard input is not UTF-8 (its byte 1)"),
+        (["translate"], b"good\nb\xe9d\n", "line 2 of standard input is not UTF-8 (its byte 2)"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
         (["translate", "--input", "."], b"", ". is a folder; give a file of text"),
         (["translate", "--output", "no/where"], b"a", "no/where cannot be written: No such file"),
@@ -265,7 +277,7 @@ def test_at_a_terminal_a_line_that_is_not_utf8_is_said_and_the_next_is_answered(
     assert writehead("translate", *SHORT, stdin=typed)[0] == 0
     bad, good = typed.seen
     assert bad.out == b""
-    assert bad.err.endswith(b"line 1 of standard input is not UTF-8 (its byte 4); type it again\n")
+    assert bad.err.endswith(b"line 1 of standard input is not UTF-8 (its byte 5); type it again\n")
     assert (good.out, good.err) == (writehead("translate", *SHORT, stdin=b"a dog")[1], b"")
 
 
@@ -323,6 +335,44 @@ def test_progress_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
     assert writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2] == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "1 lines" in writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2]
+
+
+def test_the_counter_shows_how_many_lines_a_file_has(writehead, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for text, total in (("the cat.\n\na dog.\n", 3), ("the cat.\na dog.", 2)):
+        (tmp_path / "in").write_text(text)
+        files = ("--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--force")
+        assert f"{total} of {total} lines" in writehead("translate", *SHORT, *files)[2]
+
+
+@pytest.mark.parametrize(("verb", "extra"), [("translate", ["--beam=1"]), ("generate", [])])
+def test_an_interruption_says_how_many_decoded_lines_are_written(
+    writehead, monkeypatch, tmp_path, verb, extra
+):
+    search, batches = Worker._search, []
+
+    def interrupted(self, batch, options):
+        batches.append(len(batch))
+        if len(batches) == 5:
+            raise KeyboardInterrupt
+        return search(self, batch, options)
+
+    monkeypatch.setattr(Worker, "_search", interrupted)
+    monkeypatch.setattr(Batching, "lines", 3)  # a window; with --batch-tokens, a line a batch
+    (tmp_path / "in").write_text("\n".join(sentences(9)))
+    arguments = ("--input", str(tmp_path / "in"), "--batch-tokens=1", *SHORT, *extra)
+    code, out, err = writehead(verb, *arguments)
+    assert (code, out.count(b"\n")) == (130, 3)
+    assert err == (
+        "interrupted: 3 of 4 decoded lines are written; the others are lost, since lines read "
+        "together are written together\n"
+    )
+    batches.clear()
+    code, out, err = writehead(verb, *arguments, "--output", str(tmp_path / "out"))
+    assert (code, out) == (130, b"")
+    assert err.startswith("interrupted: 4 lines were decoded; ")
+    assert err.endswith("/out is left as it was, since it comes whole\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,21 @@ def test_float32_finds_the_references_tokens_in_every_batch(compare, folder):
         assert set(row["batches"]) == {"one at a time", "shuffled"}
         assert not any(found["others"] for found in row["batches"].values())
     assert "Left out: 1 lines longer than the model reads." in out
+    assert result["empty"] == [1]
+    assert "Passed over: 1 empty lines" in out
+
+
+def test_only_the_empty_lines_before_the_last_that_is_compared_are_passed_over(
+    writehead, folder, tmp_path
+):
+    path, text = tmp_path / "tokens.json", tmp_path / "gaps"
+    text.write_text("\n".join([LINES[0], "", " ", LINES[1], "", LINES[2]]))
+    options = ("--lines=2", "--beam=1", "--device=cpu", "--output", path)
+    code, out, err = writehead("bench", "tokens", folder / "run", "--input", text, *options)
+    assert code == 0, err
+    result = json.loads(path.read_text())
+    assert (result["sentences"], result["empty"]) == (2, [2, 3])
+    assert "Passed over: 2 empty lines" in out
 
 
 def test_rounding_is_told_from_errors(compare):

@@ -179,7 +179,7 @@ def test_progress_is_told_of_the_pieces_of_a_long_line_as_they_come():
         (7, "int came where a list of texts is read; give a list"),
         (["the cat", None], "line 2 is NoneType, not text; give it as a str"),
         ([b"the cat"], "line 1 is bytes, not text"),
-        (["\udcff"], r"line 1 is not UTF-8 \(its character 0\); convert it"),
+        (["\udcff"], r"line 1 is not UTF-8 \(its character 1\); convert it"),
     ],
 )
 def test_lines_that_are_not_text_are_said_to_be_none(translator, writer, given, words):
@@ -189,6 +189,18 @@ def test_lines_that_are_not_text_are_said_to_be_none(translator, writer, given, 
         list(translator.translate(["the cat", "a dog"], GREEDY, prefixes=given))
     with pytest.raises(DataError, match=words.replace("line", "prompt")):
         list(writer.generate(given))
+
+
+@pytest.mark.parametrize("given", [{"beam": 1}, {}, 4])
+def test_options_that_are_no_decode_config_are_said_to_be_none(translator, writer, given):
+    asked = (
+        lambda: translator.translate(["the cat"], given),
+        lambda: writer.generate(["the cat"], given),
+        lambda: writer.stream("the cat", given),
+    )
+    for ask in asked:
+        with pytest.raises(ConfigError, match="give a DecodeConfig, such as"):
+            list(ask())
 
 
 def test_a_prompt_that_is_not_text_is_not_streamed(writer):

@@ -1,6 +1,7 @@
 """Searches over real models: their cached states against forward passes over copied histories."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.decoding import Hypothesis, beam_search, greedy, sample
+from writehead.decoding.search import stream
 from writehead.errors import CacheError, CacheFull, WriteheadError
 from writehead.model import LanguageModel, TranslationModel
 
@@ -64,6 +66,9 @@ class Recomputed:
             [sentence for sentence in self.sentences for _ in range(beam)],
             [list(history) for history in self.histories for _ in range(beam)],
         )
+
+    def begin(self, limits: Sequence[int]) -> None:
+        """Recomputing can begin wherever it is."""
 
     def stop(self, rows: Tensor) -> None:
         """Recomputing has room for everybody."""
@@ -216,10 +221,83 @@ def test_a_forced_translation_scores_what_a_forward_pass_gives_it():
 
 def test_a_search_longer_than_its_state_is_an_error_that_says_how_long_to_make_it():
     model = make(TranslationModel, "multi-head")
-    state = started(model, sentences(3), 4)
-    config = DecodeConfig(max_length=9, min_length=9, beam=2)
-    with pytest.raises(CacheFull, match="max_length=5 or more"):
-        beam_search(model.step, state, config, end=END)
+    calls = []
+
+    def step(tokens, state):
+        calls.append(tokens)
+        return model.step(tokens, state)
+
+    for beam in (1, 2):
+        state = started(model, sentences(3), 4)
+        config = DecodeConfig(max_length=9, beam=beam)
+        with pytest.raises(CacheFull, match="this state has 4; start with max_length=9 or more"):
+            beam_search(step, state, config, end=END)
+        assert not calls
+        # the state is as it was, so a shorter search has it
+        beam_search(step, state, DecodeConfig(max_length=4, beam=beam), end=END)
+        calls.clear()
+
+
+def test_the_room_of_a_search_counts_what_each_row_has_read():
+    model = make(LanguageModel, "multi-query")
+    prompt, lengths = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]]), torch.tensor([5, 2])
+    config = DecodeConfig(max_length=9)
+    for limits, needed in (([3, 6], None), ([4, 6], 8), ([1, 9], 10)):
+        state = model.start(prompt, 7, prompt_lengths=lengths)
+        if needed is None:
+            greedy(model.step, state, config, end=END, max_lengths=limits)
+            continue
+        with pytest.raises(CacheFull, match=f"max_length={needed} or more"):
+            greedy(model.step, state, config, end=END, max_lengths=limits)
+
+
+SEARCHES = {
+    "greedy": (greedy, DecodeConfig(max_length=5)),
+    "beam": (beam_search, DecodeConfig(max_length=5, beam=3)),
+    "sample": (sample, DecodeConfig(max_length=5, temperature=1.0)),
+    "stream": (stream, DecodeConfig(max_length=5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "beam"),
+    [
+        ("beam", "beam", 3),
+        ("greedy", "greedy", 1),
+        ("greedy", "sample", 1),
+        ("greedy", "beam", 1),
+        ("sample", "stream", 1),
+        ("stream", "greedy", 1),
+    ],
+)
+def test_a_state_that_was_searched_is_not_searched_again(first, again, beam):
+    model = make(TranslationModel, "multi-query")
+    state = started(model, sentences(4), 20, beam=beam)
+    search, config = SEARCHES[first]
+    list(search(model.step, state, config, end=END))
+    search, config = SEARCHES[again]
+    with pytest.raises(CacheError, match="this state has been searched; start a new one"):
+        search(model.step, state, config, end=END)
+
+
+def test_a_state_that_was_stepped_or_cleared_is_searched_from_where_it_is():
+    model = make(TranslationModel, "multi-query")
+    source, config = sentences(4), DecodeConfig(max_length=5, beam=2)
+    [[right]] = beam_search(model.step, started(model, source, 5), config, end=END)
+    state, history = started(model, source, 6), remembered(model, source)
+    for stepped, step in ((state, model.step), (history, recompute(model))):
+        step(torch.tensor([7]), stepped)
+    got = beam_search(model.step, state, config, end=END)
+    expected = beam_search(recompute(model), history, config, end=END)
+    assert_same(got[0], expected[0])
+    assert got[0][0].tokens != right.tokens
+
+    state = started(model, source, 9, beam=2)
+    beam_search(model.step, state, config, end=END)
+    state.cache.clear()
+    [[again]] = beam_search(model.step, state, config, end=END)
+    assert again.tokens == right.tokens
+    assert again.score == pytest.approx(right.score)
 
 
 def test_a_state_of_other_beams_is_an_error_that_says_how_to_start_one():

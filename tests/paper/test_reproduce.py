@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainings import TIMES
+from trainings import TIMES, last_checkpoint
 from writehead.config import TrainConfig
+from writehead.data import prepare
 from writehead.errors import ConfigError
 from writehead.paper import texts
 from writehead.paper.experiments import EXPERIMENTS, SCALES, find_experiment, read_seeds
@@ -133,7 +134,9 @@ def test_a_finished_row_keeps_the_others_to_its_settings_and_text(
     assert code == 2
     assert "train.steps is 4 in it and 5 elsewhere" in err
     settings = ("--steps=4", "--set=train.learning_rate=0.5")
-    assert "train.learning_rate is 0.04" in run(writehead, whole, "table1", *settings)[2]
+    _, _, err = run(writehead, whole, "table1", *settings)
+    assert "train.learning_rate is 0.04" in err
+    assert err.endswith("use the same settings, or give these their own --results and --runs\n")
     monkeypatch.setattr(texts, "GRAMMAR_PAIRS", 1900)
     places = (f"--results={whole / 'results'}", f"--runs={tmp_path}", "--device=cpu")
     code, _, err = writehead("reproduce", "table1", "--scale=tiny", "--steps=4", *places)
@@ -148,7 +151,106 @@ def test_a_row_that_another_process_is_at_is_passed_over(writehead, whole):
         code, _, err = run(writehead, whole, "table1", "--only=multi-query-local", "--steps=4")
     assert code == 0
     assert "multi-query-local, seed 0: another process is at it; passed over" in err
-    assert "0 of 1 results are there" in err
+    assert err.endswith(
+        "0 of 1 results are there; other processes are at work on the rest, and none is left for "
+        "this one\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        (["--steps=5"], "train.steps is 4 in it and 5 here"),
+        (["--steps=3"], "train.steps is 4 in it and 3 here"),
+        (["--set=train.clip=0.5"], "train.clip is 1.0 in it and 0.5 here"),
+        (["--set=train.label_smoothing=0.2"], "train.label_smoothing is 0.1 in it and 0.2 here"),
+    ],
+)
+def test_a_run_begun_with_other_settings_is_neither_gone_on_with_nor_scored(
+    writehead, whole, tmp_path, settings, difference
+):
+    folder = whole / "runs/table1/tiny/multi-query-seed0"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    code, out, err = writehead(
+        *("reproduce", "table1", "--scale=tiny", "--only=multi-query", "--device=cpu"),
+        *("--steps=4", f"--results={tmp_path}", f"--runs={whole / 'runs'}", *settings),
+    )
+    assert (code, out) == (2, "")
+    assert f"error: {folder} was begun with other settings: {difference}; " in err
+    assert err.endswith("use the same settings, or give these their own --runs\n")
+    assert err.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_run_goes_on_with_what_does_not_enter_a_step_changed(writehead, tmp_path, whole):
+    command = ("--only=multi-query", "--steps=4")
+    run(writehead, tmp_path, "table1", *command, "--minutes=0")
+    settings = ("--set=train.checkpoint_every=3", "--set=train.keep=2", "--set=train.log_every=2")
+    code, _, err = run(writehead, tmp_path, "table1", *command, *settings)
+    assert code == 0, err
+    assert "train.log_every was 20 and is 2" in err
+    ours, theirs = (result(place, "table1", "multi-query-seed0") for place in (tmp_path, whole))
+    assert ours["scores"] == theirs["scores"]
+
+
+def test_a_run_with_more_steps_than_its_plan_says_is_not_scored(writehead, tmp_path):
+    command = ("--only=multi-query", "--steps=4")
+    run(writehead, tmp_path, "table1", *command, "--minutes=0")
+    place = last_checkpoint(tmp_path / "runs/table1/tiny/multi-query-seed0") / "training.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "step": 5}))
+    code, _, err = run(writehead, tmp_path, "table1", *command)
+    assert code == 2
+    assert "has 5 steps and 4 were asked for, so it is not scored" in err
+    assert not list((tmp_path / "results").rglob("*.json"))
+
+
+def test_a_second_process_waits_for_the_dataset_that_the_first_prepares(
+    writehead, tmp_path, monkeypatch
+):
+    make, command, said = prepare._make, ("--only=multi-query", "--steps=4", "--minutes=0"), []
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    def meanwhile(job):
+        said.append(run(writehead, tmp_path, "table1", *command))
+        with monkeypatch.context() as patch:
+            patch.setattr("writehead.paper.reproduce.time.sleep", interrupted)
+            said.append(run(writehead, tmp_path, "table1", *command[:2]))
+        make(job)
+
+    monkeypatch.setattr(prepare, "_make", meanwhile)
+    code, _, err = run(writehead, tmp_path, "table1", *command)
+    assert (code, "after step" in err) == (128 + 15, True)  # the first one went on undisturbed
+    (out_of_time, _, late), (by_hand, _, early) = said
+    assert out_of_time == 128 + 15
+    assert "stopped at the dataset, which another process is preparing; 0 of 1 results" in late
+    assert by_hand == 128 + 2
+    waiting = f"another process is preparing {tmp_path / 'runs/data/table1-tiny'}; waiting for it\n"
+    assert waiting in early
+
+
+def test_whoever_waited_goes_on_with_the_dataset_that_is_there(writehead, whole, monkeypatch):
+    lock, looks = whole / "runs/data/.table1-tiny.turn", []
+    only = ("--only=multi-head-local", "--steps=4", "--minutes=60")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def look(seconds):
+            looks.append(seconds)
+            if len(looks) == 3:
+                fcntl.flock(held, fcntl.LOCK_UN)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("writehead.paper.reproduce.time.sleep", look)
+            code, _, err = run(writehead, whole, "table1", *only)
+    assert code == 0, err
+    assert len(looks) == 3
+    assert err.count("waiting for it") == 1
+    assert "is already prepared from the same text" in err
+    assert "1 of 1 results are there; writehead report makes tables of them" in err
+    assert not lock.exists()
 
 
 def test_table_3_is_scored_a_word_on_its_own_text_and_on_another(writehead, tmp_path):

@@ -1,12 +1,14 @@
 """Checkpoints: loadable, kept as asked, averaged, and safe from crashes, damage and full disks."""
 
 import errno
+import hashlib
 import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
 
 from trainings import CONFIG, MODEL, SETTINGS, curve, go, last_checkpoint, steps, weights
@@ -110,6 +112,68 @@ def test_the_same_command_again_finishes_what_a_crash_left_unfinished(dataset, t
     assert go(dataset, tmp_path).step == CONFIG.steps
     for name, T in weights(tmp_path).items():
         assert torch.equal(T, expected[name])
+
+
+@pytest.mark.parametrize("checksum", ["none", "fitting"])
+def test_a_finished_model_that_is_whole_is_left_alone(dataset, tmp_path, capsys, checksum):
+    go(dataset, tmp_path)
+    path, beside = tmp_path / "model.safetensors", tmp_path / "model.safetensors.sha256"
+    save_file({name: 2 * T for name, T in weights(tmp_path).items()}, path)
+    beside.unlink()
+    if checksum == "fitting":
+        beside.write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+    content, moment = path.read_bytes(), path.stat().st_mtime_ns
+    capsys.readouterr()
+    assert go(dataset, tmp_path).step == CONFIG.steps
+    said = f"{tmp_path} has its 11 steps already; there is nothing to do\n"
+    assert capsys.readouterr().err == said
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (content, moment)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.model", "byte"])
+def test_a_finished_model_that_is_not_whole_is_made_again_and_that_is_said(
+    dataset, tmp_path, capsys, name
+):
+    go(dataset, tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    if name == "byte":
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        (tmp_path / name).unlink()
+    plan = (tmp_path / "train.json").read_bytes()
+    capsys.readouterr()
+    go(dataset, tmp_path, replace(CONFIG, average=2))  # what was not trained with is not used here
+    fault = (
+        "model.safetensors does not fit its checksum" if name == "byte" else f"{name} is missing"
+    )
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == (
+        f"{tmp_path} has its 11 steps already; the finished model is made again from its "
+        f"checkpoints, as {fault}; not used: train.average was 1 and is 2"
+    )
+    assert second.startswith(f"{tmp_path} is ready: trained, 11 steps")
+    assert path.read_bytes() == whole
+    assert load_run(tmp_path).tokenizer is not None
+    assert (tmp_path / "train.json").read_bytes() == plan
+
+
+def test_a_run_killed_after_more_steps_does_not_pass_off_its_old_model(
+    dataset, tmp_path, monkeypatch
+):
+    go(dataset, tmp_path, replace(CONFIG, steps=4))
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.training.loop.average_weights", killed)
+    with pytest.raises(KeyboardInterrupt):
+        go(dataset, tmp_path)
+    monkeypatch.setattr("writehead.training.loop.average_weights", checkpoint.average_weights)
+    assert steps(tmp_path) == [4, 8, 11]
+    go(dataset, tmp_path)
+    last = weights(last_checkpoint(tmp_path))
+    assert all(torch.equal(T, last[name]) for name, T in weights(tmp_path).items())
 
 
 def test_a_finished_run_without_checkpoints_is_not_trained_over(dataset, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import urllib.error
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 
 from texts import engine, sentences, tokenizer
 from trainings import CONFIG, LANGUAGE, go
+from writehead.cli import main
 from writehead.data.dataset import Dataset
 from writehead.decoding import Engine
 from writehead.errors import ConfigError, DataError
@@ -149,6 +151,20 @@ def test_the_command_prints_a_table_and_writes_json(run, tmp_path, writehead):
     assert printed["ln_ppl"] == text_likelihood(loaded, REFERENCES, SOURCES).ln_ppl
     assert printed["versions"]["torch"] == torch.__version__
     assert printed["command"].startswith("writehead evaluate")
+
+
+def test_a_signature_is_not_folded_where_there_is_no_terminal(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text").write_text("\n".join(SOURCES) + "\n")
+    text = ("--source", tmp_path / "text", "--reference", tmp_path / "text", "--device=cpu")
+    command = ["writehead", "evaluate", run, *text, "--output", tmp_path / "s.json"]
+    monkeypatch.setattr(sys, "argv", [*map(str, command), "--search=greedy"])
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main()
+    scores = json.loads((tmp_path / "s.json").read_text())["bleu"]["greedy"]
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    for name in ("intl_signature", "13a_signature"):
+        assert any(line.endswith(f" {scores[name]}") for line in lines)
 
 
 def test_the_command_scores_text_with_a_language_model(tmp_path, writer, writehead):

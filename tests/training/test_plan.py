@@ -80,6 +80,22 @@ def test_fewer_steps_than_the_run_has_change_nothing(dataset, run, writehead):
     assert (run / "train.json").read_bytes() == before
 
 
+def test_a_finished_run_keeps_its_plan_and_says_which_settings_were_not_used(
+    dataset, run, writehead
+):
+    before = (run / "train.json").read_bytes()
+    settings = ("--set=train.learning_rate=0.5", "--set=train.keep=2")
+    code, _, err = writehead(*command(dataset, run, *settings))
+    assert code == 0
+    said = (
+        f"{run} has its 2 steps already; there is nothing to do; not used: train.learning_rate "
+        "was 0.01 and is 0.5, train.keep was 3 and is 2\n"
+    )
+    assert err == said
+    assert (run / "train.json").read_bytes() == before
+    assert "not used" not in writehead(*command(dataset, run))[2]
+
+
 def test_fewer_steps_than_planned_but_more_than_done_are_a_new_plan(dataset, tmp_path, signal_at):
     signal_at(signal.SIGTERM, 2)
     assert go(dataset, tmp_path / "run", CONFIG).step == 3

@@ -185,8 +185,7 @@ def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, end: int) -
         return out[0]
 
     def run() -> list[list[Hypothesis]]:
-        state.cache.lengths.zero_()
-        state.cache.growing.fill_(1)
+        state.cache.clear()
         with torch.no_grad():
             return beam_search(replay, state, config, end=end)
 

@@ -42,7 +42,10 @@ AGAIN = {ALONE: Batching(tokens=1), SHUFFLED: Batching(lines=37)}  # windows tha
 
 @dataclass(frozen=True)
 class Plan:
-    """What to decode with what, and whom to tell. lines: (number from 1, text)."""
+    """What to decode with what, and whom to tell.
+
+    lines: (number from 1, text). empty: the numbers of those passed over on the way.
+    """
 
     run: Path
     lines: list[tuple[int, str]]
@@ -50,6 +53,7 @@ class Plan:
     dtypes: tuple[torch.dtype, ...]
     beams: tuple[int, ...]
     tell: Callable[[str], None]
+    empty: list[int]
 
     def __post_init__(self) -> None:
         for beam in self.beams:
@@ -82,6 +86,7 @@ def bench_tokens(plan: Plan, result: dict[str, Any], save: Callable[[], None]) -
         "run": str(plan.run),
         "sentences": len(sentences.jobs),
         "left_out": too_long,
+        "empty": sorted([*plan.empty, *_without(plan.lines, sentences.numbers + too_long)]),
         "device": plan.device.type,
         "reference": "float32 on the CPU, step by step",
         "alpha": ALPHA,
@@ -123,6 +128,11 @@ def _sentences(
             f"is what the model reads at once; give others"
         )
     return Sentences(jobs, numbers), too_long
+
+
+def _without(lines: list[tuple[int, str]], known: list[int]) -> set[int]:
+    """The numbers of lines that are not known: those without a token."""
+    return {number for number, _ in lines} - set(known)
 
 
 class Reference:

@@ -3,6 +3,7 @@
 PyTorch takes seconds to load, so verbs import the rooms that need it when they run.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from typer.core import TyperGroup
 
 from writehead import __version__
 from writehead.errors import WriteheadError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to a disk may end with
 
 
 class Page(Console):
@@ -99,6 +102,8 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:  # of a place that no verb looks after, such as standard output
         place = "" if error.filename is None else f"{error.filename}: "
+        if error.filename is None and error.errno in FULL:  # verbs name the files that they write
+            place = "standard output could not be written: "
         if sys.stdout is not None:  # what is left unsaid goes nowhere, or closing would fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"{place}{error.strerror or error}")

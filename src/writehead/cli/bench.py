@@ -224,7 +224,7 @@ def translate_command(
 def tokens_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     input_path: Annotated[str, typer.Option("--input", "-i", help="A file of lines.")],
-    lines: Annotated[int, typer.Option(help="How many of its lines, from the first.")] = 500,
+    lines: Annotated[int, typer.Option(help="How many of its lines with text.")] = 500,
     beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
     dtype: Annotated[
         list[str] | None,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,6 +168,12 @@ def tokens_plan(
     tell: Callable[[str], None],
 ) -> Plan:
     """What `bench tokens` decodes: the first lines of a file that have text in them."""
-    written = (one for one in enumerate(read_lines(path), start=1) if one[1].strip())
-    some = list(islice(written, lines))
-    return Plan(run, some, device, dtypes, tuple(dict.fromkeys(beams)), tell)
+    some: list[tuple[int, str]] = []
+    empty: list[int] = []
+    read = enumerate(read_lines(path), start=1)
+    while len(some) < lines and (one := next(read, None)) is not None:
+        if one[1].strip():
+            some.append(one)
+        else:
+            empty.append(one[0])
+    return Plan(run, some, device, dtypes, tuple(dict.fromkeys(beams)), tell, empty)

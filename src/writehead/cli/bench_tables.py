@@ -288,6 +288,8 @@ def show_tokens(result: dict[str, Any], page: Console) -> None:
             notes.append(f"{where}: no near-tie explains line {lines}; the JSON has all.")
     if result["left_out"]:
         notes.append(f"Left out: {len(result['left_out']):,} lines longer than the model reads.")
+    if result["empty"]:
+        notes.append(f"Passed over: {len(result['empty']):,} empty lines, of which none counts.")
     _show(page, table)
     page.print()
     _say(page, notes)

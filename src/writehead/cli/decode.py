@@ -104,8 +104,9 @@ def translate_command(
         if interactive:
             box = "the model in the box, English to German; RUN names another; "
             typer.echo(f"{box if run is None else ''}type a line and Enter; Ctrl-D ends", err=True)
-        with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
-            outputs = engine.translate(lines, options, prefixes=prefixes, progress=progress)
+        shown = not interactive and _out_of_sight(output_path)
+        with textio.tallying(output_path, shown, input_path, typed=interactive) as tally:
+            outputs = engine.translate(lines, options, prefixes=prefixes, progress=tally.progress)
             for i, output in enumerate(outputs):
                 for one in output.hypotheses:
                     text = textio.one_line(one.text)
@@ -114,6 +115,7 @@ def translate_command(
                     elif scores:
                         text = f"{text}\t{one.score:.6f}"
                     write(text + "\n")
+                tally.written += 1
 
 
 @app.command(name="generate")
@@ -174,12 +176,14 @@ def generate_command(
                     write(piece)
                 write("\n")
             return
-        with textio.counting(not interactive and _out_of_sight(output_path)) as progress:
+        shown = not interactive and _out_of_sight(output_path)
+        with textio.tallying(output_path, shown, input_path, typed=interactive) as tally:
             asked, kept = itertools.tee(prompts)  # each is read when it is asked for
-            outputs = engine.generate(asked, options, samples=samples, progress=progress)
+            outputs = engine.generate(asked, options, samples=samples, progress=tally.progress)
             for begun, output in zip(kept, outputs, strict=True):
                 for one in output.hypotheses:
                     write(textio.one_line(begun.rstrip() * echo + one.text) + "\n")
+                tally.written += 1
 
 
 def _check_place(run: str | None) -> None:

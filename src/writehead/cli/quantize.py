@@ -21,6 +21,9 @@ def quantize_command(
             help="Columns to a scale, 0 for whole rows; by default whole rows in 8 bits, else 32."
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output run if there is one.")
+    ] = False,
 ) -> None:
     """Make a smaller run: its weight matrices in few bits, to be used as any other run.
 
@@ -30,7 +33,9 @@ def quantize_command(
     from writehead.model.quantize import quantize_run  # brings PyTorch, which takes seconds
 
     _check_tokenizer(run)
-    done = quantize_run(run, output, config)
+    if output.exists() and not force:
+        raise RunError(f"{output} exists; choose another place, or pass --force to replace it")
+    done = quantize_run(run, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "
         f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}",

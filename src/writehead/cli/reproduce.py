@@ -55,7 +55,8 @@ def reproduce_command(
     """Run a table of the paper row by row, all equal but the attention; go on where it stopped.
 
     Rows whose result is there are skipped. Stopped by Ctrl-C, SIGTERM or --minutes it exits with
-    128 plus the signal's number, and the same command goes on.
+    128 plus the signal's number, and the same command goes on. Several at once, as one a GPU, share
+    the rows; one for which none is left says so and exits with 0.
 
     Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
     """
@@ -179,7 +180,10 @@ def _say_ending(ending: "Ending") -> None:
     """How far it came; exits as training does where it was stopped."""
     have = f"{ending.done} of {ending.of} results are there"
     if ending.stopped_by is None:
-        typer.echo(f"{have}; writehead report makes tables of them", err=True)
+        rest = "writehead report makes tables of them"
+        if ending.done < ending.of:
+            rest = "other processes are at work on the rest, and none is left for this one"
+        typer.echo(f"{have}; {rest}", err=True)
         return
     where = "" if ending.at is None else f" at {ending.at}"
     typer.echo(f"stopped{where}; {have}; run the same command again to go on", err=True)

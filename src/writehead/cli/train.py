@@ -23,6 +23,8 @@ Example: writehead bench train --preset wmt14/multi-query
 bench_app = typer.Typer(no_args_is_help=True, help=BENCH)
 app.add_typer(bench_app, name="bench")
 
+WIDE = 1_000  # columns where there is no terminal: whoever reads the lines wants them whole
+
 Preset = Annotated[str, typer.Option(help="What to train; see `writehead presets`.")]
 Settings = Annotated[
     list[str] | None,
@@ -148,7 +150,10 @@ def evaluate_command(
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        Page().print(_score_table(result))
+        page = Page()
+        if not page.is_terminal:
+            page.width = WIDE
+        page.print(_score_table(result))
 
 
 @bench_app.command(name="train")

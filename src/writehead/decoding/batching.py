@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from writehead.errors import ConfigError
+from writehead.schema import check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
@@ -25,6 +26,7 @@ class Batching:
     lines: int = 4096
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, value in (("tokens", self.tokens), ("lines", self.lines)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")

@@ -18,6 +18,7 @@ from writehead.decoding.search import (
     Hypothesis,
     S,
     Step,
+    check_options,
     greedy,
     length_penalty,
     make_hypothesis,
@@ -65,6 +66,7 @@ def beam_search(
     counts in scores and lengths. With beam=1 this is greedy search, whatever alpha. `observe` is
     told of every step, if there are beams.
     """
+    check_options(config)
     if config.temperature is not None:
         raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
     if config.beam == 1:
@@ -79,6 +81,7 @@ def beam_search(
         )
     b = len(state.first) // config.beam
     constraints = Constraints.make(config, end, prefixes, max_lengths, b, state.first.device)
+    state.begin(constraints.limits)
     beams = _Beams(config, constraints, b, state.first.device)
     tokens = state.first
     for t in range(constraints.longest):

@@ -13,7 +13,7 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END, Tokenizer
 from writehead.decoding.batching import Batching, Job, split_text
 from writehead.decoding.devices import find_device, find_dtype
-from writehead.decoding.search import Hypothesis, length_penalty, stream
+from writehead.decoding.search import Hypothesis, check_options, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
@@ -123,7 +123,7 @@ class Engine:
             raise ConfigError("a language model does not translate; ask it to generate")
         if self.model.config.source_positions < 2:
             raise ConfigError("a model of one source position can read no text; train with more")
-        options = self._checked(options or PAPER)
+        options = self._checked(PAPER if options is None else options)
         begun = None if prefixes is None else _texts(prefixes, "prefix")
         pairs = _paired(_texts(lines, "line"), begun)
         jobs = (
@@ -189,6 +189,7 @@ class Engine:
 
     def _checked(self, options: DecodeConfig) -> DecodeConfig:
         """The options, if the model's positions allow them."""
+        check_options(options)
         positions = self.model.config.target_positions
         for name in ("max_length", "min_length"):
             if (getattr(options, name) or 0) > positions:
@@ -201,7 +202,7 @@ class Engine:
     def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model continues no prompts; ask it to translate")
-        return self._checked(options or DecodeConfig())
+        return self._checked(DecodeConfig() if options is None else options)
 
     def _translation_jobs(
         self, line: int, text: str, prefix: str, options: DecodeConfig
@@ -312,7 +313,9 @@ def _text(given: str, what: str) -> str:
     try:
         given.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{what} is not UTF-8 (its character {error.start}); convert it") from error
+        raise DataError(
+            f"{what} is not UTF-8 (its character {error.start + 1}); convert it"
+        ) from error
     return given
 
 

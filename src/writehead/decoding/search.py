@@ -31,6 +31,9 @@ class SearchState(Protocol):
     def expand(self, beam: int) -> Self:
         """The state with `beam` rows for each of its own."""
 
+    def begin(self, limits: Sequence[int]) -> None:
+        """A search of up to limits[i] tokens for sentence i begins; raises where it cannot."""
+
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what was row rows[i]."""
 
@@ -164,6 +167,15 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
 
 
+def check_options(options: object) -> None:
+    """Raises where the options of a search are something else."""
+    if not isinstance(options, DecodeConfig):
+        raise ConfigError(
+            f"the options are {options!r:.60}, of type {type(options).__name__}; give a "
+            f"DecodeConfig, such as DecodeConfig(beam=4)"
+        )
+
+
 def greedy(
     step: Step[S],
     state: S,
@@ -175,9 +187,10 @@ def greedy(
 ) -> list[Hypothesis]:
     """For each row, the sequence whose every token is the likeliest after those before it.
 
-    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits. All rows are
-    stepped until the last is done, so a state needs room in every row for the longest of them.
+    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits. A state needs
+    room for as many tokens as each row may get, and serves one search.
     """
+    check_options(config)
     _check_greedy(config)
     constraints = Constraints.make(
         config, end, prefixes, max_lengths, len(state.first), state.first.device
@@ -200,6 +213,7 @@ def sample(
     top_k keeps the k likeliest tokens, top_p the fewest that together reach probability p. Row i
     draws by seeds[i] (config.seed + i unless given) and by nothing else.
     """
+    check_options(config)
     if config.temperature is None:
         raise ConfigError("sampling needs a temperature; 1.0 draws from the model as it is")
     b, device = len(state.first), state.first.device
@@ -216,6 +230,7 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
 
     They are those that `sample` would find where there is a temperature, else those of `greedy`.
     """
+    check_options(config)
     if len(state.first) != 1:
         raise ShapeError(f"this state has {len(state.first)} rows; only one can be streamed")
     constraints = Constraints.make(config, end, None, None, 1, state.first.device)
@@ -224,6 +239,7 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
         choose: Choose = _likeliest
     else:
         choose = _drawer(config, [config.seed], constraints.longest, state.first.device)
+    _begin(state, constraints)
     return _stream(_walk(step, state, constraints, choose), end)
 
 
@@ -276,12 +292,17 @@ def _draw(log_p: Tensor, u: Tensor, config: DecodeConfig) -> Tensor:
     return tokens.gather(1, place.unsqueeze(1)).squeeze(1)
 
 
+def _begin(state: S, constraints: Constraints) -> None:
+    """Makes sure that a state can be walked from, before its first step."""
+    if state.beam != 1:
+        raise ConfigError(f"this state has {state.beam} beams a sentence; start one with beam=1")
+    state.begin(constraints.limits)
+
+
 def _walk(
     step: Step[S], state: S, constraints: Constraints, choose: Choose
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Step by step: the tokens [b] chosen, their log-probabilities, and whether each counts."""
-    if state.beam != 1:
-        raise ConfigError(f"this state has {state.beam} beams a sentence; start one with beam=1")
     tokens = state.first
     over = torch.zeros_like(tokens, dtype=torch.bool)  # ended, or as long as may be
     for t in range(constraints.longest):
@@ -298,6 +319,7 @@ def _follow(
     step: Step[S], state: S, constraints: Constraints, alpha: float, choose: Choose
 ) -> list[Hypothesis]:
     """One hypothesis a row, each next token by `choose` from log-probabilities [b, vocabulary]."""
+    _begin(state, constraints)
     b, device = len(state.first), state.first.device
     produced = torch.zeros(b, constraints.longest, dtype=torch.long, device=device)
     total = torch.zeros(b, device=device)

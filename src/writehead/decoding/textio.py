@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from writehead.errors import DataError
 
 Write = Callable[[str], None]
+COUNTED = 1 << 30  # bytes of a file whose lines are counted beforehand, in about a second
 
 
 def read_lines(path: str) -> Iterator[str]:
@@ -43,7 +45,7 @@ def _decoded(file: BinaryIO, name: str, *, typed: bool = False) -> Iterator[str]
                 try:
                     line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
                 except UnicodeDecodeError as error:
-                    wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start})"
+                    wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start + 1})"
                     if not typed:
                         raise DataError(f"{wrong}; convert the text") from error
                     if sys.stderr is not None:  # else print would take standard output
@@ -78,7 +80,7 @@ def writing(path: str, force: bool, read: str) -> Iterator[Write]:
     that which is `read` is kept in any case.
     """
     if path == "-":
-        yield lambda text: _say(sys.stdout.buffer, text)
+        yield _answer
         return
     place = Path(path)
     if place.is_file() and Path(read).is_file() and place.samefile(read):
@@ -122,25 +124,83 @@ def _say(file: BinaryIO, text: str) -> None:
     file.flush()
 
 
+def _answer(text: str) -> None:
+    """Writes to standard output, at once."""
+    try:
+        _say(sys.stdout.buffer, text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"standard output could not be written: {error.strerror or error}"
+        ) from error
+
+
 def one_line(text: str) -> str:
     """The text without line ends, so that line i of the output is that of line i of the input."""
     return re.sub(r"[\r\n]+", " ", text)
 
 
+@dataclass
+class Tally:
+    """How many lines are decoded, those in parts by their parts, and how many are written."""
+
+    show: Callable[[float], None] | None = None
+    decoded: float = 0.0
+    written: int = 0
+
+    def progress(self, count: float) -> None:
+        """`count` more lines are decoded."""
+        self.decoded += count
+        if self.show is not None:
+            self.show(count)
+
+    def fate(self, path: str) -> str:
+        """What an interruption leaves of the lines for a path."""
+        whole = int(self.decoded + 1e-6)  # thirds of a line may add up to a little less than one
+        if path != "-" and (Path(path).is_file() or not Path(path).exists()):
+            return f"{whole:,} lines were decoded; {path} is left as it was, since it comes whole"
+        said = f"{self.written:,} of {whole:,} decoded lines are written"
+        if self.written >= whole:
+            return said
+        return f"{said}; the others are lost, since lines read together are written together"
+
+
 @contextmanager
-def counting(wanted: bool) -> Iterator[Callable[[float], None] | None]:
-    """What to tell of lines as they finish: a counter on standard error if it is a terminal."""
+def tallying(path: str, shown: bool, read: str, *, typed: bool) -> Iterator[Tally]:
+    """A tally of lines that are read, decoded and written to a path, with a counter if `shown`.
+
+    An interruption says what became of them, unless they are typed and answered one by one.
+    """
+    tally = Tally()
+    try:
+        with counting(shown, read) as tally.show:
+            yield tally
+    except KeyboardInterrupt:
+        if not typed and sys.stderr is not None:
+            print(f"interrupted: {tally.fate(path)}", file=sys.stderr, flush=True)
+        raise
+
+
+@contextmanager
+def counting(wanted: bool, read: str = "-") -> Iterator[Callable[[float], None] | None]:
+    """What to tell of lines as they finish: a counter on standard error if it is a terminal.
+
+    It shows how many there are where they are `read` from a file that is quickly counted.
+    """
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
         yield None
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.fields[done]} lines, {task.fields[speed]} a second"),
+        TextColumn("{task.fields[done]}{task.fields[of]} lines, {task.fields[speed]} a second"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, done="0", speed="0")
+        total = _count_lines(read)
+        of = "" if total is None else f" of {total:,}"
+        task = bar.add_task("", total=total, done="0", of=of, speed="0")
 
         def tell(count: float) -> None:
             bar.advance(task, count)
@@ -149,6 +209,18 @@ def counting(wanted: bool) -> Iterator[Callable[[float], None] | None]:
             bar.update(task, done=_few_digits(done), speed=_few_digits(speed))
 
         yield tell
+
+
+def _count_lines(path: str) -> int | None:
+    """How many lines a file has; None where it is none, or so large that counting takes long."""
+    place = Path(path)
+    if path == "-" or not place.is_file() or place.stat().st_size > COUNTED:
+        return None
+    count, last = 0, b"\n"
+    with place.open("rb") as file:
+        while part := file.read(1 << 20):
+            count, last = count + part.count(b"\n"), part
+    return count + (not last.endswith(b"\n"))
 
 
 def _few_digits(count: float) -> str:

@@ -14,6 +14,7 @@ All layers of one step write to the same positions, so writing takes three moves
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,6 +137,7 @@ class KVCache:
         self.ancestors: Tensor | None = None  # [b, size], where rows may trade places
         self.bound = 0  # no row is longer: what the host knows of `lengths`
         self._taken_back = 0  # positions that a row wrote, rewound and has not written again
+        self._searched = False
 
     @property
     def is_ring(self) -> bool:
@@ -150,6 +152,32 @@ class KVCache:
     def readable(self, n: int) -> int:
         """How many slots a step of n positions reads: all of them, or those that can be filled."""
         return self.size if self.padded else min(self.size, self.bound + n)
+
+    def begin_search(self, limits: Sequence[int]) -> None:
+        """Lets a search feed up to limits[i] tokens to row i, once: it leaves rows as it ends them.
+
+        Raises CacheFull where a row has no room for them.
+        """
+        if self._searched:
+            raise CacheError("this state has been searched; start a new one")
+        if self.bound + max(limits) > self.capacity:
+            # the bound may be loose where rows differ, so this rare case looks at the lengths
+            more = torch.tensor(limits, device=self.lengths.device) * self.growing
+            needed = int((self.lengths + more).max())
+            if needed > self.capacity:
+                raise CacheFull(
+                    f"a search of up to {max(limits)} tokens a row needs room for {needed} "
+                    f"positions and this state has {self.capacity}; start with "
+                    f"max_length={needed} or more, or search for fewer"
+                )
+        self._searched = True
+
+    def clear(self) -> None:
+        """Forgets all that was written, in place: a step captured before goes on from here."""
+        self.lengths.zero_()
+        self.growing.fill_(1)
+        self.bound = self._taken_back = 0
+        self._searched = False
 
     def reserve(self, n: int, counts: Tensor | None = None) -> Reservation:
         """The next n positions of every row; with `counts` [b], only the first counts[i] of row i.
@@ -262,6 +290,7 @@ class KVCache:
             ancestors = self.rows.unsqueeze(1).expand(-1, self.size)
         wide.ancestors = ancestors.repeat_interleave(beam, dim=0) * beam
         wide.bound, wide._taken_back = self.bound, self._taken_back
+        wide._searched = self._searched
         return wide
 
     def _check_counts(self, counts: Tensor, n: int) -> None:

@@ -6,13 +6,14 @@ from torch import Tensor
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer
+from writehead.model.transformer import Packing, Transformer, check_config, check_sizes
 
 
 class LanguageModel(Transformer):
     """A decoder that reads only itself. `forward` trains; `start` then `step` generate."""
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
+        check_config(config)
         if config.task != "language":
             raise ConfigError(f"a {config.task} config makes a TranslationModel; use that class")
         super().__init__(config, backend)
@@ -38,8 +39,7 @@ class LanguageModel(Transformer):
         `start` alone where there is none. `max_length` counts the prompt. The prompt is read once
         a row and shared by its beams.
         """
-        if beam < 1:
-            raise ConfigError(f"beam={beam} must be at least 1")
+        check_sizes(max_length, beam)
         self._check_tokens("prompt", prompt)
         self._check_lengths("prompt_lengths", prompt_lengths, prompt, least=1)
         b, n = prompt.shape

@@ -20,6 +20,7 @@ from writehead.model.runs import (
     TOKENIZER,
     WEIGHTS,
     atomic_directory,
+    check_place,
     make_bare_model,
     read_config,
     read_quantization,
@@ -47,17 +48,25 @@ class Quantized:
 
 
 def quantize_run(
-    run: Path | str, output: Path | str, config: QuantizationConfig | None = None
+    run: Path | str,
+    output: Path | str,
+    config: QuantizationConfig | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Quantized:
-    """Writes the run at `output` whose weights are those of `run` in few bits."""
+    """Writes the run at `output` whose weights are those of `run` in few bits.
+
+    A run that is there is replaced if `overwrite`, unless it is the one that is read.
+    """
     run, output, config = Path(run), Path(output), config or QuantizationConfig()
     before = read_quantization(run)
     if before is not None:
         raise RunError(
             f"{run} is in {before.bits} bits already; quantize the run that it was made from"
         )
-    if output.exists():
-        raise RunError(f"{output} exists; choose another place")
+    check_place(output, overwrite)
+    if output.exists() and output.samefile(run):
+        raise RunError(f"{output} is what is read; choose another place")
     model = read_config(run)
     expected = make_bare_model(model)
     weights = read_weights(run, expected, dtype=torch.float32)

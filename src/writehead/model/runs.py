@@ -36,7 +36,7 @@ from writehead.model.bits import (
 )
 from writehead.model.checksum import ENDING, check_checksum, sha256, write_checksum
 from writehead.model.language import LanguageModel
-from writehead.model.transformer import Transformer
+from writehead.model.transformer import Transformer, check_config
 from writehead.model.translation import TranslationModel
 
 FORMAT = 1
@@ -56,6 +56,7 @@ class Run:
 
 def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
     """The model that a config describes, with fresh weights."""
+    check_config(config)
     kind = TranslationModel if config.task == "translation" else LanguageModel
     return kind(config, backend)
 
@@ -91,6 +92,15 @@ def save_run(
 ) -> None:
     """Writes a run at `directory`, whole or not at all; refuses to replace one unless told to."""
     directory = Path(directory)
+    check_place(directory, overwrite)
+    with atomic_directory(directory) as fresh:
+        write_model(fresh, model.config, model.state_dict())
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, fresh / TOKENIZER)
+
+
+def check_place(directory: Path, overwrite: bool) -> None:
+    """Raises where a run cannot go to `directory`: it exists, or what is there is no run alone."""
     if directory.exists() and not overwrite:
         raise RunError(f"{directory} exists; choose another place, or pass overwrite=True")
     if directory.exists() and not (directory / CONFIG).is_file():
@@ -102,10 +112,6 @@ def save_run(
                 f"{directory} holds more than a run ({', '.join(sorted(others)[:3])}), which "
                 f"overwriting would delete; choose another place"
             )
-    with atomic_directory(directory) as fresh:
-        write_model(fresh, model.config, model.state_dict())
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, fresh / TOKENIZER)
 
 
 def finish_run(

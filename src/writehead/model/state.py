@@ -1,6 +1,7 @@
 """What decoding carries from step to step."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,6 +46,13 @@ class DecoderState:
         cache = self.cache.expand(beam)
         first = self.first.repeat_interleave(beam)
         return dataclasses.replace(self, cache=cache, first=first, beam=beam)
+
+    def begin(self, limits: Sequence[int]) -> None:
+        """Lets a search of up to limits[i] tokens for sentence i begin; a state has room for one.
+
+        It may have been stepped before, but not searched.
+        """
+        self.cache.begin_search([limit for limit in limits for _ in range(self.beam)])
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what was row rows[i], a beam of the same sentence; moves no K or V."""

@@ -1,6 +1,8 @@
 """What the two models share: embeddings, the decoder, its output, and decoding step by step."""
 
+import operator
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,7 @@ class Transformer(nn.Module):
 
         The position advances here and nowhere else. Nothing waits for the device.
         """
+        _check_tensor("tokens", tokens)
         if tokens.dim() != 1:
             raise ShapeError(f"step takes tokens [rows]; these are {list(tokens.shape)}")
         return self._logits(self._extend(tokens.unsqueeze(1), state)).squeeze(1)
@@ -179,6 +182,7 @@ class Transformer(nn.Module):
         return packing.positions
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
+        _check_tensor(name, tokens)
         if tokens.dim() != 2 or 0 in tokens.shape:
             raise ShapeError(f"{name} must be [b, n] and not empty; they are {list(tokens.shape)}")
         if tokens.dtype not in _INTEGERS:
@@ -195,6 +199,7 @@ class Transformer(nn.Module):
     def _check_lengths(self, name: str, lengths: Tensor | None, tokens: Tensor, least: int) -> None:
         if lengths is None:
             return
+        _check_tensor(name, lengths)
         b, n = tokens.shape
         if list(lengths.shape) != [b] or lengths.dtype not in _INTEGERS:
             raise ShapeError(
@@ -204,6 +209,31 @@ class Transformer(nn.Module):
             raise ShapeError(f"{name} are on {lengths.device} and the tokens on {tokens.device}")
         if not _within(lengths, least, n):
             raise ShapeError(f"{name} must be from {least} to {n}, the tokens there are")
+
+
+def check_config(config: object) -> None:
+    """Raises where a model is to be made of something else, such as the name of a preset."""
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(
+            f"a model is made of a ModelConfig, not of {config!r:.60}; preset(name) gives one"
+        )
+
+
+def check_sizes(max_length: object, beam: object) -> None:
+    """Raises where what a state is started for are no whole numbers, or there is no beam."""
+    for name, value in (("max_length", max_length), ("beam", beam)):
+        if not isinstance(value, SupportsIndex):
+            raise ConfigError(f"{name}={value!r} is not a whole number")
+        if name == "beam" and operator.index(value) < 1:
+            raise ConfigError(f"beam={value!r} must be at least 1")
+
+
+def _check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise ShapeError(
+            f"{name} came as {type(given).__name__}; give a tensor of integers, as torch.tensor "
+            f"makes of a list"
+        )
 
 
 def _within(values: Tensor, least: int, most: int) -> bool:

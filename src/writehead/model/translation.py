@@ -9,7 +9,7 @@ from writehead.kernels import Visibility
 from writehead.model.attention import WholePast
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer
+from writehead.model.transformer import Packing, Transformer, check_config, check_sizes
 
 
 class TranslationModel(Transformer):
@@ -20,6 +20,7 @@ class TranslationModel(Transformer):
     """
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
+        check_config(config)
         if config.task != "translation":
             raise ConfigError(f"a {config.task} config makes a LanguageModel; use that class")
         super().__init__(config, backend)
@@ -99,8 +100,7 @@ class TranslationModel(Transformer):
         source: [b, m], with source_lengths [b] where padded. The state has b × beam rows.
         `rewindable` and `padded` are the cache's.
         """
-        if beam < 1:
-            raise ConfigError(f"beam={beam} must be at least 1")
+        check_sizes(max_length, beam)
         self._check_tokens("source", source)
         cache = self._new_cache(source.shape[0] * beam, max_length, rewindable, padded)
         if beam > 1:

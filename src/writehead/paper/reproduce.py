@@ -33,15 +33,17 @@ from writehead.decoding.devices import find_device
 from writehead.errors import RunError
 from writehead.model.runs import read_config
 from writehead.paper.experiments import Experiment
-from writehead.paper.results import FORMAT, check_company, read_result, result_path
+from writehead.paper.results import FORMAT, check_company, read_result, result_path, unlike
 from writehead.paper.score import score
 from writehead.paper.texts import Text
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
+from writehead.training.plan import PLAN, read_plan
 
 SESSIONS = "sessions.json"  # in a run's folder: what each sitting did, for its time
 TICK = 0.01  # seconds between two reminders that the time is up
+LOOK = 1.0  # seconds between two looks whether another process has prepared the dataset
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,16 @@ class Job:
         """
         run = self.run(row, seed)
         return run.with_name(f".{run.name}.lock")
+
+    @property
+    def dataset(self) -> Path:
+        """Where the dataset is prepared."""
+        return self.runs / self.experiment.dataset
+
+    @property
+    def turn(self) -> Path:
+        """What is claimed by the process that prepares the dataset, while others wait."""
+        return self.dataset.with_name(f".{self.dataset.name}.turn")
 
 
 @dataclass(frozen=True)
@@ -134,11 +146,15 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
     if not todo:
         report.say(f"{job.experiment.name}: all {len(pairs)} results are there; nothing to do")
         return Ending(len(pairs), len(pairs))
-    for row, seed in todo:
-        check_writable(job.result(row, seed))  # before hours of training, not after
+    for row, seed in todo:  # before hours of training, not after
+        _check_begun(job, row, seed)
+        check_writable(job.result(row, seed))
     text = job.experiment.text(job.data)
-    place = job.runs / job.experiment.dataset
-    data = prepare(place, text.inputs, job.experiment.prepare, progress=report)
+    with _turn(job, clock, report) as is_ours:
+        if not is_ours:
+            at = "the dataset, which another process is preparing"
+            return Ending(_count(job), len(pairs), int(signal.SIGTERM), at)
+        data = prepare(job.dataset, text.inputs, job.experiment.prepare, progress=report)
     facts = describe(data)
     check_company(job.results, _expected(job, *todo[0], facts))
     for number, (row, seed) in enumerate(todo, start=len(pairs) - len(todo) + 1):
@@ -153,6 +169,7 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
             if job.result(row, seed).is_file():
                 report.say(f"{row}, seed {seed}: another process has it; skipped")
                 continue
+            _check_begun(job, row, seed)  # by now another process may have
             outcome = _train(job, row, seed, data.directory, clock)
             if outcome.stopped_by is not None or clock.is_up:
                 stopped_by = outcome.stopped_by or int(signal.SIGTERM)
@@ -181,6 +198,34 @@ def _missing(job: Job, report: Reporter) -> list[tuple[str, int]]:
         else:
             todo.append((row, seed))
     return todo
+
+
+def _check_begun(job: Job, row: str, seed: int) -> None:
+    """Raises where a row was begun with settings that would make its result say what is not so."""
+    run = job.run(row, seed)
+    if (run / PLAN).is_file():
+        asked = replace(job.train, seed=seed).to_json()
+        differences = unlike(read_plan(run)["train"], asked, "here")
+        if differences:
+            raise RunError(
+                f"{run} was begun with other settings: {'; '.join(differences)}; use the same "
+                f"settings, or give these their own --runs"
+            )
+
+
+@contextmanager
+def _turn(job: Job, clock: Clock, report: Reporter) -> Iterator[bool]:
+    """Whether this process may prepare the dataset, once no other does; not if the time is up."""
+    is_told = False
+    while True:
+        with claimed(job.turn) as free:
+            if free or clock.is_up:
+                yield free
+                return
+        if not is_told:
+            report.say(f"another process is preparing {job.dataset}; waiting for it")
+            is_told = True
+        time.sleep(LOOK)
 
 
 def _expected(job: Job, row: str, seed: int, data: dict[str, Any] | None) -> dict[str, Any]:
@@ -218,6 +263,11 @@ def _train(job: Job, row: str, seed: int, dataset: Path, clock: Clock) -> Outcom
         }
         text = json.dumps([*_sessions(run), sitting], indent=2) + "\n"
         write_whole(run / SESSIONS, text.encode())
+    if outcome.stopped_by is None and outcome.step != config.steps:
+        raise RunError(
+            f"{run} has {outcome.step} steps and {config.steps} were asked for, so it is not "
+            f"scored; ask for as many, or give this its own --runs"
+        )
     return outcome
 
 

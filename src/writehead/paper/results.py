@@ -93,16 +93,24 @@ def check_company(results: Path, expected: Result) -> None:
         check_alike(str(path), read_result(path), expected)
 
 
+def unlike(one: dict[str, Any], other: dict[str, Any], where: str) -> list[str]:
+    """In which settings of training that matter to a result `one` is not as `other`, in words.
+
+    where: the place of the other, seen from the one.
+    """
+    return [
+        f"train.{name} is {one.get(name)} in it and {value} {where}"
+        for name, value in other.items()
+        if name not in APART and one.get(name) != value
+    ]
+
+
 def check_alike(name: str, one: Result, other: Result) -> None:
     """Raises where two rows of a table differ in more than their attention and seed.
 
     name: what the first is called where it is told.
     """
-    differences = [
-        f"train.{name} is {one['train'].get(name)} in it and {value} elsewhere"
-        for name, value in other["train"].items()
-        if name not in APART and one["train"].get(name) != value
-    ]
+    differences = unlike(one["train"], other["train"], "elsewhere")
     if one["family"] != other["family"]:
         differences.append(f"it is of {one['family']} and not of {other['family']}")
     data = other["data"]
@@ -111,5 +119,6 @@ def check_alike(name: str, one: Result, other: Result) -> None:
     if differences:
         raise RunError(
             f"{name} was made otherwise: {'; '.join(differences)}; rows are compared only where "
-            f"all else is equal: use the same settings, or another --results"
+            f"all else is equal: use the same settings, or give these their own --results and "
+            f"--runs"
         )

@@ -29,7 +29,9 @@ from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model.checksum import check_checksum, write_checksum
 from writehead.model.runs import (
     CHECKPOINTS,
+    CONFIG,
     TOKENIZER,
+    WEIGHTS,
     atomic_directory,
     make_bare_model,
     read_config,
@@ -169,6 +171,18 @@ def remove_leftovers(run: Path) -> None:
         *run.glob("..finished.*"),
     ):
         shutil.rmtree(path)
+
+
+def unfinished(run: Path) -> str | None:
+    """What is wrong with the finished model in a run's folder, or None where it is whole."""
+    for name in (WEIGHTS, CONFIG, TOKENIZER):
+        if not (run / name).is_file():
+            return f"{name} is missing"
+    try:
+        check_checksum(run / WEIGHTS)
+    except DamagedRun:
+        return f"{WEIGHTS} does not fit its checksum"
+    return None
 
 
 def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.Tensor]:

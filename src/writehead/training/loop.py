@@ -35,12 +35,13 @@ from writehead.training.checkpoint import (
     prune_checkpoints,
     remove_leftovers,
     save_checkpoint,
+    unfinished,
 )
 from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
 from writehead.training.journal import Journal
 from writehead.training.optimizer import learning_rate
-from writehead.training.plan import agree_on_plan, check_folder, fit_to_data
+from writehead.training.plan import agree_on_plan, check_folder, fit_to_data, read_plan
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
 
@@ -105,6 +106,9 @@ class Trainer:
             self._restore(checkpoints[-1][1])
         elif (run / CONFIG).is_file():
             raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
+        self.lack: str | None = None  # why the finished model is made though no step is left
+        if world.is_first and self.step >= config.steps:
+            self.lack = unfinished(run)
         dtype = torch.bfloat16 if self.stepper.half else torch.float32
         self.rate = matrix_rate(world.device, dtype)
 
@@ -112,11 +116,15 @@ class Trainer:
         """What is said before the first step: what is trained where, and what may surprise."""
         config = self.config
         if self.step >= config.steps:
-            yield f"{self.run} has its {self.step} steps already; there is nothing to do"
-        else:
-            yield self._describe()
-            if self.step:
-                yield "; ".join([f"going on after step {self.step}", *changes])
+            rest = "there is nothing to do"
+            if self.lack is not None:
+                rest = f"the finished model is made again from its checkpoints, as {self.lack}"
+            unused = [f"not used: {', '.join(changes)}"] if changes else []
+            yield "; ".join([f"{self.run} has its {self.step} steps already", rest, *unused])
+            return
+        yield self._describe()
+        if self.step:
+            yield "; ".join([f"going on after step {self.step}", *changes])
         hours = self._least_seconds() / 3600
         if self.world.device.type == "cpu" and hours > LONG:
             yield (
@@ -162,6 +170,7 @@ class Trainer:
     def run_to_end(self, journal: Journal, told: list[int]) -> Outcome:
         """Steps until the config's last one or a signal, with all that is due along the way."""
         config = self.config
+        is_due = self.step < config.steps or self.lack is not None
         self.meter.start_clock()
         while self.step < config.steps:
             batch = next(self.batches)
@@ -189,7 +198,9 @@ class Trainer:
                 self.meter.start_clock()
             if stop and not last:
                 return Outcome(self.step, told[0] if told else int(signal.SIGTERM))
-        self._finish(journal)
+        if is_due and self.world.is_first:
+            self._finish(journal)
+        self.world.barrier()
         return Outcome(self.step)
 
     def _totals(self) -> dict[str, float]:
@@ -238,6 +249,8 @@ class Trainer:
         return {"dev_ln_ppl": found.ln_ppl}
 
     def _save(self, *, interim: bool) -> None:
+        if self.world.is_first:  # a finished model is that of the last checkpoint, or there is none
+            (self.run / CONFIG).unlink(missing_ok=True)
         data, meter = self.batches.state(), self.meter.totals()
         progress = Progress(self.step, data, self.dev, meter, interim)
         save_checkpoint(
@@ -258,15 +271,15 @@ class Trainer:
 
     def _finish(self, journal: Journal) -> None:
         """Makes the run's folder a run itself, of the last checkpoint or an average of several."""
-        if self.world.is_first:
-            paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
-            weights = average_weights(paths, self.model_config)
-            finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
-            mean = f"the mean of the last {len(paths)} checkpoints" if len(paths) > 1 else "trained"
-            best = best_checkpoint(self.run, self.dev)
-            dev = f"; the best on dev is {best[1].name}" if best else ""
-            journal.say(f"{self.run} is ready: {mean}, {self.step} steps{dev}")
-        self.world.barrier()
+        average = read_plan(self.run)["train"].get("average", 1)  # whatever was asked for since
+        paths = [path for _, path in list_checkpoints(self.run)][-average:]
+        weights = average_weights(paths, self.model_config)
+        (self.run / CONFIG).unlink(missing_ok=True)  # until all of it is there anew
+        finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
+        mean = f"the mean of the last {len(paths)} checkpoints" if len(paths) > 1 else "trained"
+        best = best_checkpoint(self.run, self.dev)
+        dev = f"; the best on dev is {best[1].name}" if best else ""
+        journal.say(f"{self.run} is ready: {mean}, {self.step} steps{dev}")
 
 
 class Meter:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
@@ -56,12 +57,26 @@ def check_folder(run: Path) -> None:
         raise RunError(f"{run} holds something else than a run in training; choose another folder")
 
 
+def read_plan(run: Path) -> dict[str, Any]:
+    """What the steps of a run were trained by: "tokenizer", "model" and "train"."""
+    path = run / PLAN
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        rooms = {room: dict(plan[room]) for room in ("model", "train")}
+        return {"tokenizer": plan["tokenizer"], **rooms}
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}; start in another folder") from error
+
+
 def agree_on_plan(
     run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
 ) -> list[str]:
     """What is new in the plan of a run that goes on, as far as it may change; writes the plan.
 
-    Raises where the run was started with another one.
+    Raises where the run was started with another one. Where no step is left to do by the new plan,
+    the old one stays: it says what the weights were trained by.
     """
     plan = {
         "format": 1,
@@ -71,34 +86,31 @@ def agree_on_plan(
         "train": config.to_json(),
     }
     path = run / PLAN
-    changes = _compare(path, plan) if path.is_file() else []
+    changes = _compare(run, plan) if path.is_file() else []
     world.barrier()
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
-    if world.is_first and config.steps >= reached:  # else nothing will be done by this plan
+    if world.is_first and config.steps > reached:
         write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
     return changes
 
 
-def _compare(path: Path, plan: dict[str, object]) -> list[str]:
+def _compare(run: Path, plan: dict[str, Any]) -> list[str]:
     """The settings that were changed, and may be; raises where others were too."""
-    try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-        changed = [
-            (room, name, f"{room}.{name} was {old[room].get(name)!r} and is {value!r}")
-            for room in ("model", "train")
-            for name, value in dict(plan[room]).items()  # type: ignore[call-overload]
-            if old[room].get(name) != value
-        ]
-        other_vocabulary = old["tokenizer"] != plan["tokenizer"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is damaged: {error}; start in another folder") from error
+    old = read_plan(run)
+    changed = [
+        (room, name, f"{room}.{name} was {old[room].get(name)!r} and is {value!r}")
+        for room in ("model", "train")
+        for name, value in plan[room].items()
+        if old[room].get(name) != value
+    ]
+    other_vocabulary = old["tokenizer"] != plan["tokenizer"]
     free = [text for room, name, text in changed if room == "train" and name in FREE]
     differences = ["the dataset has another vocabulary"] if other_vocabulary else []
     differences += [text for _, _, text in changed if text not in free]
     if differences:
         raise ConfigError(
-            f"{path.parent} was started differently: {'; '.join(differences)}. Use the same "
+            f"{run} was started differently: {'; '.join(differences)}. Use the same "
             f"settings to go on, or another folder to start anew"
         )
     return free
