@@ -91,6 +91,14 @@ def attend_far(dtype: torch.dtype) -> None:
     decode.attend_memory(Q, K, V, one, one, heads=8, scale=0.1, padded=True)
 
 
+def multiply_some_rows(dtype: torch.dtype) -> None:
+    """A product of more rows than are few."""
+    X, W = (torch.zeros(size, 1024, dtype=dtype) for size in (40, 1280))
+    shape = tiles.choose_shape(X, W)
+    assert shape is not None
+    tiles.tiled_linear(X, W, shape, residual=torch.zeros(40, 1280, dtype=dtype))
+
+
 def attend_packed(dtype: torch.dtype) -> None:
     """Packed attention and its gradients."""
     shapes = (4, 40, 32), (2, 40, 32), (2, 40, 16)
@@ -123,7 +131,7 @@ def main() -> None:
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)
-    take_a_step("translation", 40, greedy)
+    multiply_some_rows(torch.bfloat16)
     take_a_step("translation", 3, beam, g=8)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)
