@@ -1,8 +1,7 @@
 """Products of some rows with a weight by tensor cores, chained to their neighbours.
 
-A library's product ends before the next kernel begins. These let the next one begin early, and ask
-for their own weights before the kernel in front has ended (see `launch.py`), which for products of
-few microseconds is worth more than the last percent of the matrix rate.
+They let the next kernel begin early, and ask for their own weights before the one in front has
+ended (see `launch.py`): where products take few microseconds, waiting is much of a step.
 
 A program owns a tile of the result. The copy engine of a Hopper GPU brings both operands, through
 descriptors, and fills what lies past their edges with zeros.
@@ -74,6 +73,7 @@ def tiled_linear(
         ROWS=shape.rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
+        LINE=LINE,
         LINES=triton.next_power_of_2(min(shape.early, depth) // LINE) if chain else 0,
         RESIDUAL=residual is not None,
         CHAINED=bool(chain),
@@ -97,6 +97,7 @@ def _tiles_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    LINE: tl.constexpr,
     LINES: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -105,7 +106,7 @@ def _tiles_kernel(
     first_row, first_column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     if LINES > 0:
-        _ask_for(weights, column, columns, depth, LINES)
+        _ask_for(weights, column, columns, depth, LINE, LINES)
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -121,9 +122,9 @@ def _tiles_kernel(
 
 
 @triton.jit
-def _ask_for(weights, column, columns, depth, LINES: tl.constexpr):
-    """Has the device's cache read the first LINES lines of 128 bytes of some columns."""
-    at = tl.minimum(tl.arange(0, LINES) * 64, depth - 1)
+def _ask_for(weights, column, columns, depth, LINE: tl.constexpr, LINES: tl.constexpr):
+    """Has the device's cache read the first LINES lines of some columns, of LINE elements each."""
+    at = tl.minimum(tl.arange(0, LINES) * LINE, depth - 1)
     place = weights + tl.minimum(column, columns - 1)[:, None].to(tl.int64) * depth + at[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
