@@ -44,8 +44,8 @@ SETTINGS = [
 ]
 
 
-def pair_dataset(folder: Path, count: int = 90, vocabulary: int = 330) -> Path:
-    config = PrepareConfig(task="translation", vocabulary=vocabulary, dev=9)
+def pair_dataset(folder: Path, count: int = 90, vocabulary: int = 330, seed: int = 0) -> Path:
+    config = PrepareConfig(task="translation", vocabulary=vocabulary, dev=9, seed=seed)
     prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, workers=1)
     return folder / "pairs"
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,25 @@ def test_a_dataset_says_what_it_holds(folder):
     assert split.source_lengths.tolist() == [len(split.source(i)) for i in range(60)]
     assert split.target_lengths.tolist() == [len(split.target(i)) for i in range(60)]
     assert isinstance(split.sides["target"].tokens, np.memmap)
+
+
+def test_the_fingerprint_is_the_one_that_the_results_carry(folder):
+    opened = Dataset.open(folder)
+    paths = sorted((Path(__file__).parents[2] / "results").glob("table[13]/*/*.json"))
+    assert paths
+    for path in paths:
+        facts = json.loads(path.read_text(encoding="utf-8"))["data"]
+        written = facts.pop("fingerprint")
+        assert Dataset(folder, {"format": 1, **facts}, opened.config).fingerprint == written
+
+
+def test_the_fingerprint_tells_datasets_apart_and_not_where_they_are_or_who_made_them(tmp_path):
+    for name in ("one", "same", "other"):
+        (tmp_path / name).mkdir()
+    one, same = (translation_dataset(tmp_path / name, count=60) for name in ("one", "same"))
+    change_info(same.directory, writehead="0.0.1")
+    assert Dataset.open(same.directory).fingerprint == one.fingerprint
+    assert translation_dataset(tmp_path / "other", count=61).fingerprint != one.fingerprint
 
 
 def test_a_language_model_has_no_source(tmp_path):

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from writehead import cost
 from writehead.errors import ConfigError
@@ -54,3 +55,15 @@ def test_preset_names_are_all_found_and_an_unknown_one_is_answered_with_the_near
         preset("wmt14/multiquery")
     with pytest.raises(ConfigError, match="did you mean 'wmt14-small/multi-head-1x64'"):
         preset("wmt14-small/multi-head-1x6")
+
+
+@pytest.mark.parametrize("name", [3, None, b"tiny/multi-query", ["tiny/multi-query"]])
+def test_a_preset_is_asked_for_by_a_string(name):
+    with pytest.raises(ConfigError) as caught:
+        preset(name)
+    assert str(caught.value) == (
+        f"a preset is named by text, such as 'wmt14/multi-query', not by {name!r}; preset_names() "
+        f"has all of them"
+    )
+    with pytest.raises(ConfigError, match=r"not by tensor\(\["):
+        preset(torch.zeros(1000))

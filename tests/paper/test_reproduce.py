@@ -12,7 +12,7 @@ from trainings import TIMES, last_checkpoint
 from writehead.config import TrainConfig
 from writehead.data import prepare
 from writehead.errors import ConfigError
-from writehead.paper import texts
+from writehead.paper import speed, texts
 from writehead.paper.experiments import EXPERIMENTS, SCALES, find_experiment, read_seeds
 from writehead.paper.presets import FAMILIES
 from writehead.paper.reproduce import Job, reproduce
@@ -304,6 +304,53 @@ def test_table_2_times_a_row_by_both_searches_and_a_training_step(
     code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
     assert code == 0
     assert "is there; skipped" in err
+
+
+def test_a_second_process_of_table_2_waits_for_the_text_that_the_first_prepares(
+    writehead, tmp_path, monkeypatch, quick_table_2
+):
+    make, said = prepare._make, []
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    def meanwhile(job):
+        said.append(run(writehead, tmp_path, "table2", "--only=multi-query", "--minutes=0"))
+        with monkeypatch.context() as patch:
+            patch.setattr("writehead.paper.reproduce.time.sleep", interrupted)
+            said.append(run(writehead, tmp_path, "table2", "--only=multi-query"))
+        make(job)
+
+    monkeypatch.setattr(prepare, "_make", meanwhile)
+    code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
+    assert code == 0, err  # the first one went on undisturbed
+    (out_of_time, _, late), (by_hand, _, early) = said
+    assert out_of_time == 128 + 15
+    assert "stopped at the dataset, which another process is preparing; 0 of 1 results" in late
+    assert by_hand == 128 + 2
+    waiting = f"another process is preparing {tmp_path / 'runs/data/grammar-200'}; waiting for it\n"
+    assert waiting in early
+
+
+def test_two_processes_of_table_2_share_the_rows(writehead, tmp_path, monkeypatch, quick_table_2):
+    time_row, said = speed._time, []
+
+    def meanwhile(job, sizes, row, *rest):
+        if not said:
+            said.append(())  # the other one is not disturbed in turn
+            said[0] = run(writehead, tmp_path, "table2", *only)
+        return time_row(job, sizes, row, *rest)
+
+    only = ("--only=multi-head", "--only=multi-query")
+    monkeypatch.setattr(speed, "_time", meanwhile)
+    code, _, err = run(writehead, tmp_path, "table2", *only)
+    ((other, _, theirs),) = said
+    assert (other, code) == (0, 0), err
+    assert "multi-head: another process is at it; passed over\n" in theirs
+    assert "1 of 2 results are there; other processes are at work on the rest" in theirs
+    assert "multi-query: another process has it; skipped\n" in err
+    assert err.endswith("2 of 2 results are there; writehead report makes tables of them\n")
+    assert not list((tmp_path / "runs").rglob("*.lock"))
 
 
 @pytest.mark.parametrize(

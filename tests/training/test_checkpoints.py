@@ -71,6 +71,48 @@ def test_average_makes_a_run_of_the_mean_of_the_last_checkpoints(trained, tmp_pa
         average_run(tmp_path / "mean", tmp_path / "new", 1)
 
 
+def test_an_average_that_is_there_is_replaced_if_forced_only(trained, tmp_path, writehead):
+    place = tmp_path / "mean"
+    writehead("average", trained, place, "--last=2")
+    before = (place / "model.safetensors").read_bytes()
+    code, _, err = writehead("average", trained, place, "--last=3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{place} exists; choose another place, or pass --force to replace it" in err
+    with pytest.raises(RunError, match="exists; choose another place, or pass overwrite=True"):
+        average_run(trained, place, 3)
+    assert (place / "model.safetensors").read_bytes() == before
+    assert writehead("average", trained, place, "--last=3", "--force")[0] == 0
+    assert (place / "model.safetensors").read_bytes() != before
+    for name, T in weights(place).items():
+        assert torch.equal(T, weights(trained)[name])
+    assert [path.name for path in tmp_path.iterdir()] == ["mean"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("run", "run holds more than a run (checkpoints, log.jsonl, tensorboard)"),
+        ("run/checkpoints/step-00000007", "holds more than a run (optimizer.safetensors"),
+        ("folder", "folder is not a run, so it is not overwritten"),
+        ("folder/notes", "notes is not a run, so it is not overwritten"),
+        ("mean", "mean holds more than a run (notes)"),
+    ],
+)
+def test_force_averages_into_no_place_that_holds_more_than_a_run(
+    trained, tmp_path, writehead, place, words
+):
+    shutil.copytree(trained, tmp_path / "run")
+    average_run(trained, tmp_path / "mean", 2)
+    (tmp_path / "folder").mkdir()
+    for folder in ("folder", "mean"):
+        (tmp_path / folder / "notes").write_text("mine")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    code, _, err = writehead("average", tmp_path / "run", tmp_path / place, "--last=2", "--force")
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_the_last_and_the_best_are_kept(dataset, tmp_path, monkeypatch):
     scores = {2: 1.5, 4: 3.0, 6: 2.0, 7: 2.5}
     monkeypatch.setattr(

@@ -10,6 +10,7 @@ import pytest
 
 from trainings import CONFIG, LANGUAGE, SETTINGS, go, last_checkpoint, pair_dataset
 from writehead.config import TrainConfig
+from writehead.data.dataset import Dataset
 from writehead.errors import ConfigError, RunError
 
 SHORT = replace(CONFIG, steps=2)
@@ -61,6 +62,51 @@ def test_another_text_of_the_same_vocabulary_size_is_refused(run, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="the dataset has another vocabulary"):
         go(pair_dataset(tmp_path / "other", count=100), run)
+
+
+@pytest.fixture
+def cousin(dataset, tmp_path):
+    """Another dataset as large and with the same tokenizer: other lines are held out."""
+    (tmp_path / "cousin").mkdir()
+    path = pair_dataset(tmp_path / "cousin", seed=1)
+    one, other = Dataset.open(dataset), Dataset.open(path)
+    assert one.tokenizer.fingerprint == other.tokenizer.fingerprint
+    assert len(one.split("train")) == len(other.split("train"))
+    return path
+
+
+def without_its_dataset(run):
+    """Makes the plan of a run what older ones are."""
+    plan = json.loads((run / "train.json").read_text())
+    assert len(plan.pop("dataset")) == 16
+    (run / "train.json").write_text(json.dumps(plan))
+
+
+def test_another_dataset_of_the_same_vocabulary_is_refused(dataset, cousin, run, writehead):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    names = [Dataset.open(place).fingerprint for place in (dataset, cousin)]
+    code, _, err = writehead(*command(cousin, run, "--set=train.steps=3"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert err == (
+        f"error: {run} was started differently: the dataset is another of the same vocabulary, "
+        f"its fingerprint was {names[0]} and is {names[1]}. Use the same settings and dataset to "
+        f"go on, or another folder to start anew\n"
+    )
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert writehead(*command(dataset, run, "--set=train.steps=3"))[0] == 0
+
+
+def test_a_dataset_that_was_prepared_again_elsewhere_is_the_same(run, tmp_path):
+    (tmp_path / "again").mkdir()
+    assert go(pair_dataset(tmp_path / "again"), run, replace(CONFIG, steps=3)).step == 3
+
+
+def test_a_run_from_before_datasets_were_noted_goes_on_and_claims_none(dataset, cousin, run):
+    without_its_dataset(run)
+    for step, data in ((3, cousin), (4, dataset)):
+        assert go(data, run, replace(CONFIG, steps=step)).step == step
+        plan = json.loads((run / "train.json").read_text())
+        assert (plan["train"]["steps"], plan["dataset"]) == (step, None)
 
 
 def test_what_does_not_enter_a_step_may_change_and_is_said(dataset, run, writehead):

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from writehead.cli.app import app
+from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.config import QuantizationConfig
 from writehead.errors import RunError
 
@@ -13,7 +14,7 @@ from writehead.errors import RunError
 @app.command(name="quantize")
 def quantize_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint.")],
-    output: Annotated[Path, typer.Argument(help="The folder of the new run.")],
+    output: NewRun,
     bits: Annotated[int, typer.Option(help="Bits of a weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[
         int | None,
@@ -21,9 +22,7 @@ def quantize_command(
             help="Columns to a scale, 0 for whole rows; by default whole rows in 8 bits, else 32."
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the output run if there is one.")
-    ] = False,
+    force: ForceRun = False,
 ) -> None:
     """Make a smaller run: its weight matrices in few bits, to be used as any other run.
 
@@ -33,8 +32,7 @@ def quantize_command(
     from writehead.model.quantize import quantize_run  # brings PyTorch, which takes seconds
 
     _check_tokenizer(run)
-    if output.exists() and not force:
-        raise RunError(f"{output} exists; choose another place, or pass --force to replace it")
+    check_free(output, force)
     done = quantize_run(run, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from writehead.cli.app import Page, app
 from writehead.cli.decode import Force
+from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
@@ -74,16 +75,18 @@ def train_command(
 @app.command(name="average")
 def average_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training.")],
-    output: Annotated[Path, typer.Argument(help="The folder of the new run.")],
+    output: NewRun,
     last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+    force: ForceRun = False,
 ) -> None:
     """Make a run whose weights are the mean of a training's last checkpoints.
 
     Example: writehead average runs/ende/wmt14-small/multi-query averaged --last 3
     """
+    check_free(output, force)
     from writehead.training.checkpoint import average_run
 
-    paths = average_run(run, output, last)
+    paths = average_run(run, output, last, overwrite=force)
     typer.echo(f"{output}: the mean of {', '.join(path.name for path in paths)}", err=True)
 
 

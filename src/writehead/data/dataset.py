@@ -1,5 +1,6 @@
 """A prepared dataset on disk: tokens in memory-mapped files, told by `dataset.json`."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ from writehead.errors import ConfigError, DataError
 
 FORMAT = 1
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
+# what `dataset.json` says of the dataset itself
+FACTS = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
 SIDES: dict[Task, tuple[str, ...]] = {
     "translation": ("source", "target"),
     "language": ("target",),
@@ -107,6 +110,17 @@ class Dataset:
         return dataset
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What it was made of and how, and what came of it; not by which version nor where."""
+        return {name: self.info[name] for name in FACTS}
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells two datasets apart."""
+        facts = json.dumps(self.facts, sort_keys=True)
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+    @property
     def task(self) -> Task:
         """translation or language."""
         return self.config.task
@@ -181,8 +195,7 @@ def read_info(directory: Path) -> dict[str, Any]:
             f"{path} has format {info['format']} (written by writehead {info.get('writehead')}), "
             f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
         )
-    wanted = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
-    missing = [name for name in wanted if name not in info]
+    missing = [name for name in FACTS if name not in info]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}; prepare the dataset again")
     return info

@@ -105,6 +105,11 @@ def preset_names() -> list[str]:
 
 def preset(name: str) -> ModelConfig:
     """The config of a preset such as "wmt14/multi-query"."""
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"a preset is named by text, such as 'wmt14/multi-query', not by {name!r:.60}; "
+            f"preset_names() has all of them"
+        )
     family, _, row = name.partition("/")
     if family in FAMILIES and row in rows(family):
         return rows(family)[row]

@@ -5,7 +5,6 @@ order, are as large, and are trained alike. What is done is not done again.
 """
 
 import gc
-import hashlib
 import json
 import signal
 import statistics
@@ -44,6 +43,7 @@ from writehead.training.plan import PLAN, read_plan
 SESSIONS = "sessions.json"  # in a run's folder: what each sitting did, for its time
 TICK = 0.01  # seconds between two reminders that the time is up
 LOOK = 1.0  # seconds between two looks whether another process has prepared the dataset
+AT_THE_DATASET = "the dataset, which another process is preparing"  # where the time ran out
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,6 @@ class Job:
     def dataset(self) -> Path:
         """Where the dataset is prepared."""
         return self.runs / self.experiment.dataset
-
-    @property
-    def turn(self) -> Path:
-        """What is claimed by the process that prepares the dataset, while others wait."""
-        return self.dataset.with_name(f".{self.dataset.name}.turn")
 
 
 @dataclass(frozen=True)
@@ -150,10 +145,9 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
         _check_begun(job, row, seed)
         check_writable(job.result(row, seed))
     text = job.experiment.text(job.data)
-    with _turn(job, clock, report) as is_ours:
+    with turn(job.dataset, clock, report) as is_ours:
         if not is_ours:
-            at = "the dataset, which another process is preparing"
-            return Ending(_count(job), len(pairs), int(signal.SIGTERM), at)
+            return Ending(_count(job), len(pairs), int(signal.SIGTERM), AT_THE_DATASET)
         data = prepare(job.dataset, text.inputs, job.experiment.prepare, progress=report)
     facts = describe(data)
     check_company(job.results, _expected(job, *todo[0], facts))
@@ -181,10 +175,7 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
 
 def describe(data: Dataset) -> dict[str, Any]:
     """What a result says of its dataset; the fingerprint tells two datasets apart."""
-    names = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
-    facts = {name: data.info[name] for name in names}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return {**facts, "fingerprint": digest[:16]}
+    return {**data.facts, "fingerprint": data.fingerprint}
 
 
 def _missing(job: Job, report: Reporter) -> list[tuple[str, int]]:
@@ -214,16 +205,16 @@ def _check_begun(job: Job, row: str, seed: int) -> None:
 
 
 @contextmanager
-def _turn(job: Job, clock: Clock, report: Reporter) -> Iterator[bool]:
-    """Whether this process may prepare the dataset, once no other does; not if the time is up."""
+def turn(dataset: Path, clock: Clock, report: Reporter) -> Iterator[bool]:
+    """Whether this process may prepare a dataset, once no other does; not if the time is up."""
     is_told = False
     while True:
-        with claimed(job.turn) as free:
+        with claimed(dataset.with_name(f".{dataset.name}.turn")) as free:
             if free or clock.is_up:
                 yield free
                 return
         if not is_told:
-            report.say(f"another process is preparing {job.dataset}; waiting for it")
+            report.say(f"another process is preparing {dataset}; waiting for it")
             is_told = True
         time.sleep(LOOK)
 

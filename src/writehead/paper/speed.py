@@ -13,6 +13,7 @@ from writehead.bench.record import environment, write_result
 from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.cost import Setting
+from writehead.data.claim import claimed
 from writehead.data.dataset import INFO
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
@@ -21,7 +22,7 @@ from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, nearest
 from writehead.paper.experiments import EXPERIMENTS, SCALES
 from writehead.paper.presets import rows
-from writehead.paper.reproduce import Clock, Ending, clear
+from writehead.paper.reproduce import AT_THE_DATASET, Clock, Ending, clear, turn
 from writehead.paper.results import FORMAT, read_result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
 
@@ -85,6 +86,10 @@ class SpeedJob:
     device: str = "auto"
     minutes: float | None = None
 
+    def lock(self, row: str) -> Path:
+        """What is claimed by the process that times a row, so that several share the rows."""
+        return self.runs / "table2" / self.scale / f".{row}.lock"
+
 
 def choose_scale(device: str) -> str:
     """The scale of a device that none was asked for: the paper's sizes, or those of a CPU."""
@@ -110,20 +115,31 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
         if row not in todo:
             read_result(path)
             report.say(f"{row}: {path} is there; skipped")
-    done = len(paths) - len(todo)
     if not todo:
         report.say(f"table2, scale {job.scale}: all {len(paths)} results are there; nothing to do")
-        return Ending(done, len(paths))
+        return Ending(len(paths), len(paths))
     report.say(f"table2, scale {job.scale}: {speed.words}")
-    dataset = _sentences(job, speed, report)
+    dataset = _sentences(job, speed, clock, report)
+    if dataset is None:
+        return Ending(_count(paths), len(paths), int(signal.SIGTERM), AT_THE_DATASET)
     place = _place(job, speed, report.say)
-    for number, (row, path) in enumerate(todo.items(), start=1):
-        report.say(f"table2, scale {job.scale}: row {done + 1} of {len(paths)}, {row}")
-        write_result(path, _time(job, speed, row, place, dataset))
-        done += 1
-        if clock.is_up and number < len(todo):
-            return Ending(done, len(paths), int(signal.SIGTERM))
-    return Ending(done, len(paths))
+    for number, (row, path) in enumerate(todo.items(), start=len(paths) - len(todo) + 1):
+        report.say(f"table2, scale {job.scale}: row {number} of {len(paths)}, {row}")
+        with claimed(job.lock(row)) as free:
+            if not free:
+                report.say(f"{row}: another process is at it; passed over")
+                continue
+            if path.is_file():
+                report.say(f"{row}: another process has it; skipped")
+                continue
+            write_result(path, _time(job, speed, row, place, dataset))
+        if clock.is_up and number < len(paths):
+            return Ending(_count(paths), len(paths), int(signal.SIGTERM))
+    return Ending(_count(paths), len(paths))
+
+
+def _count(paths: dict[str, Path]) -> int:
+    return sum(path.is_file() for path in paths.values())
 
 
 def _place(job: SpeedJob, speed: Speed, tell: Callable[[str], None]) -> Place:
@@ -135,18 +151,20 @@ def _place(job: SpeedJob, speed: Speed, tell: Callable[[str], None]) -> Place:
     return Place(chip, device, dtype, speed.repeats, False, tell)
 
 
-def _sentences(job: SpeedJob, speed: Speed, report: Reporter) -> Path:
-    """Text to train on: that of Table 1 at the same scale where it is there, else the grammar's."""
+def _sentences(job: SpeedJob, speed: Speed, clock: Clock, report: Reporter) -> Path | None:
+    """Text to train on: that of Table 1 at the same scale where it is there, else the grammar's.
+
+    None where another process is making it and the time is up.
+    """
     own = job.runs / EXPERIMENTS["table1", job.scale].dataset
     if (own / INFO).is_file():
         return own
     grammar = job.runs / "data" / f"grammar-{speed.pairs}"
-    prepare(
-        grammar,
-        embedded(speed.pairs),
-        PrepareConfig(task="translation", vocabulary=min(2000, 300 + speed.pairs)),
-        progress=report,
-    )
+    config = PrepareConfig(task="translation", vocabulary=min(2000, 300 + speed.pairs))
+    with turn(grammar, clock, report) as is_ours:
+        if not is_ours:
+            return None
+        prepare(grammar, embedded(speed.pairs), config, progress=report)
     return grammar
 
 

@@ -33,6 +33,7 @@ from writehead.model.runs import (
     TOKENIZER,
     WEIGHTS,
     atomic_directory,
+    check_place,
     make_bare_model,
     read_config,
     read_weights,
@@ -195,8 +196,11 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
     return {name: (T / len(paths)).float() for name, T in total.items()}
 
 
-def average_run(run: Path, output: Path, last: int) -> list[Path]:
-    """Writes a run of the mean weights of a training's last checkpoints; returns which."""
+def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) -> list[Path]:
+    """Writes a run of the mean weights of a training's last checkpoints; returns which.
+
+    A run that is there is replaced if `overwrite`, unless its folder holds more than a run.
+    """
     if last < 1:
         raise ConfigError(f"last={last} checkpoints cannot be averaged; ask for 1 or more")
     if not run.is_dir():
@@ -209,8 +213,7 @@ def average_run(run: Path, output: Path, last: int) -> list[Path]:
             f"{run} has {len(paths)} checkpoints and {last} are to be averaged; train with a "
             f"larger train.keep, or ask for fewer"
         )
-    if output.exists():
-        raise RunError(f"{output} exists; choose another place")
+    check_place(output, overwrite)
     config = read_config(paths[-1])
     weights = average_weights(paths, config)
     with atomic_directory(output) as fresh:

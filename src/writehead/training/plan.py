@@ -58,12 +58,15 @@ def check_folder(run: Path) -> None:
 
 
 def read_plan(run: Path) -> dict[str, Any]:
-    """What the steps of a run were trained by: "tokenizer", "model" and "train"."""
+    """What the steps of a run were trained by: "tokenizer", "dataset", "model" and "train".
+
+    The first two are fingerprints. Older runs did not note their dataset's: it is None there.
+    """
     path = run / PLAN
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         rooms = {room: dict(plan[room]) for room in ("model", "train")}
-        return {"tokenizer": plan["tokenizer"], **rooms}
+        return {"tokenizer": plan["tokenizer"], "dataset": plan.get("dataset"), **rooms}
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -82,35 +85,50 @@ def agree_on_plan(
         "format": 1,
         "writehead": __version__,
         "tokenizer": data.tokenizer.fingerprint,
+        "dataset": data.fingerprint,
         "model": model.to_json(),
         "train": config.to_json(),
     }
-    path = run / PLAN
-    changes = _compare(run, plan) if path.is_file() else []
-    world.barrier()
+    path, changes = run / PLAN, []
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
+    if path.is_file():
+        old = read_plan(run)
+        changes = _compare(run, old, plan)
+        if reached and old["dataset"] is None:
+            plan["dataset"] = None  # nobody knows whether this is what its steps were trained on
+    world.barrier()
     if world.is_first and config.steps > reached:
         write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
     return changes
 
 
-def _compare(run: Path, plan: dict[str, Any]) -> list[str]:
+def _compare(run: Path, old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     """The settings that were changed, and may be; raises where others were too."""
-    old = read_plan(run)
     changed = [
         (room, name, f"{room}.{name} was {old[room].get(name)!r} and is {value!r}")
         for room in ("model", "train")
         for name, value in plan[room].items()
         if old[room].get(name) != value
     ]
-    other_vocabulary = old["tokenizer"] != plan["tokenizer"]
     free = [text for room, name, text in changed if room == "train" and name in FREE]
-    differences = ["the dataset has another vocabulary"] if other_vocabulary else []
+    differences = _compare_data(old, plan)
     differences += [text for _, _, text in changed if text not in free]
     if differences:
         raise ConfigError(
             f"{run} was started differently: {'; '.join(differences)}. Use the same "
-            f"settings to go on, or another folder to start anew"
+            f"settings and dataset to go on, or another folder to start anew"
         )
     return free
+
+
+def _compare_data(old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    """What is other about the dataset, as far as the old plan tells."""
+    if old["tokenizer"] != plan["tokenizer"]:
+        return ["the dataset has another vocabulary"]
+    was, now = old["dataset"], plan["dataset"]
+    if was in (None, now):
+        return []
+    return [
+        f"the dataset is another of the same vocabulary, its fingerprint was {was} and is {now}"
+    ]
