@@ -79,8 +79,10 @@ def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) 
     sizes = {"d": 64, "h": 8, "k": 32, "v": 64, "decoder_layers": 1, **changes}
     made = model(config(task, **sizes), dtype=torch.bfloat16)
     constraints = Constraints.make(options, 1, None, None, rows, made.device)
-    decoder = GraphDecoder(made)
-    decoder.start(tokens(rows, 5), [4] * rows, 9, options, constraints).step()
+    taken = GraphDecoder(made).start(tokens(rows, 5), [4] * rows, 9, options, constraints)
+    taken.step()
+    if options.beam > 1:
+        beams.trace_back(taken.buffers.history, taken.buffers.pool, options.n_best)
 
 
 def attend_far(dtype: torch.dtype) -> None:

@@ -24,6 +24,7 @@ KERNELS = {
     "pick_kernel",
     "_greedy_kernel",
     "beam_kernel",
+    "trace_kernel",
     "forward",
     "backward_queries",
     "backward_memory",

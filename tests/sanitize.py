@@ -23,7 +23,8 @@ NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 PROBE = ROOT / "tests/out_of_bounds.py"
 DIRECT = (
     "((reading_a_memory or appending) and dtype0 and not 9000 and not 5000) "
-    "or product_of_one_row or products_of_few_rows or (packed_attention and dtype0) "
+    "or product_of_one_row or products_of_few_rows or products_by_tiles "
+    "or (packed_attention and dtype0) "
     "or loss_of_a_large_vocabulary"
 )
 FEW = "((reading_a_memory or appending) and dtype0 and (37 or 900)) or products_of_few_rows"

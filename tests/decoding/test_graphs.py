@@ -261,7 +261,7 @@ def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     options = DecodeConfig(max_length=5)
     constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
     captured = decoder.start(*batch, 5, options, constraints)
-    watch = reading.Watch(captured.buffers, 2, decoder._numbers)
+    watch = reading.Watch(captured.buffers, 2, decoder._numbers, END)
     captured.step()
     watch.look(1)
     watch._event.record.assert_called_once_with("the stream of cpu")

@@ -547,5 +547,5 @@ def test_a_hypothesis_is_a_value():
     one = Hypothesis((1, 2), -0.5, -1.0, True)
     assert one == Hypothesis((1, 2), -0.5, -1.0, True)
     assert hash(one) == hash(Hypothesis((1, 2), -0.5, -1.0, True))
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         one.score = 0.0

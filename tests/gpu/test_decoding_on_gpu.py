@@ -86,9 +86,11 @@ def moves(monkeypatch) -> list[int]:
     return seen
 
 
-def make(task: str, kind: str = "multi-query", dtype: torch.dtype = torch.float32) -> Model:
+def make(
+    task: str, kind: str = "multi-query", dtype: torch.dtype = torch.float32, **changes: object
+) -> Model:
     """A model of random weights that ends some of its texts."""
-    sizes = SIZES | KINDS[kind]
+    sizes = SIZES | KINDS[kind] | changes
     if task == "translation":
         sizes |= {"encoder_layers": 2, "source_positions": 40}
     made = model(config(task, **sizes), dtype=torch.float32)
@@ -232,9 +234,22 @@ def test_scores_in_bfloat16_err_at_most_twice_as_much_as_those_of_forward(kind, 
 
 @every_kind
 @pytest.mark.parametrize("rows", [1, 2, 16, 20, b])
-@torch.no_grad()
 def test_logits_in_bfloat16_err_at_most_twice_as_much_as_those_of_the_plain_step(rows, kind):
-    made, exact = (make("translation", kind, dtype) for dtype in (torch.bfloat16, torch.float64))
+    assert_logits_err_at_most_twice_as_much(rows, kind)
+
+
+@pytest.mark.parametrize("rows", [33, 128, 200])
+@pytest.mark.parametrize("kind", ["multi-query", "multi-head"])
+def test_so_do_those_whose_products_are_by_tiles(rows, kind):
+    assert_logits_err_at_most_twice_as_much(rows, kind, d=128)
+
+
+@torch.no_grad()
+def assert_logits_err_at_most_twice_as_much(rows: int, kind: str, **changes: object) -> None:
+    """Holds steps in bfloat16 against the plain step's, by how far both are from float64's."""
+    made, exact = (
+        make("translation", kind, dtype, **changes) for dtype in (torch.bfloat16, torch.float64)
+    )
     exact.load_state_dict(made.state_dict())
     source, lengths = read(rows, 31)
     known = torch.tensor(lengths, device="cuda")
@@ -419,6 +434,8 @@ def test_products_by_tiles_err_at_most_twice_as_much_as_plain_pytorch(rows, colu
     plain_product = (X @ W.T + R) - exact
     found = tiles.tiled_linear(X, W, shape, residual=R)
     assert_at_most_twice((found - exact).abs(), plain_product.abs())
+    apart = tiles.tiled_linear(X, W, shape, residual=R[:, :50], beside=R[:, 50:])
+    assert_at_most_twice((apart - exact).abs(), plain_product.abs())
 
 
 @every_task

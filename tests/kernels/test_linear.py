@@ -58,12 +58,19 @@ def test_it_takes_the_norm_before_it_upon_itself(tile):
 
 
 @every_tile
-def test_what_it_makes_is_added_to_the_residual_in_place(tile):
-    X, P, Y = row(), product(bias=True), row(columns)
-    expected = Y + P(X)
-    found = linear.row_linear(X, P.weight, P.bias, residual=Y, tile=tile)
-    assert found is Y
-    assert_right(Y, expected)
+def test_the_residual_is_added_and_stays_as_it_is(tile):
+    X, P, R = row(), product(bias=True), row(columns)
+    before = R.clone()
+    assert_right(linear.row_linear(X, P.weight, P.bias, residual=R, tile=tile), R + P(X))
+    assert torch.equal(R, before)
+
+
+@every_tile
+def test_past_the_residual_what_stands_beside_it_is_added(tile):
+    X, P, wide = row(), product(), row(50)
+    R, S = wide[:, :13], wide[:, 20 : 20 + columns - 13]
+    found = linear.row_linear(X, P.weight, residual=R, beside=S, tile=tile)
+    assert_right(found, torch.cat([R, S], dim=1) + P(X))
 
 
 def test_relu_comes_after_the_bias():

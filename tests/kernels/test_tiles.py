@@ -36,6 +36,15 @@ def test_a_residual_is_added_and_stays_as_it_is(shape):
     assert torch.equal(residual, before)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_past_the_residual_what_stands_beside_it_is_added(shape):
+    X, W = operands(37, 21, 40)
+    wide = torch.randn(37, 50, device=DEVICE)
+    R, S = wide[:, 3:16], wide[:, 20:28]
+    found = tiles.tiled_linear(X, W, shape, residual=R, beside=S)
+    assert_close(found, torch.cat([R, S], dim=1) + X @ W.t(), atol=1e-4, rtol=1e-4)
+
+
 def test_tiles_are_for_halves_on_a_hopper_gpu_and_for_some_dozens_of_rows(monkeypatch):
     def shape(
         rows: int, depth: int, dtype: torch.dtype = torch.bfloat16, columns: int = 64

@@ -24,7 +24,7 @@ from writehead.decoding.buffers import Buffers, Shape, cache_bytes
 from writehead.decoding.reading import Watch, read_beams, read_greedy
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
-from writehead.kernels.beams import choose_beam
+from writehead.kernels.beams import choose_beam, trace_back
 from writehead.kernels.choose import choose_greedy, survey
 from writehead.kernels.launch import rehearse
 from writehead.model import LanguageModel, TranslationModel
@@ -210,7 +210,7 @@ class GraphDecoder:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
-        watch = Watch(captured.buffers, b, self._numbers)
+        watch = Watch(captured.buffers, b, self._numbers, constraints.end)
         may_move = b >= FEWEST
         longest = constraints.longest
         for t in range(1, longest + 1):
@@ -267,7 +267,7 @@ class GraphDecoder:
         if config.beam == 1:
             watch.finish(t)
             limits = [constraints.limits[places[i]] for i in done]
-            read = read_greedy(watch, done, limits, constraints.end, config.alpha)
+            read = read_greedy(watch, done, limits, config.alpha)
         else:
             read = read_beams(watch.buffers, done, config.n_best)
         for i, hypotheses in zip(done, read, strict=True):
@@ -318,7 +318,7 @@ class Captured:
 
         Nothing grows yet, so that it does not matter what any of these steps do.
         """
-        rehearse(self._take)
+        rehearse(self._take_and_trace)
         self._take()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
@@ -332,6 +332,12 @@ class Captured:
             self._take()
         else:
             self._graph.replay()
+
+    def _take_and_trace(self) -> None:
+        """All that a search launches: a step, and what reads its beams back."""
+        self._take()
+        if self.buffers.shape.beam > 1:
+            trace_back(self.buffers.history, self.buffers.pool, self.buffers.shape.n_best)
 
     @torch.no_grad()
     def _take(self) -> None:

@@ -8,7 +8,7 @@ seed and its logits.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ Step = Callable[[Tensor, S], Tensor]
 Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocabulary], t -> tokens [b]
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """A sequence that was found, without its end token.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
@@ -350,7 +349,7 @@ def make_hypothesis(
 ) -> Hypothesis:
     """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
     _check_number(log_probability)
-    text = tuple(tokens[: length - int(finished)])
+    text = tuple(tokens)[: length - int(finished)]
     return Hypothesis(text, score, log_probability, finished)
 
 

@@ -1,7 +1,7 @@
 """The Triton kernels of `beams`, which says what their tensors are and launches them.
 
 A program of `pick_kernel` owns a row and finds its best tokens by what `survey` noted of it; one of
-`beam_kernel` owns a sentence and all its beams.
+`beam_kernel` owns a sentence and all its beams; one of `trace_kernel` owns a hypothesis.
 """
 
 import triton
@@ -313,3 +313,28 @@ def beam_kernel(
         _trade_places(ancestors, first_row, first_row + n_parent, length, size, BEAM, SIZE_B, SLOTS)
         tl.store(lengths + first_row + beams, length + 1, mask=is_beam)
         tl.store(growing + first_row + beams, tl.where(over, 0, 1), mask=is_beam)
+
+
+@triton.jit
+def trace_kernel(
+    history_tokens,
+    history_parents,
+    pool_steps,
+    pool_rows,
+    pool_tokens,
+    texts,
+    rows,
+    most,
+    BEAM: tl.constexpr,
+    N_BEST: tl.constexpr,
+):
+    """One program owns one hypothesis of the pool, and follows it back to its first token."""
+    place = tl.program_id(0).to(tl.int64)
+    at = place // N_BEST * BEAM + place % N_BEST
+    text, step = texts + place * most, tl.load(pool_steps + at)
+    row = tl.load(pool_rows + at).to(tl.int64)
+    tl.store(text + step, tl.load(pool_tokens + at))
+    for i in range(step):
+        t = step - 1 - i
+        tl.store(text + t, tl.load(history_tokens + t * rows + row))
+        row = tl.load(history_parents + t * rows + row).to(tl.int64)

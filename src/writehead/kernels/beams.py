@@ -7,10 +7,11 @@ small tables.
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from torch import Tensor
 
-from writehead.kernels.beam_kernels import beam_kernel, pick_kernel
+from writehead.kernels.beam_kernels import beam_kernel, pick_kernel, trace_kernel
 from writehead.kernels.choose import Candidates, History, Limits, Rows
 from writehead.kernels.launch import chained, launch
 
@@ -111,3 +112,27 @@ def choose_beam(
         num_warps=1,
         **chain,
     )
+
+
+def trace_back(history: History, pool: Pool, n_best: int) -> Tensor:
+    """The texts [b, n_best, steps] of the pool's best; what is past a text's last token is not set.
+
+    Each is followed back through its parents: so many reads one after another are quick on the
+    device, and all texts are followed at the same time.
+    """
+    (b, beam), (most, rows) = pool.steps.shape, history.tokens.shape
+    texts = torch.empty(b, n_best, most, dtype=torch.int32, device=history.tokens.device)
+    launch(trace_kernel, (b * n_best,))(
+        history.tokens,
+        history.parents,
+        pool.steps,
+        pool.rows,
+        pool.tokens,
+        texts,
+        rows,
+        most,
+        BEAM=beam,
+        N_BEST=n_best,
+        num_warps=1,
+    )
+    return texts

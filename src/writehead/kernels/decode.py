@@ -210,6 +210,7 @@ def _launch(
         parts.O,
         parts.statistics,
         X,
+        X.stride(0),
         d,
         epsilon,
         size,

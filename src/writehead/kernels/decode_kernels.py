@@ -29,6 +29,7 @@ def attend_kernel(
     part_O,
     part_statistics,
     X,
+    x_row,
     d,
     epsilon,
     size,
@@ -101,13 +102,13 @@ def attend_kernel(
     if SIZE_D > 0:
         ds = tl.arange(0, SIZE_D)
         if BEAMS == 1:
-            x = tl.load(X + row * d + ds, mask=ds < d, other=0.0).to(tl.float32)
+            x = tl.load(X + row * x_row + ds, mask=ds < d, other=0.0).to(tl.float32)
             root = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
             q = (q.to(tl.float32) * root).to(q.dtype)
         else:
             roots = tl.zeros([SIZE_Q], tl.float32)
             for beam in tl.static_range(BEAMS):
-                x = tl.load(X + (row * BEAMS + beam) * d + ds, mask=ds < d, other=0.0)
+                x = tl.load(X + (row * BEAMS + beam) * x_row + ds, mask=ds < d, other=0.0)
                 x = x.to(tl.float32)
                 one = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
                 roots = tl.where(queries // SHARE == beam, one, roots)

@@ -53,25 +53,27 @@ def row_linear(
     norm: Norm | None = None,
     relu: bool = False,
     residual: Tensor | None = None,
+    beside: Tensor | None = None,
     scale: float = 1.0,
     tile: Tile | None = None,
 ) -> Tensor:
-    """scale × norm(X) W^T + bias, [1, columns], through relu, or added to `residual` in place.
+    """scale × norm(X) W^T + bias, [1, columns], through relu, plus `residual`.
 
-    X: [1, depth]. W: [columns, depth].
+    X: [1, depth]. W: [columns, depth]. Where `residual` has fewer columns, those of `beside` go on.
     """
     columns, depth = W.shape
     tile = tile or choose_tile(depth)
-    Y = residual
-    if Y is None:
-        Y = torch.empty(1, columns, dtype=X.dtype, device=X.device)
+    Y = torch.empty(1, columns, dtype=X.dtype, device=X.device)
     chain = chained(X)
     launch(_linear_kernel, (triton.cdiv(columns, tile.columns),))(
         X,
         W,
         W if bias is None else bias,
         W if norm is None else norm.gain,
+        Y if residual is None else residual,
+        Y if beside is None else beside,
         Y,
+        columns if residual is None else residual.shape[1],
         columns,
         depth,
         0.0 if norm is None else norm.epsilon,
@@ -82,6 +84,7 @@ def row_linear(
         NORM=norm is not None,
         RELU=relu,
         RESIDUAL=residual is not None,
+        BESIDE=beside is not None,
         CHAINED=bool(chain),
         num_warps=tile.warps,
         **chain,
@@ -233,7 +236,10 @@ def _linear_kernel(
     W,
     bias,
     gain,
+    residual,
+    beside,
     Y,
+    width,
     columns,
     depth,
     epsilon,
@@ -244,6 +250,7 @@ def _linear_kernel(
     NORM: tl.constexpr,
     RELU: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    BESIDE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program owns some columns of the result: it reads their weights once, and the row."""
@@ -276,5 +283,8 @@ def _linear_kernel(
     if RELU:
         acc = tl.maximum(acc, 0.0)
     if RESIDUAL:
-        acc += tl.load(Y + column, mask=column < columns, other=0.0).to(tl.float32)
+        acc += tl.load(residual + column, mask=column < width, other=0.0).to(tl.float32)
+    if BESIDE:
+        past = (column >= width) & (column < columns)
+        acc += tl.load(beside + column - width, mask=past, other=0.0).to(tl.float32)
     tl.store(Y + column, acc.to(Y.dtype.element_ty), mask=column < columns)

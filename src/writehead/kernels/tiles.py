@@ -19,7 +19,7 @@ from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 LINE = 64  # elements, of two bytes, that one request to the device's cache brings
 FEWEST, MOST = 33, 256  # rows for which these are the quicker
-WIDEST, DEEPEST = 1280, 1024  # columns and depth of a weight up to which they were measured
+WIDEST, DEEPEST = 2304, 1024  # columns and depth of a weight up to which they were measured
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,32 @@ def choose_shape(X: Tensor, W: Tensor) -> TileShape | None:
 
 
 def tiled_linear(
-    X: Tensor, W: Tensor, shape: TileShape, *, residual: Tensor | None = None
+    X: Tensor,
+    W: Tensor,
+    shape: TileShape,
+    *,
+    residual: Tensor | None = None,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """X W^T, [rows, columns], plus `residual`, which stays as it is.
 
-    X: [rows, depth]. W: [columns, depth]. All are contiguous.
+    X: [rows, depth], of any stride. W: [columns, depth]. Where `residual` has fewer columns, those
+    of `beside` go on.
     """
     (rows, depth), columns = X.shape, len(W)
-    assert all(T is None or T.is_contiguous() for T in (X, W, residual))
+    assert W.is_contiguous()
     Y = torch.empty(rows, columns, dtype=X.dtype, device=X.device)
+    first, second = Y if residual is None else residual, Y if beside is None else beside
     chain = chained(X)
     launch(_tiles_kernel, (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns)))(
         TensorDescriptor.from_tensor(X, [shape.rows, shape.depth]),
         TensorDescriptor.from_tensor(W, [shape.columns, shape.depth]),
         W,
-        Y if residual is None else residual,
+        first,
+        first.stride(0),
+        first.shape[1],
+        second,
+        second.stride(0),
         Y,
         rows,
         columns,
@@ -76,6 +87,7 @@ def tiled_linear(
         LINE=LINE,
         LINES=triton.next_power_of_2(min(shape.early, depth) // LINE) if chain else 0,
         RESIDUAL=residual is not None,
+        BESIDE=beside is not None,
         CHAINED=bool(chain),
         num_warps=shape.warps,
         num_stages=shape.stages,
@@ -90,6 +102,10 @@ def _tiles_kernel(
     W,
     weights,
     residual,
+    r_row,
+    width,
+    beside,
+    b_row,
     Y,
     rows,
     columns,
@@ -100,6 +116,7 @@ def _tiles_kernel(
     LINE: tl.constexpr,
     LINES: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    BESIDE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program owns a tile of Y. X and W are descriptors; `weights` points to W."""
@@ -117,7 +134,11 @@ def _tiles_kernel(
     out = row[:, None].to(tl.int64) * columns + column[None, :]
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     if RESIDUAL:
-        acc += tl.load(residual + out, mask=mask, other=0.0).to(tl.float32)
+        at = residual + row[:, None].to(tl.int64) * r_row + column[None, :]
+        acc += tl.load(at, mask=mask & (column < width)[None, :], other=0.0).to(tl.float32)
+    if BESIDE:
+        at = beside + row[:, None].to(tl.int64) * b_row + (column - width)[None, :]
+        acc += tl.load(at, mask=mask & (column >= width)[None, :], other=0.0).to(tl.float32)
     tl.store(Y + out, acc.to(Y.dtype.element_ty), mask=mask)
 
 

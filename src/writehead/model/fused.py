@@ -23,6 +23,7 @@ from writehead.model.layers import FeedForward, Layer
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
 
+MERGED = 128  # rows up to which a product less pays where both are by tiles; with 256 it does not
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -99,8 +100,9 @@ class FusedDecoder:
         X = embed(rows.tokens, rows.lengths, model.tokens.weight, stack.positions.weight, clock)
         for i, layer in enumerate(self._layers):
             attention = layer.attention
+            QKV, asked = layer.project(X)
             O = append_and_attend(  # noqa: E741
-                layer.project(X),
+                QKV,
                 cache.K[i],
                 cache.V[i],
                 rows.lengths,
@@ -111,10 +113,11 @@ class FusedDecoder:
                 unnormed=layer.unnormed(X),
                 padded=cache.padded,
             )
-            X = layer.add(X, O, attention.P_o)
+            X, Q = layer.add_and_ask(X, O, asked)
             if layer.cross is not None and memories is not None:
+                assert Q is not None
                 O = attend_memory(  # noqa: E741
-                    layer.project_cross(X),
+                    Q,
                     memories.K[i],
                     memories.V[i],
                     memories.lengths,
@@ -141,7 +144,7 @@ class FusedDecoder:
         visibility = Visibility(lengths=lengths)
         for layer in self._encoder:
             config = layer.attention.config
-            QKV = layer.project(X)
+            QKV, _ = layer.project(X)
             widths = [config.h * config.k, config.g * config.k, config.g * config.v]
             Q, K, V = (
                 T.reshape(b, m, heads, -1).transpose(1, 2)
@@ -166,6 +169,10 @@ class _FusedLayer:
 
     In a `rooted` layer the gains of the norms before attention are part of the projections, and
     their roots are left to the attention kernels. Few rows have it so before feed-forward too.
+
+    Then queries to the encoder's memory are linear in X + P_o(O): P_q(X) is made along with Q, K
+    and V, and (P_q P_o)(O) along with P_o(O). That is more to compute, and one product less to wait
+    for, which pays for few rows.
     """
 
     attention: Attention
@@ -175,17 +182,43 @@ class _FusedLayer:
     cross: Attention | None
     norm_cross: nn.Module | None
     P_q: Tensor | None  # of `cross`
+    P_first: Tensor | None  # P_qkv and P_q, one below the other, where queries are made so
+    P_second: Tensor | None  # P_o of `attention`, and P_q P_o below it
     feed_forward: FeedForward
     norm_feed_forward: nn.Module
     bias_widen: Tensor
     P_widen: Tensor | None  # with the norm's gain, where that is all it needs
     rooted: bool
 
-    def project(self, X: Tensor) -> Tensor:
-        """Queries, keys and values of X [rows, d], side by side."""
-        if self.rooted:
-            return _product(X, self.P_qkv)
-        return _normed_product(self.norm_attention, X, self.P_qkv, self.bias_qkv)
+    def project(self, X: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values of X [rows, d], and where it pays P_q(X) for `add_and_ask`."""
+        if not self.rooted:
+            return _normed_product(self.norm_attention, X, self.P_qkv, self.bias_qkv), None
+        first, second = self.P_first, self.P_second
+        if first is None or second is None or not _pays(X, first, second):
+            return _product(X, self.P_qkv), None
+        wide, width = _product(X, first), len(self.P_qkv)
+        return wide[:, :width], wide[:, width:]
+
+    def add_and_ask(
+        self,
+        X: Tensor,
+        O: Tensor,  # noqa: E741
+        asked: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """X [rows, d] + P_o(O), and its queries to the encoder's memory where there is one."""
+        if asked is None:
+            X = self.add(X, O, self.attention.P_o)
+            return X, None if self.cross is None else self.project_cross(X)
+        assert self.P_second is not None
+        if len(X) == 1:
+            both = row_linear(O, self.P_second, residual=X, beside=asked)
+        else:
+            shape = choose_shape(O, self.P_second)
+            assert shape is not None
+            both = tiled_linear(O, self.P_second, shape, residual=X, beside=asked)
+        d = X.shape[1]
+        return both[:, :d], both[:, d:]
 
     def project_cross(self, X: Tensor) -> Tensor:
         """The queries of X [rows, d] to the encoder's memory."""
@@ -248,10 +281,14 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
     P_q = None if cross is None else cross.P_q.weight
     rooted = rooted and bias is None and isinstance(layer.norm_attention, nn.RMSNorm)
     rooted = rooted and P_qkv.dtype != torch.float16  # before the root, values may be too large
+    P_first = P_second = None
     if rooted:
         P_qkv = _gained(P_qkv, layer.norm_attention)
         if P_q is not None and norm_cross is not None:
-            P_q = _gained(P_q, norm_cross)
+            P_first = torch.cat([P_qkv, _gained(P_q, norm_cross)])
+            P_qkv, P_q = P_first[: len(P_qkv)], P_first[len(P_qkv) :]
+            P_o = attention.P_o.weight
+            P_second = torch.cat([P_o, (P_q.float() @ P_o.float()).to(P_o.dtype)])
     widen, P_widen = feed.widen, None
     if rooted and feed.activation == "relu":
         P_widen = _gained(widen.weight, layer.norm_feed_forward)
@@ -264,6 +301,8 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
         cross,
         norm_cross,
         P_q,
+        P_first,
+        P_second,
         feed,
         layer.norm_feed_forward,
         none if widen.bias is None else widen.bias,
@@ -297,6 +336,12 @@ def _product(X: Tensor, W: Tensor) -> Tensor:
     """X W^T of X [rows, d]."""
     own = _own_product(X, W)
     return linear(X, W) if own is None else own
+
+
+def _pays(X: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether one product less pays for more to compute, for as many rows as X [rows, d] has."""
+    shapes = (choose_shape(X, first), choose_shape(X, second))
+    return len(X) == 1 or (len(X) <= MERGED and None not in shapes)
 
 
 def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor | None:
