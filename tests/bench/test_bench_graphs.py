@@ -7,7 +7,7 @@ from helpers import config, model
 from writehead.bench import context
 from writehead.bench.context import Context
 from writehead.bench.decode import Place, graph_search
-from writehead.bench.peers import random_source, search_config
+from writehead.bench.peers import plain_decode, random_source, search_config
 from writehead.cost import CHIPS, Setting
 from writehead.decoding import beam_search
 from writehead.kernels import choose
@@ -39,19 +39,21 @@ def steps(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-def test_a_timed_decoding_takes_all_steps_and_reads_the_hypotheses_back(steps, beam):
+@pytest.mark.parametrize("make", [graph_search, plain_decode])
+def test_a_timed_decoding_takes_all_steps_and_reads_the_hypotheses_back(steps, make, beam):
     made = model(config("translation", encoder_layers=1, **SIZES), dtype=torch.float32).to(DEVICE)
     setting = Setting(batch=2, source=5, target=4, beam=beam)
     torch.manual_seed(1)
-    decode = graph_search(made, setting, padded=False)
+    decode = make(made, setting, padded=False)
     torch.manual_seed(1)
     state = made.start(random_source(made, setting), setting.target, beam=beam)
     expected = beam_search(made.step, state, search_config(setting), end=made.config.end)
-    for _ in range(2):  # a decoding leaves nothing behind for the next
+    for is_encoded_anew in (True, False, True):  # a decoding leaves nothing behind for the next
         steps.clear()
-        decode.start()
+        if is_encoded_anew:
+            decode.start()
         found = decode.run()
-        assert len(steps) == setting.target
+        assert len(steps) == (setting.target if make is graph_search else 0)
         assert [one.tokens for [one] in found] == [one.tokens for [one] in expected]
 
 

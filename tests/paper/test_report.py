@@ -506,3 +506,25 @@ def test_our_own_readme_says_what_our_own_results_give(writehead, monkeypatch):
 def test_every_measure_of_a_claim_is_in_its_table():
     for claim in CLAIMS:
         assert set(claim.measures) <= {measure.key for measure in MEASURES[claim.table]}
+
+
+def test_the_losses_caption_says_how_far_multi_query_is_behind_as_it_is_trained(tmp_path):
+    losses = {"multi-head": [1.40, 1.42], "multi-query": [1.44, 1.44, 9.9]}
+    write_table(tmp_path, "table1", losses)
+    rows = {"multi-head": [1.42, 1.42], "multi-query": [1.44, 1.40]}
+    for row, values in rows.items():  # seed by seed another gap, whose mean stays 0 at half-way
+        for seed, value in enumerate(values):
+            path = result_path(tmp_path, "table1", "small", row, seed)
+            one = json.loads(path.read_text())
+            next(x for x in one["log"] if x["step"] == 3000)["dev_ln_ppl"] = value
+            path.write_text(json.dumps(one))
+    page = markdown(make_report(tmp_path), "figures")
+    assert "multi-head's: +0.030 after 1,000, +0.030 after 2,000, +0.000 after 3,000, " in page
+    assert "+0.030 after 6,000 steps, the mean of 2 seeds." in page
+
+
+def test_without_both_rows_or_common_steps_the_losses_caption_has_no_figures(tmp_path):
+    write_table(tmp_path, "table1", {"multi-head": [1.4]})
+    assert "how far each row is above multi-head by then; colours as above.\n" in markdown(
+        make_report(tmp_path), "figures"
+    )

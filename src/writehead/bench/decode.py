@@ -27,7 +27,7 @@ from writehead.bench.peers import (
     search_config,
     tried,
 )
-from writehead.bench.timing import Times, clocked, time_work
+from writehead.bench.timing import clocked, time_work
 from writehead.config import ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.search import Constraints, Hypothesis
@@ -167,7 +167,10 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     def start() -> None:
         held[:] = [decoder.start(source, lengths, setting.target, config, constraints)]
 
+    first = torch.full((len(source),), model.config.start, device=model.device)
+
     def run() -> list[list[Hypothesis]]:
+        held[0].buffers.begin(first, None, constraints)
         return decoder.run(held[0], len(source), constraints, config)
 
     def whole() -> None:
@@ -180,24 +183,25 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
 def _timed(
     decode: Decode, setting: Setting, floor: dict[str, Any], lengths: str, place: Place
 ) -> dict[str, Any]:
-    """Milliseconds of the encoder and of a mean step, and what share of the time the floor is."""
+    """Milliseconds of the encoder and of a mean step, and what share of the time the floor is.
+
+    Decodings follow one another: right behind an encoder, which takes the most power, a chip is
+    slower for a while.
+    """
     if place.is_gpu:
         torch.cuda.reset_peak_memory_stats(place.device)
     decode.start()
-    slow = clocked(decode.run, place.device) > SLOW
-    encoder, steps = [], []
-    for _ in range(1 if slow else place.repeats):
-        encoder.append(clocked(decode.start, place.device))
-        steps.append(clocked(decode.run, place.device) / decode.steps)
-    step = Times(tuple(steps))
+    repeats = 1 if clocked(decode.run, place.device) > SLOW else place.repeats
+    step = time_work(decode.run, place.device, repeats=repeats, warmup=0).over(decode.steps)
+    encoder = time_work(decode.start, place.device, repeats=repeats, warmup=0)
     least = floor["step_ms"][lengths]
     result: dict[str, Any] = {
         "how": decode.how,
         "lengths": lengths,
-        "encoder_ms": Times(tuple(encoder)).to_json(1e-3),
+        "encoder_ms": encoder.to_json(1e-3),
         "step_ms": step.to_json(1e-3),
         "us_per_token": {
-            "encoder": Times(tuple(encoder)).median / (setting.batch * setting.source) * 1e6,
+            "encoder": encoder.median / (setting.batch * setting.source) * 1e6,
             "decoder": step.median / setting.batch * 1e6,
         },
         "floor_step_ms": least,
@@ -207,7 +211,7 @@ def _timed(
     if place.is_gpu:
         result["peak_memory_bytes"] = torch.cuda.max_memory_allocated(place.device)
     if decode.whole is not None:
-        whole = time_work(decode.whole, place.device, repeats=1 if slow else place.repeats)
+        whole = time_work(decode.whole, place.device, repeats=repeats)
         result["search_ms"] = whole.to_json(1e-3)
     return result
 

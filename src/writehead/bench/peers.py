@@ -31,7 +31,10 @@ WORKSPACE = 128 << 20  # bytes that FlashInfer asks for
 
 @dataclass(frozen=True)
 class Decode:
-    """A whole decoding in two pieces: `start`, the encoder's, and `run`, all steps after it."""
+    """A whole decoding in two pieces: `start`, the encoder's, and `run`, all steps after it.
+
+    Either can be done again and again.
+    """
 
     start: Call
     run: Call
@@ -75,8 +78,9 @@ def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
     def start() -> None:
         held[:] = [model.start(source, setting.target, beam=setting.beam, padded=padded)]
 
-    def run() -> None:
-        beam_search(model.step, held[0], search_config(setting), end=model.config.end)
+    def run() -> list[list[Hypothesis]]:
+        held[0].cache.clear()
+        return beam_search(model.step, held[0], search_config(setting), end=model.config.end)
 
     return Decode(start, run, setting.target, "model.step and the plain search, no graph")
 

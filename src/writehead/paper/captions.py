@@ -1,12 +1,15 @@
 """What differs from the paper, in words, from what the results themselves say."""
 
 import re
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from writehead.paper.results import Result
 from writehead.paper.sheets import LENGTHS, Sheet
 from writehead.paper.tables import TABLE_2_TIMING
+
+MOST_STEPS = 8  # that a caption gives figures of
 
 
 def quality_caption(sheet: Sheet) -> list[str]:
@@ -107,10 +110,25 @@ def kv_caption(sheet: Sheet) -> str:
     )
 
 
-LOSS_CAPTION = (
-    "ln(PPL) of the dev set by step, one seed a row, and how far each row is above multi-head by "
-    "then; colours as above."
-)
+def loss_caption(sheet: Sheet) -> str:
+    """What the picture of losses shows, and in figures how multi-query comes up with training."""
+    shown = (
+        "ln(PPL) of the dev set by step, one seed a row, and how far each row is above multi-head "
+        "by then; colours as above."
+    )
+    head, query = sheet.curves("multi-head"), sheet.curves("multi-query")
+    pairs = [(head[seed], query[seed]) for seed in head if seed in query]
+    steps = sorted(set.intersection(*(set(one) for two in pairs for one in two))) if pairs else []
+    if not steps:
+        return shown
+    some = steps[:: -len(steps) // MOST_STEPS][::-1]  # the last of them for certain
+    gaps = ", ".join(
+        f"{statistics.mean(two[step] - one[step] for one, two in pairs):+.3f} after {step:,}"
+        for step in some
+    )
+    seeds = f", the mean of {len(pairs)} seeds" if len(pairs) > 1 else ""
+    gaps = gaps.replace("-", "−")
+    return f"{shown} Multi-query's less multi-head's: {gaps} steps{seeds}."
 
 
 def _minutes(results: list[Result]) -> str:

@@ -92,7 +92,8 @@ def _raised(means: dict[str, float]) -> dict[str, float]:
 
 def loss_svg(sheet: Sheet) -> str:
     """ln(PPL) of the dev set while training, and how far each row is behind multi-head by then."""
-    curves = {row: _curve(sheet, row) for row in sheet.names}
+    # by the first seed that there is
+    curves = {row: next(iter(sheet.curves(row).values()), {}) for row in sheet.names}
     curves = {row: curve for row, curve in curves.items() if curve}
     canvas = Canvas(figsize=(9.4, 3.9), layout="constrained")
     left, right = canvas.subplots(1, 2)
@@ -115,15 +116,6 @@ def loss_svg(sheet: Sheet) -> str:
     for axes in (left, right):
         _plain(axes)
     return _svg(canvas)
-
-
-def _curve(sheet: Sheet, row: str) -> dict[int, float]:
-    """The dev curve of a row by its first seed."""
-    results = sheet.of_row(row)
-    if not results:
-        return {}
-    log = results[0]["log"]
-    return {int(one["step"]): one["dev_ln_ppl"] for one in log if "dev_ln_ppl" in one}
 
 
 def _ticks(low: float, high: float) -> list[float]:

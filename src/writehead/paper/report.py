@@ -13,7 +13,7 @@ from writehead.bench.plots import draw
 from writehead.data.writing import write_whole
 from writehead.errors import RunError
 from writehead.paper.boxed import boxed_grid, read_boxed, what_is_not_run
-from writehead.paper.captions import LOSS_CAPTION, kv_caption
+from writehead.paper.captions import kv_caption, loss_caption
 from writehead.paper.experiments import TABLES
 from writehead.paper.figures import loss_svg, quality_svg
 from writehead.paper.layout import TITLES, Grid, claims_grid, quality_grid, speed_grid
@@ -89,7 +89,7 @@ def _quality(sheet: Sheet, again: list[Result]) -> Section:
         Picture(
             f"{stem}-quality", quality_svg(sheet), "Quality against K and V", kv_caption(sheet)
         ),
-        Picture(f"{stem}-loss", loss_svg(sheet), "Loss by step", LOSS_CAPTION),
+        Picture(f"{stem}-loss", loss_svg(sheet), "Loss by step", loss_caption(sheet)),
     )
     repeats = repeats_grid(sheet, again) if again else None
     return Section(quality_grid(sheet), claims_grid(sheet), pictures, repeats)

@@ -148,6 +148,17 @@ class Sheet:
                 found[row] = Figure(known)
         return found
 
+    def curves(self, paper_row: str) -> dict[int, dict[int, float]]:
+        """ln(PPL) of the dev set by step while a row was trained, by seed."""
+        return {
+            int(one["seed"]): {
+                int(entry["step"]): float(entry["dev_ln_ppl"])
+                for entry in one["log"]
+                if "dev_ln_ppl" in entry
+            }
+            for one in self.of_row(paper_row)
+        }
+
     def noise(self, measure: Measure) -> Noise | None:
         """The noise of a figure; None where no row was run by several seeds."""
         several = [one for one in self.figures(measure).values() if one.spread is not None]
