@@ -135,6 +135,7 @@ def main() -> None:
     take_a_step("translation", 20, greedy)
     multiply_some_rows(torch.bfloat16)
     take_a_step("translation", 3, beam, g=8)
+    take_a_step("translation", 1, greedy)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)
     take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)

@@ -1,7 +1,7 @@
 """Searches on the device against the plain ones; interpreted where there is no GPU."""
 
+from contextlib import contextmanager
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -62,18 +62,37 @@ def moves(monkeypatch) -> list[int]:
 
 @pytest.fixture
 def late(monkeypatch) -> None:
-    """Has searches read back as on a GPU, some steps late; here the copies take no time."""
+    """Has searches read back as on a GPU: a copy arrives when an event behind it is waited for."""
     if DEVICE == "cuda":
         return
-    begin = buffers.Buffers.__init__
+    begin, copy = buffers.Buffers.__init__, torch.Tensor.copy_
+    under_way: list[tuple[Tensor, Tensor]] = []
 
     def mirrored(self, shape, *sizes):
         begin(self, shape, *sizes)
         steps = shape.capacity if shape.beam == 1 else 0
         self.mirror = buffers.Mirror.make(shape.sentences, steps, shape.rows, pinned=False)
+        self.mirror.tokens.fill_(36)  # of none of this anything may be read
+        self.mirror.log_p.fill_(torch.nan)
+
+    def copy_late(self, source, non_blocking=False):
+        if not non_blocking:
+            return copy(self, source)
+        under_way.append((self, source.clone()))
+        return self
+
+    class Event:
+        def record(self, stream):
+            self.stream, self.behind = stream, list(under_way)
+
+        def synchronize(self):
+            for to, what in self.behind:
+                copy(to, what)
+            under_way[:] = under_way[len(self.behind) :]
 
     monkeypatch.setattr(buffers.Buffers, "__init__", mirrored)
-    monkeypatch.setattr(torch.cuda, "Event", mock.Mock)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_late)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     monkeypatch.setattr(reading, "LOOK", 2)
 
@@ -264,7 +283,28 @@ def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     watch = reading.Watch(captured.buffers, 2, decoder._numbers, END)
     captured.step()
     watch.look(1)
-    watch._event.record.assert_called_once_with("the stream of cpu")
+    assert watch._event.stream == "the stream of cpu"
+
+
+def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
+    inside, seen = [], []
+    follow = reading.trace_back
+
+    @contextmanager
+    def launching(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def noted(*given):
+        seen.append(list(inside))
+        return follow(*given)
+
+    made = make()
+    monkeypatch.setattr(graphs, "_launching_on", launching)
+    monkeypatch.setattr(reading, "trace_back", noted)
+    captured(graphs.GraphDecoder(made), read(2, 5), BEAM)
+    assert seen == [[made.device]]
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

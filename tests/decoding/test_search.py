@@ -549,3 +549,5 @@ def test_a_hypothesis_is_a_value():
     assert hash(one) == hash(Hypothesis((1, 2), -0.5, -1.0, True))
     with pytest.raises(AttributeError):
         one.score = 0.0
+    assert one._fields == ("tokens", "score", "log_probability", "finished")
+    assert one._replace(score=-0.25).score == -0.25

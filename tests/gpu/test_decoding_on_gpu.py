@@ -66,8 +66,7 @@ def test_a_step_compiles_all_its_kernels_in_its_rehearsal(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     odd = {**SIZES, "d": 88, "f": 104, "vocabulary": 777}  # nothing else has compiled these
     made = model(config("translation", **odd), dtype=torch.bfloat16).to("cuda")
-    decoder = graphs.GraphDecoder(made)
-    decoder._capture(decoder._shape(3, 9, 20, BEAM), END)
+    captured(graphs.GraphDecoder(made), read(3, 9), BEAM)
     assert len(compiled) > 5
     assert all(compiled)
 
@@ -222,8 +221,20 @@ def assert_at_most_twice(error: Tensor, allowed: Tensor) -> None:
 @both_searches
 @every_kind
 def test_scores_in_bfloat16_err_at_most_twice_as_much_as_those_of_forward(kind, options):
-    made, batch = make("translation", kind, torch.bfloat16), read(b, 31)
-    exact = make("translation", kind, torch.float64)
+    assert_scores_err_at_most_twice_as_much(kind, options)
+
+
+@pytest.mark.parametrize("options", [GREEDY, replace(BEAM, beam=3)], ids=["37 rows", "111 rows"])
+def test_scores_by_products_of_tiles_err_at_most_twice_as_much_too(options):
+    assert_scores_err_at_most_twice_as_much("multi-query", options, d=128)
+
+
+def assert_scores_err_at_most_twice_as_much(
+    kind: str, options: DecodeConfig, **changes: object
+) -> None:
+    """Holds a search's scores in bfloat16 against `forward`'s, by how far both miss float64's."""
+    made, batch = make("translation", kind, torch.bfloat16, **changes), read(b, 31)
+    exact = make("translation", kind, torch.float64, **changes)
     exact.load_state_dict(made.state_dict())
     found = captured(graphs.GraphDecoder(made), batch, options)
     ours = [one.log_probability for hypotheses in found for one in hypotheses]
@@ -240,7 +251,7 @@ def test_logits_in_bfloat16_err_at_most_twice_as_much_as_those_of_the_plain_step
 
 @pytest.mark.parametrize("rows", [33, 128, 200])
 @pytest.mark.parametrize("kind", ["multi-query", "multi-head"])
-def test_so_do_those_whose_products_are_by_tiles(rows, kind):
+def test_logits_whose_products_are_by_tiles_err_at_most_twice_as_much_too(rows, kind):
     assert_logits_err_at_most_twice_as_much(rows, kind, d=128)
 
 

@@ -214,7 +214,8 @@ class Beam:
         numbers = (torch.full((b, beam), NEVER, device=DEVICE) for _ in range(2))
         counts = (torch.zeros(b, beam, dtype=torch.int32, device=DEVICE) for _ in range(4))
         steps, rows, last, ended = counts
-        self.pool = beams.Pool(*numbers, steps, rows.long(), last, ended)
+        # an empty place has no row
+        self.pool = beams.Pool(*numbers, steps, rows.long() - 1, last, ended)
 
     def step(self, logits: Tensor, vocabulary: int) -> None:
         """One step of the kernels."""
@@ -269,9 +270,12 @@ class Beam:
         assert_close(pool.log_p[there], done.log_p[there], atol=1e-4, rtol=1e-5)
         assert torch.equal(pool.steps[there] + 1, done.lengths[there].int())
         assert torch.equal(pool.ended[there].bool(), done.ended[there])
+        texts = beams.trace_back(self.history, pool, self.config.beam)
         for sentence, place in there.nonzero().tolist():
             length = int(done.lengths[sentence, place])
-            assert self._text(sentence, place) == done.tokens[sentence, place, :length].tolist()
+            right = done.tokens[sentence, place, :length].tolist()
+            assert self._text(sentence, place) == right
+            assert texts[sentence, place, :length].tolist() == right
 
     def _text(self, sentence: int, place: int) -> list[int]:
         """The tokens of an ended hypothesis, followed back through its parents."""

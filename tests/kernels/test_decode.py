@@ -133,7 +133,7 @@ def test_a_memory_may_have_room_for_one_position():
 @pytest.mark.parametrize("beams", [1, 3])
 def test_queries_from_before_their_norm_read_a_memory_as_those_after_it(beams):
     _, K, V, lengths = memory_case(2)
-    X, P = 3 * random(b * beams, d), random(h * k, d)
+    X, P = (3 * random(b * beams, d + 3))[:, :d], random(h * k, d)  # rows that lie apart
     epsilon = 0.5  # large, so that it counts
     unnormed = decode.Unnormed(X, epsilon)
     normed = rms_norm(X, (d,), eps=epsilon) @ P.T
@@ -263,7 +263,7 @@ def test_tiles_of_any_size_read_a_cache_alike(positions):
 def test_a_position_from_before_its_norm_is_read_and_written_as_after_it():
     g, epsilon = 2, 0.5
     _, K, V = cache_case(g)
-    X, P = 3 * random(b, d), random(h * k + g * (k + v), d)
+    X, P = (3 * random(b, d + 3))[:, :d], random(h * k + g * (k + v), d)
     lengths = integers(0, 30, 20)
     right = K.clone(), V.clone()
     O = append(rms_norm(X, (d,), eps=epsilon) @ P.T, *right, lengths, tile=SMALL)  # noqa: E741

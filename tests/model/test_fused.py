@@ -12,6 +12,7 @@ from writehead.kernels import Visibility
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+tiles = pytest.importorskip("writehead.kernels.tiles", reason="Triton is not installed")
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,6 +93,32 @@ def test_fused_steps_of_few_rows_by_their_own_products_are_the_models(kind, monk
     test_fused_steps_are_the_models("translation", b, kind)
     assert any("unnormed" in options for options in taken) is (kind == "multi-query")
     assert bool(taken) is (kind != "RMS norm, biases")
+
+
+@pytest.mark.parametrize("kind", ["multi-query", "multi-head", "local"])
+def test_fused_steps_of_rows_by_tiles_are_the_models(kind, monkeypatch):
+    taken = []
+
+    def noted(*args, **options):
+        taken.append(options)
+        return tiles.tiled_linear(*args, **options)
+
+    monkeypatch.setitem(SIZES, "d", 64)  # as the copy engine wants it
+    monkeypatch.setattr(fused, "tiled_linear", noted)
+    shape = tiles.TileShape(16, 16, 32, warps=4, stages=2)
+    monkeypatch.setattr(
+        fused, "choose_shape", lambda X, W, widest=0: None if W.shape[1] % 64 else shape
+    )
+    test_fused_steps_are_the_models("translation", b, kind)
+    assert any(options.get("beside") is not None for options in taken)
+
+
+def test_weights_that_are_too_large_to_merge_are_not(monkeypatch):
+    made = make("translation", {})
+    assert fused.FusedDecoder(made)._layers[0].P_second is not None
+    monkeypatch.setattr(fused, "LARGEST", 100)
+    assert fused.FusedDecoder(made)._layers[0].P_second is None
+    test_fused_steps_are_the_models("translation", 1, "multi-query")
 
 
 def test_rows_that_do_not_grow_leave_the_others_as_they_are():

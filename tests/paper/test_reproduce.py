@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,23 @@ def test_a_row_that_another_process_is_at_is_passed_over(writehead, whole):
         "0 of 1 results are there; other processes are at work on the rest, and none is left for "
         "this one\n"
     )
+
+
+def test_rows_begun_on_another_dataset_are_refused_before_any_is_trained(
+    writehead, whole, tmp_path
+):
+    runs = tmp_path / "runs"
+    shutil.copytree(whole / "runs", runs)
+    folder = runs / "table1/tiny/multi-query-seed0"
+    plan = json.loads((folder / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(plan | {"dataset": "another"}))
+    code, out, err = writehead(
+        *("reproduce", "table1", "--scale=tiny", "--only=multi-head", "--only=multi-query"),
+        *("--device=cpu", "--steps=4", f"--results={tmp_path / 'results'}", f"--runs={runs}"),
+    )
+    assert (code, out) == (2, "")
+    assert f"error: {folder} was begun on another dataset than {runs / 'data/table1-tiny'}; " in err
+    assert not list(tmp_path.glob("results/**/*.json"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from writehead.config import ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import BackendError, ConfigError
-from writehead.model import make_model
+from writehead.model import TranslationModel, make_model
 
 SLOW = 3.0  # seconds of a decoding from which on it is not repeated
 LENGTHS = ("padded", "true")
@@ -159,15 +159,15 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
 
     if sentence := why_not(model):
         raise BackendError(sentence)
+    assert isinstance(model, TranslationModel)
     decoder, source = GraphDecoder(model, padded=padded), random_source(model, setting)
     config, end, lengths = search_config(setting), model.config.end, [setting.source] * len(source)
     constraints = Constraints.make(config, end, None, None, len(source), model.device)
+    first = torch.full((len(source),), model.config.start, device=model.device)
     held: list[Captured] = []
 
     def start() -> None:
         held[:] = [decoder.start(source, lengths, setting.target, config, constraints)]
-
-    first = torch.full((len(source),), model.config.start, device=model.device)
 
     def run() -> list[list[Hypothesis]]:
         held[0].buffers.begin(first, None, constraints)

@@ -72,6 +72,7 @@ def search_config(setting: Setting) -> DecodeConfig:
 
 def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
     """`model.step` and the plain searches, step by step: what the engine does on a CPU."""
+    assert isinstance(model, TranslationModel)
     source = random_source(model, setting)
     held: list[DecoderState] = []
 

@@ -269,7 +269,8 @@ class GraphDecoder:
             limits = [constraints.limits[places[i]] for i in done]
             read = read_greedy(watch, done, limits, config.alpha)
         else:
-            read = read_beams(watch.buffers, done, config.n_best)
+            with _launching_on(self.model.device):
+                read = read_beams(watch.buffers, done, config.n_best)
         for i, hypotheses in zip(done, read, strict=True):
             found[places[i]] = hypotheses
 
@@ -334,7 +335,7 @@ class Captured:
             self._graph.replay()
 
     def _take_and_trace(self) -> None:
-        """All that a search launches: a step, and what reads its beams back."""
+        """A step, and what follows its beams back once they are done."""
         self._take()
         if self.buffers.shape.beam > 1:
             trace_back(self.buffers.history, self.buffers.pool, self.buffers.shape.n_best)

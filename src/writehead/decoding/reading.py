@@ -15,7 +15,7 @@ from writehead.kernels.choose import NEVER
 
 LOOK = 8  # steps between two looks at what still grows
 LAST = 2  # steps before the end at which to look once more
-NOWHERE = np.iinfo(np.int64).max
+NOWHERE = np.iinfo(np.int32).max  # past all texts
 
 
 class Watch:
@@ -131,7 +131,7 @@ def read_beams(buffers: Buffers, sentences: list[int], n_best: int) -> list[list
         for T in (pool.scores, pool.log_p, pool.steps, pool.ended)
     )
     lengths = steps + 1
-    tokens = texts[:, :, : int(lengths.max())].cpu().numpy()[sentences]
+    tokens = texts[sentences, :, : int(lengths.max())].cpu().numpy()
     is_wanted = scores != NEVER
     is_wanted[:, 0] = True  # a sentence without any is an error, raised where it is made
     columns = (tokens, lengths, scores, log_p, ended.astype(bool))

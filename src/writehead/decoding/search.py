@@ -46,7 +46,7 @@ Step = Callable[[Tensor, S], Tensor]
 Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocabulary], t -> tokens [b]
 
 
-class Hypothesis(NamedTuple):
+class Hypothesis(NamedTuple):  # a dataclass takes longer to make, which a thousand at once notice
     """A sequence that was found, without its end token.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
@@ -349,7 +349,8 @@ def make_hypothesis(
 ) -> Hypothesis:
     """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
     _check_number(log_probability)
-    text = tuple(tokens)[: length - int(finished)]
+    length -= int(finished)
+    text = tuple(tokens if length == len(tokens) else tokens[:length])
     return Hypothesis(text, score, log_probability, finished)
 
 

@@ -335,6 +335,6 @@ def trace_kernel(
     row = tl.load(pool_rows + at).to(tl.int64)
     tl.store(text + step, tl.load(pool_tokens + at))
     for i in range(step):
-        t = step - 1 - i
+        t = (step - 1 - i).to(tl.int64)
         tl.store(text + t, tl.load(history_tokens + t * rows + row))
         row = tl.load(history_parents + t * rows + row).to(tl.int64)

@@ -118,7 +118,8 @@ def trace_back(history: History, pool: Pool, n_best: int) -> Tensor:
     """The texts [b, n_best, steps] of the pool's best; what is past a text's last token is not set.
 
     Each is followed back through its parents: so many reads one after another are quick on the
-    device, and all texts are followed at the same time.
+    device, and all texts are followed at the same time. An empty place must have steps of 0: its
+    row may be none.
     """
     (b, beam), (most, rows) = pool.steps.shape, history.tokens.shape
     texts = torch.empty(b, n_best, most, dtype=torch.int32, device=history.tokens.device)

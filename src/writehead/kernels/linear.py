@@ -62,6 +62,8 @@ def row_linear(
     X: [1, depth]. W: [columns, depth]. Where `residual` has fewer columns, those of `beside` go on.
     """
     columns, depth = W.shape
+    added = [T.shape[1] for T in (residual, beside) if T is not None]
+    assert not added or sum(added) == columns
     tile = tile or choose_tile(depth)
     Y = torch.empty(1, columns, dtype=X.dtype, device=X.device)
     chain = chained(X)

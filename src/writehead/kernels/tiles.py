@@ -19,7 +19,7 @@ from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 LINE = 64  # elements, of two bytes, that one request to the device's cache brings
 FEWEST, MOST = 33, 256  # rows for which these are the quicker
-WIDEST, DEEPEST = 2304, 1024  # columns and depth of a weight up to which they were measured
+WIDEST, DEEPEST = 1280, 1024  # columns and depth of a weight up to which they were measured
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ class TileShape:
     early: int = 0
 
 
-def choose_shape(X: Tensor, W: Tensor) -> TileShape | None:
+def choose_shape(X: Tensor, W: Tensor, widest: int = WIDEST) -> TileShape | None:
     """The tile for X [rows, depth] and W [columns, depth]; None where the library is as quick.
 
-    As measured on an H200 with weights of 1024 × 1024 and 1280 × 1024.
+    As measured on an H200 with weights of 1024 × 1024 and 1280 × 1024. `widest` allows more
+    columns, for who knows that they pay.
     """
     rows, (columns, depth) = len(X), W.shape
     if X.dtype not in (torch.bfloat16, torch.float16) or not chained(X):
         return None
-    if not FEWEST <= rows <= MOST or columns > WIDEST or depth > DEEPEST or depth % LINE:
+    if not FEWEST <= rows <= MOST or columns > widest or depth > DEEPEST or depth % LINE:
         return None
     return TileShape(64, 32, 128, 4, 4, early=DEEPEST)
 
@@ -60,11 +61,15 @@ def tiled_linear(
 ) -> Tensor:
     """X W^T, [rows, columns], plus `residual`, which stays as it is.
 
-    X: [rows, depth], of any stride. W: [columns, depth]. Where `residual` has fewer columns, those
-    of `beside` go on.
+    X: [rows, depth]. W: [columns, depth]. Both are contiguous. Where `residual` has fewer columns,
+    those of `beside` go on; their rows may lie apart.
     """
     (rows, depth), columns = X.shape, len(W)
+    assert X.is_contiguous()
     assert W.is_contiguous()
+    added = [T for T in (residual, beside) if T is not None]
+    assert all(T.stride(1) == 1 for T in added)
+    assert not added or sum(T.shape[1] for T in added) == columns
     Y = torch.empty(rows, columns, dtype=X.dtype, device=X.device)
     first, second = Y if residual is None else residual, Y if beside is None else beside
     chain = chained(X)

@@ -2,6 +2,7 @@
 
 Between two matrix products stands at most one kernel of ours. Queries, keys and values are one
 product; residuals are added by the product that makes them; the activation is part of its own.
+Queries to the encoder's memory have, where it pays, no product of their own (`_FusedLayer`).
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,10 @@ from writehead.model.layers import FeedForward, Layer
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
 
-MERGED = 128  # rows up to which a product less pays where both are by tiles; with 256 it does not
+# Where a product less was measured to pay: for one row, and up to 128 of those that have tiles.
+# With 256 it does not, nor with 16 and 32, whose kernels take longer for more columns. And up to
+# which columns and size of a weight.
+MERGED, WIDEST, LARGEST = 128, 2304, 2048 * 1024
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -172,7 +176,7 @@ class _FusedLayer:
 
     Then queries to the encoder's memory are linear in X + P_o(O): P_q(X) is made along with Q, K
     and V, and (P_q P_o)(O) along with P_o(O). That is more to compute, and one product less to wait
-    for, which pays for few rows.
+    for, which pays for one row and for some dozens (`_pays`).
     """
 
     attention: Attention
@@ -197,7 +201,7 @@ class _FusedLayer:
         first, second = self.P_first, self.P_second
         if first is None or second is None or not _pays(X, first, second):
             return _product(X, self.P_qkv), None
-        wide, width = _product(X, first), len(self.P_qkv)
+        wide, width = _merged_product(X, first), len(self.P_qkv)
         return wide[:, :width], wide[:, width:]
 
     def add_and_ask(
@@ -211,13 +215,7 @@ class _FusedLayer:
             X = self.add(X, O, self.attention.P_o)
             return X, None if self.cross is None else self.project_cross(X)
         assert self.P_second is not None
-        if len(X) == 1:
-            both = row_linear(O, self.P_second, residual=X, beside=asked)
-        else:
-            shape = choose_shape(O, self.P_second)
-            assert shape is not None
-            both = tiled_linear(O, self.P_second, shape, residual=X, beside=asked)
-        d = X.shape[1]
+        both, d = _merged_product(O, self.P_second, X, asked), X.shape[1]
         return both[:, :d], both[:, d:]
 
     def project_cross(self, X: Tensor) -> Tensor:
@@ -285,10 +283,11 @@ def _fused_layer(layer: Layer, rooted: bool) -> _FusedLayer:
     if rooted:
         P_qkv = _gained(P_qkv, layer.norm_attention)
         if P_q is not None and norm_cross is not None:
-            P_first = torch.cat([P_qkv, _gained(P_q, norm_cross)])
-            P_qkv, P_q = P_first[: len(P_qkv)], P_first[len(P_qkv) :]
-            P_o = attention.P_o.weight
-            P_second = torch.cat([P_o, (P_q.float() @ P_o.float()).to(P_o.dtype)])
+            P_o, P_q = attention.P_o.weight, _gained(P_q, norm_cross)
+            if (len(P_o) + len(P_q)) * P_o.shape[1] <= LARGEST:
+                P_first = torch.cat([P_qkv, P_q])
+                P_qkv, P_q = P_first[: len(P_qkv)], P_first[len(P_qkv) :]
+                P_second = torch.cat([P_o, (P_q.float() @ P_o.float()).to(P_o.dtype)])
     widen, P_widen = feed.widen, None
     if rooted and feed.activation == "relu":
         P_widen = _gained(widen.weight, layer.norm_feed_forward)
@@ -340,8 +339,19 @@ def _product(X: Tensor, W: Tensor) -> Tensor:
 
 def _pays(X: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether one product less pays for more to compute, for as many rows as X [rows, d] has."""
-    shapes = (choose_shape(X, first), choose_shape(X, second))
+    shapes = (choose_shape(X, first, WIDEST), choose_shape(X, second, WIDEST))
     return len(X) == 1 or (len(X) <= MERGED and None not in shapes)
+
+
+def _merged_product(
+    X: Tensor, W: Tensor, residual: Tensor | None = None, beside: Tensor | None = None
+) -> Tensor:
+    """X W^T, plus `residual` and, in the columns past it, `beside`, where `_pays`."""
+    if len(X) == 1:
+        return row_linear(X, W, residual=residual, beside=beside)
+    shape = choose_shape(X, W, WIDEST)
+    assert shape is not None
+    return tiled_linear(X, W, shape, residual=residual, beside=beside)
 
 
 def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor | None:

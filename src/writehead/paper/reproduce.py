@@ -151,6 +151,8 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
         data = prepare(job.dataset, text.inputs, job.experiment.prepare, progress=report)
     facts = describe(data)
     check_company(job.results, _expected(job, *todo[0], facts))
+    for row, seed in todo:
+        _check_dataset(job, row, seed, data)
     for number, (row, seed) in enumerate(todo, start=len(pairs) - len(todo) + 1):
         report.say(
             f"{job.experiment.name}: row {number} of {len(pairs)}, {row}, seed {seed}"
@@ -202,6 +204,16 @@ def _check_begun(job: Job, row: str, seed: int) -> None:
                 f"{run} was begun with other settings: {'; '.join(differences)}; use the same "
                 f"settings, or give these their own --runs"
             )
+
+
+def _check_dataset(job: Job, row: str, seed: int, data: Dataset) -> None:
+    """Raises where a row was begun on another dataset; training would too, at that row's turn."""
+    run = job.run(row, seed)
+    if (run / PLAN).is_file() and read_plan(run)["dataset"] not in (None, data.fingerprint):
+        raise RunError(
+            f"{run} was begun on another dataset than {job.dataset}; give these rows their own "
+            f"--runs, or remove that folder to begin it anew"
+        )
 
 
 @contextmanager
