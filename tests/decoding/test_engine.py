@@ -435,6 +435,8 @@ def test_devices_and_types_are_found_by_name():
         find_device("cuba")
     with pytest.raises(ConfigError, match="'cuda:99' is not here"):
         find_device("cuda:99")
+    with pytest.raises(ConfigError, match="'cpu:7' is not here; use auto or cpu"):
+        find_device("cpu:7")
     with pytest.raises(ConfigError, match="did you mean 'bfloat16'"):
         find_dtype("bfloat", torch.device("cpu"))
 

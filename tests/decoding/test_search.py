@@ -550,4 +550,9 @@ def test_a_hypothesis_is_a_value():
     with pytest.raises(AttributeError):
         one.score = 0.0
     assert one._fields == ("tokens", "score", "log_probability", "finished")
-    assert one._replace(score=-0.25).score == -0.25
+    better = one._replace(score=-0.25)
+    assert better.score == -0.25
+    with pytest.raises(TypeError, match="no order; compare their scores"):
+        max(one, better)
+    with pytest.raises(TypeError, match="no order"):
+        sorted([one, better])

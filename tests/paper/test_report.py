@@ -525,6 +525,19 @@ def test_the_losses_caption_says_how_far_multi_query_is_behind_as_it_is_trained(
 
 def test_without_both_rows_or_common_steps_the_losses_caption_has_no_figures(tmp_path):
     write_table(tmp_path, "table1", {"multi-head": [1.4]})
-    assert "how far each row is above multi-head by then; colours as above.\n" in markdown(
-        make_report(tmp_path), "figures"
+    page = markdown(make_report(tmp_path), "figures")
+    assert "the mean over the seeds of both; colours as above.\n" in page
+
+
+def test_without_multi_head_there_is_nothing_to_be_above(tmp_path):
+    write_table(tmp_path, "table1", {"multi-query": [1.4]})
+    report = make_report(tmp_path)
+    assert "on a logarithmic scale; colours as above.\n" in markdown(report, "figures")
+    assert "above multi-head" not in next(
+        one.svg for one in report.sections[0].pictures if one.name.endswith("-loss")
     )
+
+
+def test_a_folder_without_results_makes_no_report(tmp_path):
+    with pytest.raises(RunError, match=r"there is no result in .*; give the folder that"):
+        make_report(tmp_path)

@@ -13,6 +13,7 @@ from trainings import TIMES, last_checkpoint
 from writehead.config import TrainConfig
 from writehead.data import prepare
 from writehead.errors import ConfigError
+from writehead.paper import reproduce as reproduction
 from writehead.paper import speed, texts
 from writehead.paper.experiments import EXPERIMENTS, SCALES, find_experiment, read_seeds
 from writehead.paper.presets import FAMILIES
@@ -156,6 +157,29 @@ def test_a_row_that_another_process_is_at_is_passed_over(writehead, whole):
         "0 of 1 results are there; other processes are at work on the rest, and none is left for "
         "this one\n"
     )
+
+
+def test_a_row_that_was_passed_over_is_taken_once_its_process_has_stopped(
+    writehead, whole, tmp_path, monkeypatch
+):
+    held = (tmp_path / "runs/table1/tiny/.multi-head-seed0.lock", [])
+    finish = reproduction._finish
+
+    def stop_the_other(*given):
+        if held[1]:
+            held[1].pop().close()
+        finish(*given)
+
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    held[1].append(held[0].open("w"))
+    fcntl.flock(held[1][0], fcntl.LOCK_EX)
+    monkeypatch.setattr(reproduction, "_finish", stop_the_other)
+    rows = ("--only=multi-head", "--only=multi-query", "--steps=4")
+    code, _, err = run(writehead, tmp_path, "table1", *rows)
+    assert code == 0
+    assert "multi-head, seed 0: another process is at it; passed over\n" in err
+    assert err.index("row 1 of 2, multi-query") < err.index("row 2 of 2, multi-head")
+    assert err.endswith("2 of 2 results are there; writehead report makes tables of them\n")
 
 
 def test_rows_begun_on_another_dataset_are_refused_before_any_is_trained(
@@ -350,7 +374,10 @@ def test_a_second_process_of_table_2_waits_for_the_text_that_the_first_prepares(
     assert waiting in early
 
 
-def test_two_processes_of_table_2_share_the_rows(writehead, tmp_path, monkeypatch, quick_table_2):
+@pytest.mark.parametrize("is_same_chip", [False, True])
+def test_two_processes_of_table_2_share_the_rows_unless_they_share_a_chip(
+    writehead, tmp_path, monkeypatch, quick_table_2, is_same_chip
+):
     time_row, said = speed._time, []
 
     def meanwhile(job, sizes, row, *rest):
@@ -361,12 +388,17 @@ def test_two_processes_of_table_2_share_the_rows(writehead, tmp_path, monkeypatc
 
     only = ("--only=multi-head", "--only=multi-query")
     monkeypatch.setattr(speed, "_time", meanwhile)
+    if not is_same_chip:
+        monkeypatch.setattr(speed, "chip_name", lambda device: f"chip-{len(said)}")
     code, _, err = run(writehead, tmp_path, "table2", *only)
     ((other, _, theirs),) = said
     assert (other, code) == (0, 0), err
     assert "multi-head: another process is at it; passed over\n" in theirs
-    assert "1 of 2 results are there; other processes are at work on the rest" in theirs
-    assert "multi-query: another process has it; skipped\n" in err
+    left = "multi-query: another process is timing on cpu here; passed over\n"
+    assert (left in theirs) is is_same_chip
+    done = 0 if is_same_chip else 1
+    assert f"{done} of 2 results are there; other processes are at work on the rest" in theirs
+    assert ("multi-query: another process has it; skipped\n" in err) is not is_same_chip
     assert err.endswith("2 of 2 results are there; writehead report makes tables of them\n")
     assert not list((tmp_path / "runs").rglob("*.lock"))
 

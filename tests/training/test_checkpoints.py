@@ -81,6 +81,10 @@ def test_an_average_that_is_there_is_replaced_if_forced_only(trained, tmp_path, 
     with pytest.raises(RunError, match="exists; choose another place, or pass overwrite=True"):
         average_run(trained, place, 3)
     assert (place / "model.safetensors").read_bytes() == before
+    (tmp_path / "folder").mkdir()
+    _, _, err = writehead("average", trained, tmp_path / "folder")
+    assert err.endswith(f"{tmp_path / 'folder'} exists; choose another place\n")  # none to force
+    (tmp_path / "folder").rmdir()
     assert writehead("average", trained, place, "--last=3", "--force")[0] == 0
     assert (place / "model.safetensors").read_bytes() != before
     for name, T in weights(place).items():

@@ -14,4 +14,5 @@ ForceRun = Annotated[bool, typer.Option("--force", help="Replace the output run 
 def check_free(output: Path, force: bool) -> None:
     """Raises where something is at a new run's place and is not to be replaced."""
     if output.exists() and not force:
-        raise RunError(f"{output} exists; choose another place, or pass --force to replace it")
+        how = ", or pass --force to replace it" if (output / "config.json").is_file() else ""
+        raise RunError(f"{output} exists; choose another place{how}")

@@ -76,7 +76,9 @@ def train_command(
 def average_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training.")],
     output: NewRun,
-    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+    last: Annotated[
+        int, typer.Option(help="How many of the last checkpoints; train.keep says how many stay.")
+    ] = 3,
     force: ForceRun = False,
 ) -> None:
     """Make a run whose weights are the mean of a training's last checkpoints.

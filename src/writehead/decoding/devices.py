@@ -25,6 +25,8 @@ def find_device(name: torch.device | str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"the device {str(name)!r} is not here; use auto or cpu") from error
+    if device.type == "cpu" and device.index:  # which PyTorch takes, and weights do not
+        raise ConfigError(f"the device {str(name)!r} is not here; use auto or cpu")
     return device
 
 

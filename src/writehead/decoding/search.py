@@ -50,13 +50,19 @@ class Hypothesis(NamedTuple):  # a dataclass takes longer to make, which a thous
     """A sequence that was found, without its end token.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
-    `finished` is false for a sequence that was cut at its maximal length.
+    `finished` is false for a sequence that was cut at its maximal length. Hypotheses have no order:
+    compare their scores.
     """
 
     tokens: tuple[int, ...]
     score: float
     log_probability: float
     finished: bool
+
+    def _unordered(self, other: object) -> bool:
+        raise TypeError("hypotheses have no order; compare their scores")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _unordered  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
 """What differs from the paper, in words, from what the results themselves say."""
 
 import re
-import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +24,7 @@ def quality_caption(sheet: Sheet) -> list[str]:
         f"Chip: {_listed(r['environment']['hardware']['device'] for r in results)}, "
         f"{_minutes(results)} from a row's first step to its last, whether or not others shared "
         f"the chip (the paper: {paper.chip}).",
+        "In brackets: the paper's sizes.",
         _scored(sheet, one),
         "±: the standard deviation over seeds."
         if len({r["seed"] for r in results}) > 1
@@ -112,21 +112,20 @@ def kv_caption(sheet: Sheet) -> str:
 
 def loss_caption(sheet: Sheet) -> str:
     """What the picture of losses shows, and in figures how multi-query comes up with training."""
-    shown = (
-        "ln(PPL) of the dev set by step, one seed a row, and how far each row is above multi-head "
-        "by then; colours as above."
+    shown = "ln(PPL) of the dev set by step, by the first seed of each row, on a logarithmic scale"
+    if not sheet.of_row("multi-head"):
+        return f"{shown}; colours as above."
+    shown += (
+        ", and how far each row is above multi-head by then, the mean over the seeds of both; "
+        "colours as above."
     )
-    head, query = sheet.curves("multi-head"), sheet.curves("multi-query")
-    pairs = [(head[seed], query[seed]) for seed in head if seed in query]
-    steps = sorted(set.intersection(*(set(one) for two in pairs for one in two))) if pairs else []
-    if not steps:
+    behind, count = sheet.behind("multi-query")
+    if not behind:
         return shown
+    steps = list(behind)
     some = steps[:: -len(steps) // MOST_STEPS][::-1]  # the last of them for certain
-    gaps = ", ".join(
-        f"{statistics.mean(two[step] - one[step] for one, two in pairs):+.3f} after {step:,}"
-        for step in some
-    )
-    seeds = f", the mean of {len(pairs)} seeds" if len(pairs) > 1 else ""
+    gaps = ", ".join(f"{behind[step]:+.3f} after {step:,}" for step in some)
+    seeds = f", the mean of {count} seeds" if count > 1 else ""
     gaps = gaps.replace("-", "−")
     return f"{shown} Multi-query's less multi-head's: {gaps} steps{seeds}."
 

@@ -95,15 +95,15 @@ def loss_svg(sheet: Sheet) -> str:
     # by the first seed that there is
     curves = {row: next(iter(sheet.curves(row).values()), {}) for row in sheet.names}
     curves = {row: curve for row, curve in curves.items() if curve}
-    canvas = Canvas(figsize=(9.4, 3.9), layout="constrained")
-    left, right = canvas.subplots(1, 2)
+    panels = 2 if HEAD in curves else 1
+    canvas = Canvas(figsize=(4.7 * panels, 3.9), layout="constrained")
+    left, *others = canvas.subplots(1, panels, squeeze=False)[0]
     for row, curve in curves.items():
         drawn = {"color": _colour(row), "linestyle": _style(row), "linewidth": 1.4}
         left.plot(list(curve), list(curve.values()), label=sheet.names[row], **drawn)
-        beside = curves.get(HEAD, {})
-        behind = {step: value - beside[step] for step, value in curve.items() if step in beside}
-        if behind:
-            right.plot(list(behind), list(behind.values()), marker=".", **drawn)
+        behind, _ = sheet.behind(row)
+        for axes in others:
+            axes.plot(list(behind), list(behind.values()), marker=".", **drawn)
     left.set_yscale("log")
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.yaxis.set_minor_formatter(NullFormatter())
@@ -112,8 +112,9 @@ def loss_svg(sheet: Sheet) -> str:
         left.set_yticks(_ticks(min(last), max(last)))
         left.legend(frameon=False, fontsize=7.5)
     left.set(xlabel="step", ylabel="ln(PPL) a token, dev")
-    right.set(xlabel="step", ylabel="above multi-head's at that step")
-    for axes in (left, right):
+    for axes in others:
+        axes.set(xlabel="step", ylabel="above multi-head's at that step")
+    for axes in (left, *others):
         _plain(axes)
     return _svg(canvas)
 

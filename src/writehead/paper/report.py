@@ -12,7 +12,7 @@ from typing import Any
 from writehead.bench.plots import draw
 from writehead.data.writing import write_whole
 from writehead.errors import RunError
-from writehead.paper.boxed import boxed_grid, read_boxed, what_is_not_run
+from writehead.paper.boxed import FOLDER, boxed_grid, read_boxed, what_is_not_run
 from writehead.paper.captions import kv_caption, loss_caption
 from writehead.paper.experiments import TABLES
 from writehead.paper.figures import loss_svg, quality_svg
@@ -72,13 +72,18 @@ def make_report(results: Path) -> Report:
     ]
     tables = {table for table, _ in found}
     not_run = [TITLES[table] for table in TABLES if table not in tables]
-    boxed = read_boxed(results)
+    boxed, sweep = read_boxed(results), _newest_sweep(results)
+    if not (found or sweep or (results / FOLDER).is_dir()):
+        raise RunError(
+            f"there is no result in {results}; give the folder that `writehead reproduce` writes "
+            f"to, which holds table1, table2 and table3"
+        )
     if boxed is None:
         not_run.append(what_is_not_run(results))
     return Report(
         sections=tuple(sections),
         not_run=tuple(not_run),
-        sweep=_newest_sweep(results),
+        sweep=sweep,
         boxed=None if boxed is None else boxed_grid(boxed),
     )
 

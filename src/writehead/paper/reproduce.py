@@ -149,30 +149,51 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
         if not is_ours:
             return Ending(_count(job), len(pairs), int(signal.SIGTERM), AT_THE_DATASET)
         data = prepare(job.dataset, text.inputs, job.experiment.prepare, progress=report)
-    facts = describe(data)
-    check_company(job.results, _expected(job, *todo[0], facts))
+    check_company(job.results, _expected(job, *todo[0], describe(data)))
     for row, seed in todo:
         _check_dataset(job, row, seed, data)
-    for number, (row, seed) in enumerate(todo, start=len(pairs) - len(todo) + 1):
-        report.say(
-            f"{job.experiment.name}: row {number} of {len(pairs)}, {row}, seed {seed}"
-            f"{_time_left(job, len(pairs) - number + 1)}"
-        )
-        with claimed(job.lock(row, seed)) as free:
-            if not free:
-                report.say(f"{row}, seed {seed}: another process is at it; passed over")
-                continue
-            if job.result(row, seed).is_file():
-                report.say(f"{row}, seed {seed}: another process has it; skipped")
-                continue
-            _check_begun(job, row, seed)  # by now another process may have
-            outcome = _train(job, row, seed, data.directory, clock)
-            if outcome.stopped_by is not None or clock.is_up:
-                stopped_by = outcome.stopped_by or int(signal.SIGTERM)
-                at = f"{row}, seed {seed}, after step {outcome.step} of {job.train.steps}"
-                return Ending(_count(job), len(pairs), stopped_by, at)
-            _finish(job, row, seed, text, facts, report)
-    return Ending(_count(job), len(pairs))
+    while True:
+        passed = []
+        for row, seed in todo:
+            with claimed(job.lock(row, seed)) as free:
+                if not free:
+                    report.say(f"{row}, seed {seed}: another process is at it; passed over")
+                    passed.append((row, seed))
+                    continue
+                stopped = _run(job, row, seed, data, text, clock, report)
+            if stopped is not None:
+                return stopped
+        if len(passed) in (0, len(todo)):
+            return Ending(_count(job), len(pairs))
+        todo = passed  # the other may have been stopped meanwhile
+
+
+def _run(
+    job: Job,
+    row: str,
+    seed: int,
+    data: Dataset,
+    text: Text,
+    clock: Clock,
+    report: Reporter,
+) -> Ending | None:
+    """Trains and scores a row that is this process's; the ending where it was stopped."""
+    done, pairs = _count(job), len(job.pairs)
+    if job.result(row, seed).is_file():
+        report.say(f"{row}, seed {seed}: another process has it; skipped")
+        return None
+    report.say(
+        f"{job.experiment.name}: row {done + 1} of {pairs}, {row}, seed {seed}"
+        f"{_time_left(job, pairs - done)}"
+    )
+    _check_begun(job, row, seed)  # by now another process may have
+    outcome = _train(job, row, seed, data.directory, clock)
+    if outcome.stopped_by is not None or clock.is_up:
+        stopped_by = outcome.stopped_by or int(signal.SIGTERM)
+        at = f"{row}, seed {seed}, after step {outcome.step} of {job.train.steps}"
+        return Ending(_count(job), pairs, stopped_by, at)
+    _finish(job, row, seed, text, describe(data), report)
+    return None
 
 
 def describe(data: Dataset) -> dict[str, Any]:

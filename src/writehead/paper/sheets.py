@@ -159,6 +159,17 @@ class Sheet:
             for one in self.of_row(paper_row)
         }
 
+    def behind(self, paper_row: str) -> tuple[dict[int, float], int]:
+        """By step, how far a row's curve is above multi-head's; the mean of how many seeds."""
+        head, own = self.curves("multi-head"), self.curves(paper_row)
+        pairs = [(head[seed], own[seed]) for seed in head if seed in own]
+        steps = set.intersection(*(set(one) for two in pairs for one in two)) if pairs else set()
+        means = {
+            step: statistics.mean(two[step] - one[step] for one, two in pairs)
+            for step in sorted(steps)
+        }
+        return means, len(pairs)
+
     def noise(self, measure: Measure) -> Noise | None:
         """The noise of a figure; None where no row was run by several seeds."""
         several = [one for one in self.figures(measure).values() if one.spread is not None]

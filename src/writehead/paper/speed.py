@@ -1,11 +1,14 @@
 """§4.3: runs Table 2: a training step, and decoding by greedy and beam-4 search, row by row."""
 
 import dataclasses
+import platform
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from writehead.bench.decode import ON_CPU, Place, translation_row
 from writehead.bench.floor import measure_chip
@@ -87,7 +90,10 @@ class SpeedJob:
     minutes: float | None = None
 
     def lock(self, row: str) -> Path:
-        """What is claimed by the process that times a row, so that several share the rows."""
+        """What is claimed by the process that times a row, so that several share the rows.
+
+        A chip is claimed alike: two at once would slow each other.
+        """
         return self.runs / "table2" / self.scale / f".{row}.lock"
 
 
@@ -123,19 +129,34 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
     if dataset is None:
         return Ending(_count(paths), len(paths), int(signal.SIGTERM), AT_THE_DATASET)
     place = _place(job, speed, report.say)
-    for number, (row, path) in enumerate(todo.items(), start=len(paths) - len(todo) + 1):
-        report.say(f"table2, scale {job.scale}: row {number} of {len(paths)}, {row}")
-        with claimed(job.lock(row)) as free:
-            if not free:
-                report.say(f"{row}: another process is at it; passed over")
-                continue
-            if path.is_file():
-                report.say(f"{row}: another process has it; skipped")
-                continue
-            write_result(path, _time(job, speed, row, place, dataset))
-        if clock.is_up and number < len(paths):
-            return Ending(_count(paths), len(paths), int(signal.SIGTERM))
-    return Ending(_count(paths), len(paths))
+    chip = chip_name(place.device)
+    while True:
+        passed = {}
+        for row, path in todo.items():
+            with claimed(job.lock(row)) as free, claimed(job.lock(chip)) as alone:
+                if not (free and alone):
+                    at = "at it" if not free else f"timing on {place.device} here"
+                    report.say(f"{row}: another process is {at}; passed over")
+                    passed[row] = path
+                    continue
+                if path.is_file():
+                    report.say(f"{row}: another process has it; skipped")
+                    continue
+                number = _count(paths) + 1
+                report.say(f"table2, scale {job.scale}: row {number} of {len(paths)}, {row}")
+                write_result(path, _time(job, speed, row, place, dataset))
+            if clock.is_up and _count(paths) < len(paths):
+                return Ending(_count(paths), len(paths), int(signal.SIGTERM))
+        if len(passed) in (0, len(todo)):
+            return Ending(_count(paths), len(paths))
+        todo = passed  # the other may have been stopped meanwhile
+
+
+def chip_name(device: torch.device) -> str:
+    """What a machine and a chip of it are called: who times there must be alone."""
+    if device.type != "cuda":
+        return f"{platform.node()}-{device.type}"
+    return f"{platform.node()}-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _count(paths: dict[str, Path]) -> int:
