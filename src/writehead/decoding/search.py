@@ -8,7 +8,7 @@ seed and its logits.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,23 +46,18 @@ Step = Callable[[Tensor, S], Tensor]
 Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocabulary], t -> tokens [b]
 
 
-class Hypothesis(NamedTuple):  # a dataclass takes longer to make, which a thousand at once notice
+@dataclass(frozen=True)
+class Hypothesis:
     """A sequence that was found, without its end token.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
-    `finished` is false for a sequence that was cut at its maximal length. Hypotheses have no order:
-    compare their scores.
+    `finished` is false for a sequence that was cut at its maximal length.
     """
 
     tokens: tuple[int, ...]
     score: float
     log_probability: float
     finished: bool
-
-    def _unordered(self, other: object) -> bool:
-        raise TypeError("hypotheses have no order; compare their scores")
-
-    __lt__ = __le__ = __gt__ = __ge__ = _unordered  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,18 +125,29 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
         report.say(f"table2, scale {job.scale}: all {len(paths)} results are there; nothing to do")
         return Ending(len(paths), len(paths))
     report.say(f"table2, scale {job.scale}: {speed.words}")
+    device = find_device(job.device)
+    with claimed(job.lock(chip_name(device))) as alone:
+        if alone:
+            return _time_rows(job, paths, todo, clock, report)
+    report.say(f"another process is timing on {device} here; the rows are left to it")
+    return Ending(_count(paths), len(paths))
+
+
+def _time_rows(
+    job: SpeedJob, paths: dict[str, Path], todo: dict[str, Path], clock: Clock, report: Reporter
+) -> Ending:
+    """Times the rows to do on a chip that is this process's, but for those that others are at."""
+    speed = SPEEDS[job.scale]
     dataset = _sentences(job, speed, clock, report)
     if dataset is None:
         return Ending(_count(paths), len(paths), int(signal.SIGTERM), AT_THE_DATASET)
     place = _place(job, speed, report.say)
-    chip = chip_name(place.device)
     while True:
         passed = {}
         for row, path in todo.items():
-            with claimed(job.lock(row)) as free, claimed(job.lock(chip)) as alone:
-                if not (free and alone):
-                    at = "at it" if not free else f"timing on {place.device} here"
-                    report.say(f"{row}: another process is {at}; passed over")
+            with claimed(job.lock(row)) as free:
+                if not free:
+                    report.say(f"{row}: another process is at it; passed over")
                     passed[row] = path
                     continue
                 if path.is_file():
