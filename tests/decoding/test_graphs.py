@@ -2,7 +2,9 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from writehead.model import LanguageModel, TranslationModel
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
 buffers = pytest.importorskip("writehead.decoding.buffers", reason="Triton is not installed")
+fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+surveyed = pytest.importorskip("writehead.kernels.surveyed", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -281,9 +285,33 @@ def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
     captured = decoder.start(*batch, 5, options, constraints)
     watch = reading.Watch(captured.buffers, 2, decoder._numbers, END)
-    captured.step()
+    captured.take(1)
     watch.look(1)
     assert watch._event.stream == "the stream of cpu"
+
+
+@pytest.mark.parametrize(
+    ("longest", "looks"),
+    [(1, [1]), (2, [2]), (3, [1, 3]), (8, [6, 8]), (11, [8, 9, 11]), (18, [8, 16, 18])],
+)
+def test_looks_are_some_steps_apart_and_the_last_but_one_just_before_the_end(longest, looks):
+    memory = mock.Mock()
+    memory.shape.beam = 1
+    watch, t, seen = reading.Watch(memory, 2, np.arange(9), END), 0, []
+    while t < longest:
+        t = watch.next_look(t, longest)
+        seen.append(t)
+    assert seen == looks
+    memory.mirror = None  # nothing is late
+    assert [watch.next_look(t, 5) for t in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_steps_are_taken_eight_at_a_time_as_far_as_there_are_as_many():
+    captured = graphs.Captured.__new__(graphs.Captured)
+    eight, one = mock.Mock(), mock.Mock()
+    captured._graphs = {8: eight, 1: one}
+    captured.take(19)
+    assert (eight.replay.call_count, one.replay.call_count) == (2, 3)
 
 
 def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
@@ -305,6 +333,24 @@ def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
     monkeypatch.setattr(reading, "trace_back", noted)
     captured(graphs.GraphDecoder(made), read(2, 5), BEAM)
     assert seen == [[made.device]]
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_logits_that_are_surveyed_as_they_are_made_give_the_same(options, monkeypatch):
+    taken = []
+
+    def noted(*given, **named):
+        taken.append(given)
+        return surveyed.surveyed_linear(*given, **named)
+
+    tile = surveyed.SurveyTile(16, 16, 64, 4, 2)
+    monkeypatch.setattr(buffers, "choose_survey_tile", lambda *sizes: tile)
+    monkeypatch.setattr(fused, "choose_survey_tile", lambda *sizes: tile)
+    monkeypatch.setattr(fused, "surveyed_linear", noted)
+    made, batch = make(d=64, vocabulary=40), read(2, 5, 3)  # as the copy engine wants them
+    found = captured(graphs.GraphDecoder(made, 37), batch, options)
+    assert_same(found, plain(made, batch, options))
+    assert taken
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

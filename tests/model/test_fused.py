@@ -12,6 +12,7 @@ from writehead.kernels import Visibility
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+fused_layers = pytest.importorskip("writehead.model.fused_layers")
 tiles = pytest.importorskip("writehead.kernels.tiles", reason="Triton is not installed")
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -86,10 +87,10 @@ def test_fused_steps_of_few_rows_by_their_own_products_are_the_models(kind, monk
         taken.append(options.keys())
         return rows_linear(*args, **options)
 
-    rows_linear = fused.rows_linear
-    monkeypatch.setattr(fused, "rows_linear", noted)
+    rows_linear = fused_layers.rows_linear
+    monkeypatch.setattr(fused_layers, "rows_linear", noted)
     # float32 would take another way, and Triton's interpreter takes no bfloat16
-    monkeypatch.setattr(fused, "few_rows", lambda X, W: len(X) > 1)
+    monkeypatch.setattr(fused_layers, "few_rows", lambda X, W: len(X) > 1)
     test_fused_steps_are_the_models("translation", b, kind)
     assert any("unnormed" in options for options in taken) is (kind == "multi-query")
     assert bool(taken) is (kind != "RMS norm, biases")
@@ -104,10 +105,10 @@ def test_fused_steps_of_rows_by_tiles_are_the_models(kind, monkeypatch):
         return tiles.tiled_linear(*args, **options)
 
     monkeypatch.setitem(SIZES, "d", 64)  # as the copy engine wants it
-    monkeypatch.setattr(fused, "tiled_linear", noted)
+    monkeypatch.setattr(fused_layers, "tiled_linear", noted)
     shape = tiles.TileShape(16, 16, 32, warps=4, stages=2)
     monkeypatch.setattr(
-        fused, "choose_shape", lambda X, W, widest=0: None if W.shape[1] % 64 else shape
+        fused_layers, "choose_shape", lambda X, W, widest=0: None if W.shape[1] % 64 else shape
     )
     test_fused_steps_are_the_models("translation", b, kind)
     assert any(options.get("beside") is not None for options in taken)
@@ -116,7 +117,7 @@ def test_fused_steps_of_rows_by_tiles_are_the_models(kind, monkeypatch):
 def test_weights_that_are_too_large_to_merge_are_not(monkeypatch):
     made = make("translation", {})
     assert fused.FusedDecoder(made)._layers[0].P_second is not None
-    monkeypatch.setattr(fused, "LARGEST", 100)
+    monkeypatch.setattr(fused_layers, "LARGEST", 100)
     assert fused.FusedDecoder(made)._layers[0].P_second is None
     test_fused_steps_are_the_models("translation", 1, "multi-query")
 

@@ -127,7 +127,7 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
         buffers.begin(first, lengths, constraints)
         decoder.run(captured, context.batch, constraints, search)
 
-    how = "GraphDecoder: one captured graph a step, hypotheses read back"
+    how = "GraphDecoder: captured steps, hypotheses read back"
     return _timed(run, context, place, floor, how)
 
 

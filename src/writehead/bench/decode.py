@@ -153,7 +153,7 @@ def quickest(row: dict[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Ours on a GPU: every step one launch; `run` answers with the hypotheses, on the host."""
+    """Ours on a GPU: by captured steps; `run` answers with the hypotheses, on the host."""
     from writehead.decoding.graphs import Captured, GraphDecoder  # bring Triton
     from writehead.model.fused import why_not
 
@@ -176,7 +176,7 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     def whole() -> None:
         decoder.search(source, lengths, setting.target, config, end=end)
 
-    how = "GraphDecoder: one captured graph a step, hypotheses read back"
+    how = "GraphDecoder: captured steps, hypotheses read back"
     return Decode(torch.no_grad()(start), run, setting.target, how, whole)
 
 

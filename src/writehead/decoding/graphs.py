@@ -1,10 +1,10 @@
-"""Greedy and beam search as captured CUDA graphs: one launch a step, and no word with the host.
+"""Greedy and beam search as captured CUDA graphs: few launches, and no word with the host.
 
-The step of the model, the choice of tokens and the beams' new order are one graph for each shape
-(`buffers.Shape`). Shapes are rounded up so that few graphs serve all batches. The host launches
-steps ahead and looks, some steps late, at which sentences still grow; when half of them are done,
-the others move to a smaller graph. What is found is what `search.greedy` and `beam.beam_search`
-find: they are the reference that tests compare with.
+The step of the model, the choice of tokens and the beams' new order are captured for each shape
+(`buffers.Shape`), one step and several. Shapes are rounded up so that few serve all batches. The
+host launches ahead and looks, some steps late, at which sentences still grow; when half of them are
+done, the others move to a smaller graph. What is found is what `search.greedy` and
+`beam.beam_search` find: they are the reference that tests compare with.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from writehead.decoding.reading import Watch, read_beams, read_greedy
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.beams import choose_beam, trace_back
-from writehead.kernels.choose import choose_greedy, survey
+from writehead.kernels.choose import choose_greedy
 from writehead.kernels.launch import rehearse
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
@@ -35,6 +35,7 @@ SOON = 8  # steps from the end, from which on it does not
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
 MOST_GRAPHS = 64  # a graph takes some memory besides its caches
 PROMPTS = 1 << 15  # tokens of prompts that are read together
+TOGETHER = 8  # steps that one launch takes, where there are as many to take
 UNIT = 64  # positions that memories and caches are rounded up to
 
 
@@ -212,11 +213,12 @@ class GraphDecoder:
         places = list(range(b))  # which sentence stands where
         watch = Watch(captured.buffers, b, self._numbers, constraints.end)
         may_move = b >= FEWEST
-        longest = constraints.longest
-        for t in range(1, longest + 1):
-            captured.step()
-            if t == longest or not watch.is_due(t, longest):
-                continue
+        longest, t = constraints.longest, 0
+        while True:
+            before, t = t, watch.next_look(t, longest)
+            captured.take(t - before)
+            if t == longest:
+                break
             growing = watch.look(t)
             if not growing:
                 break
@@ -295,7 +297,7 @@ class GraphDecoder:
 
 
 class Captured:
-    """One step over buffers of its own: on a GPU one launch, elsewhere as it is written."""
+    """Steps over buffers of their own: on a GPU as captured, elsewhere as they are written."""
 
     def __init__(
         self,
@@ -309,30 +311,36 @@ class Captured:
         self.end = end
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
         self._fused, self._vocabulary = fused, vocabulary
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
         if model.device.type == "cuda":
             with _launching_on(model.device):
                 self._record(pool)
 
     def _record(self, pool: Any) -> None:
-        """Captures the step, once its kernels are compiled and it was taken once.
+        """Captures one step and several, once the kernels are compiled and it was taken once.
 
-        Nothing grows yet, so that it does not matter what any of these steps do.
+        Nothing grows yet, so that it does not matter what any of these steps do. A kernel waits
+        less for the one before it in its own graph than for the last of another.
         """
         rehearse(self._take_and_trace)
         self._take()
         torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        # what other threads do on the device meanwhile is theirs
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._take()
+        for steps in (TOGETHER, 1):
+            graph = torch.cuda.CUDAGraph()
+            # what other threads do on the device meanwhile is theirs
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                for _ in range(steps):
+                    self._take()
+            self._graphs[steps] = graph
 
-    def step(self) -> None:
-        """Feeds the tokens there are, and chooses the next."""
-        if self._graph is None:
+    def take(self, steps: int) -> None:
+        """Feeds the tokens there are and chooses the next, so many times."""
+        for together, graph in self._graphs.items():
+            for _ in range(steps // together):
+                graph.replay()
+            steps %= together
+        for _ in range(steps):  # where nothing is captured
             self._take()
-        else:
-            self._graph.replay()
 
     def _take_and_trace(self) -> None:
         """A step, and what follows its beams back once they are done."""
@@ -344,8 +352,14 @@ class Captured:
     def _take(self) -> None:
         buffers, shape = self.buffers, self.buffers.shape
         limits, rows, found = buffers.limits, buffers.rows, buffers.found
-        logits = self._fused.step(rows, buffers.cache, buffers.memories, limits.clock)
-        survey(logits, found, vocabulary=self._vocabulary)
+        logits = self._fused.surveyed_step(
+            rows,
+            buffers.cache,
+            buffers.memories,
+            limits.clock,
+            found,
+            vocabulary=self._vocabulary,
+        )
         if shape.beam == 1:
             choose_greedy(
                 logits,
