@@ -8,7 +8,7 @@ With NOISE the weight of a memory position is multiplied, after the softmax, by 
 read-head has for it: O is softmax(Q K^T) diag(noise) V. A write-head of one reader (GROUP = 1) has
 the factor applied to V, which is rounded then: a query that sees one position gets exactly its row
 of that. Readers that share V have it applied to their weights, before these are rounded, and to
-the weights' gradients. What `delta` has to be is still sum(O dO), as the factor is in O.
+the weights' gradients.
 
 Everything is masked by segment as well as bounded by range, so a segment need not be contiguous.
 Offsets of batch rows, heads and positions are 64-bit. Logits are kept times log2(e), for exp2.
@@ -207,10 +207,9 @@ def backward_queries(
 ):
     """dQ, and delta for `backward_memory`. A program owns a tile of queries.
 
-    delta is the sum of a query's weights times their gradients. That is sum(O dO), as it is taken
-    in low precision. In float32, whose last places that would not keep, a turn before the one for
-    dQ sums the very products that it is to be taken from: a query that sees one position has a
-    difference of exactly zero.
+    delta is the sum of a query's weights times their gradients. That is sum(O dO), but for what
+    was lost when O was rounded. A turn before the one for dQ sums the very products that delta is
+    to be taken from, where more is lost than in these: in float32, and where noise is on weights.
     """
     row, i, heads, head = _query_tile(n, h, ROWS, SHARED)
     there = i < n
@@ -222,7 +221,7 @@ def backward_queries(
     q = tl.load(_rows(Q, row, heads, i, q_b, q_h, q_i, DEPTH_K), mask=sees, other=0.0)
     do = tl.load(_rows(dO, row, heads, i, d_b, d_h, d_i, DEPTH_V), mask=sees, other=0.0)
     sums = tl.load(logsumexp + (row * h + heads) * n + i, mask=there, other=0.0)
-    EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
+    EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32 or (NOISE and GROUP > 1)
     if EXACT:
         shift = tl.zeros([ROWS], tl.float32)
     else:
