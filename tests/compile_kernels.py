@@ -26,7 +26,6 @@ from writehead.kernels import (
     linear,
     packed,
     pointwise,
-    surveyed,
     tiles,
 )
 from writehead.kernels.heads import Heads
@@ -102,15 +101,6 @@ def multiply_some_rows(dtype: torch.dtype) -> None:
     tiles.tiled_linear(X, W, shape, residual=torch.zeros(40, 1280, dtype=dtype))
 
 
-def survey_many_rows(dtype: torch.dtype) -> None:
-    """The logits of many rows, surveyed."""
-    X, W = torch.zeros(1024, 128, dtype=dtype), torch.zeros(1000, 128, dtype=dtype)
-    tile = surveyed.choose_survey_tile(1024, 128, 1000, X)
-    assert tile is not None
-    found = choose.Candidates.make(1024, 990, 1, X.device, tile.columns)
-    surveyed.surveyed_linear(X, W, found, tile, vocabulary=990)
-
-
 def attend_packed(dtype: torch.dtype) -> None:
     """Packed attention and its gradients."""
     shapes = (4, 40, 32), (2, 40, 32), (2, 40, 16)
@@ -118,7 +108,7 @@ def attend_packed(dtype: torch.dtype) -> None:
     segments = torch.ones(2, 40, dtype=torch.long)
     visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
     packed.attend(Q, K, V, visibility, 0.1).sum().backward()
-    noise = torch.ones(2, 4, 40)
+    noise = torch.ones(2, 2, 40)
     packed.attend(Q, K, V, visibility, 0.1, noise).sum().backward()
 
 
@@ -127,7 +117,7 @@ def attend_packed_and_fused(dtype: torch.dtype, heads: Heads) -> None:
     QKV = torch.zeros(2, 40, sum(heads.widths), dtype=dtype, requires_grad=True)
     segments = torch.ones(2, 40, dtype=torch.long)
     visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
-    noise = torch.ones(2, heads.h, 40)
+    noise = torch.ones(2, heads.g, 40)
     packed.attend_fused(QKV, heads, visibility, 0.1, noise).sum().backward()
 
 
@@ -139,12 +129,11 @@ def label(dtype: torch.dtype) -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    for wrappers in (beams, choose, decode, linear, pointwise, surveyed, tiles):
+    for wrappers in (beams, choose, decode, linear, pointwise, tiles):
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)
     multiply_some_rows(torch.bfloat16)
-    survey_many_rows(torch.bfloat16)
     take_a_step("translation", 3, beam, g=8)
     take_a_step("translation", 1, greedy)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
@@ -152,8 +141,8 @@ def main() -> None:
     take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
     attend_far(torch.bfloat16)
     attend_packed(torch.bfloat16)
-    for heads in (Heads(8, 8, 128, 128), Heads(8, 1, 128, 128), Heads(6, 1, 64, 32)):
-        attend_packed_and_fused(torch.bfloat16, heads)
+    for g in (8, 1):
+        attend_packed_and_fused(torch.bfloat16, Heads(8, g, 128, 128))
     label(torch.bfloat16)
     print(*sorted({name for name, _ in compiled}))
 

@@ -21,7 +21,6 @@ KERNELS = {
     "_embed_kernel",
     "_normalize_kernel",
     "_survey_kernel",
-    "_surveyed_kernel",
     "pick_kernel",
     "_greedy_kernel",
     "beam_kernel",

@@ -20,8 +20,6 @@ from writehead.model import LanguageModel, TranslationModel
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
 buffers = pytest.importorskip("writehead.decoding.buffers", reason="Triton is not installed")
-fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
-surveyed = pytest.importorskip("writehead.kernels.surveyed", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -67,6 +65,7 @@ def moves(monkeypatch) -> list[int]:
 @pytest.fixture
 def late(monkeypatch) -> None:
     """Has searches read back as on a GPU: a copy arrives when an event behind it is waited for."""
+    monkeypatch.setattr(reading, "LOOK", 2)
     if DEVICE == "cuda":
         return
     begin, copy = buffers.Buffers.__init__, torch.Tensor.copy_
@@ -98,7 +97,6 @@ def late(monkeypatch) -> None:
     monkeypatch.setattr(torch.Tensor, "copy_", copy_late)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
-    monkeypatch.setattr(reading, "LOOK", 2)
 
 
 def make(task: str = "translation", **changes: object) -> Model:
@@ -333,24 +331,6 @@ def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
     monkeypatch.setattr(reading, "trace_back", noted)
     captured(graphs.GraphDecoder(made), read(2, 5), BEAM)
     assert seen == [[made.device]]
-
-
-@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
-def test_logits_that_are_surveyed_as_they_are_made_give_the_same(options, monkeypatch):
-    taken = []
-
-    def noted(*given, **named):
-        taken.append(given)
-        return surveyed.surveyed_linear(*given, **named)
-
-    tile = surveyed.SurveyTile(16, 16, 64, 4, 2)
-    monkeypatch.setattr(buffers, "choose_survey_tile", lambda *sizes: tile)
-    monkeypatch.setattr(fused, "choose_survey_tile", lambda *sizes: tile)
-    monkeypatch.setattr(fused, "surveyed_linear", noted)
-    made, batch = make(d=64, vocabulary=40), read(2, 5, 3)  # as the copy engine wants them
-    found = captured(graphs.GraphDecoder(made, 37), batch, options)
-    assert_same(found, plain(made, batch, options))
-    assert taken
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

@@ -19,9 +19,7 @@ decode = pytest.importorskip("writehead.kernels.decode", reason="Triton is not i
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 linear = pytest.importorskip("writehead.kernels.linear", reason="Triton is not installed")
-surveyed = pytest.importorskip("writehead.kernels.surveyed", reason="Triton is not installed")
 tiles = pytest.importorskip("writehead.kernels.tiles", reason="Triton is not installed")
-choose = pytest.importorskip("writehead.kernels.choose", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
 b, END, VOCABULARY = 37, 1, 501
@@ -60,17 +58,18 @@ def _exact_float32():
 
 def test_a_step_compiles_all_its_kernels_in_its_rehearsal(monkeypatch):
     triton = pytest.importorskip("triton")
-    compiled: list[bool] = []
+    compiled: dict[str, bool] = {}  # by kernel: whether each time was in a rehearsal
 
-    def note(*args, **named):
-        compiled.append(triton.runtime._async_compile.active_mode.get() is not None)
+    def note(*args, fn, **named):
+        is_rehearsal = triton.runtime._async_compile.active_mode.get() is not None
+        compiled[fn.name] = compiled.get(fn.name, True) and is_rehearsal
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     odd = {**SIZES, "d": 88, "f": 104, "vocabulary": 777}  # nothing else has compiled these
     made = model(config("translation", **odd), dtype=torch.bfloat16).to("cuda")
     captured(graphs.GraphDecoder(made), read(3, 9), BEAM)
     assert len(compiled) > 5
-    assert all(compiled)
+    assert [name for name, is_rehearsal in compiled.items() if not is_rehearsal] == []
 
 
 @pytest.fixture
@@ -449,31 +448,6 @@ def test_products_by_tiles_err_at_most_twice_as_much_as_plain_pytorch(rows, colu
     assert_at_most_twice((found - exact).abs(), plain_product.abs())
     apart = tiles.tiled_linear(X, W, shape, residual=R[:, :50], beside=R[:, 50:])
     assert_at_most_twice((apart - exact).abs(), plain_product.abs())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "depth", "columns", "vocabulary"),
-    [(1024, 1024, 33280, 33000), (1100, 128, 1000, 990), (4096, 512, 16384, 16384)],
-)
-def test_surveyed_logits_are_the_product_and_their_own_survey(
-    rows, depth, columns, vocabulary, dtype
-):
-    X, W = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype)
-    tile = surveyed.choose_survey_tile(rows, depth, columns, X)
-    assert tile is not None
-    found = choose.Candidates.make(rows, vocabulary, 1, X.device, tile.columns)
-    logits = surveyed.surveyed_linear(X, W, found, tile, vocabulary=vocabulary)
-    exact = X.double() @ W.double().T
-    assert_at_most_twice((logits - exact).abs(), ((X @ W.T) - exact).abs())
-    real = torch.nn.functional.pad(
-        logits[:, :vocabulary], (0, -vocabulary % tile.columns), value=-torch.inf
-    )
-    largest = real.view(rows, -1, tile.columns).amax(2).float()
-    assert torch.equal(found.largest, largest)
-    assert torch.equal(found.statistics[..., 0], largest)
-    log_z = (found.statistics[..., 1].log() + largest).logsumexp(1)
-    torch.testing.assert_close(log_z, real.float().logsumexp(1), atol=1e-4, rtol=1e-5)
 
 
 @every_task

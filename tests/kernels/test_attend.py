@@ -240,59 +240,25 @@ def test_noise_multiplies_each_weight_after_the_softmax(g, backend):
     beam = 4
     Q, _, _ = inputs(backend, g, b=b * beam)
     _, K, V = inputs(backend, g)
-    noise = random(b, h, m)
+    noise = random(b, g, m)
 
     O = attend(Q, K, V, scale=SCALE, noise=noise, backend=backend)  # noqa: E741
 
-    K, V, noise = (T.repeat_interleave(beam, dim=0) for T in (K, V, noise))
-    assert_close(O, noisy_attend(Q, K, V, None, noise))
-
-
-@every_backend
-@every_kind
-@pytest.mark.parametrize("n", [n, 17])
-@pytest.mark.parametrize("limit", ["lengths", "causal", "window", "nothing_in_a_row"])
-def test_noise_and_its_gradients_equal_weights_multiplied_one_by_one(limit, n, g, backend):
-    tensors = [T.requires_grad_() for T in inputs(backend, g, n=n)]
-    visibility, noise = limits()[limit], random(b, h, m)
-    dO = random(b, h, n, tensors[2].shape[3])
-
-    O = attend(*tensors, visibility, scale=SCALE, noise=noise, backend=backend)  # noqa: E741
-    right = noisy_attend(*tensors, visibility.mask(n, m, dO.device), noise)
-
-    assert_close(O, right)
-    assert_close(torch.autograd.grad(O, tensors, dO), torch.autograd.grad(right, tensors, dO))
-
-
-def noisy_attend(Q, K, V, mask, noise):
-    """Attention with K and V repeated, and the weights of each read-head times its noise."""
-    K, V = (T.repeat_interleave(h // T.shape[1], dim=1) for T in (K, V))
-    logits = torch.einsum("bhnk,bhmk->bhnm", Q, K) * SCALE
-    if mask is None:
-        weights = torch.softmax(logits, dim=3)
-    else:
-        # finite, so that a query that sees nothing has weights, which then count for nothing
-        weights = torch.softmax(logits.masked_fill(~mask, -1e30), dim=3) * mask
-    return torch.einsum("bhnm,bhm,bhmv->bhnv", weights, noise, V)
-
-
-@every_backend
-@every_kind
-def test_noise_belongs_to_the_rows_of_k_that_ancestors_point_to(g, backend):
-    Q, K, V = inputs(backend, g)
-    noise, ancestors = random(b, h, m), torch.randint(b, (b, m))
-
-    O = attend(  # noqa: E741
-        Q, K, V, Visibility(ancestors=ancestors), scale=SCALE, noise=noise, backend=backend
+    K, V, noise = (
+        T.repeat_interleave(beam, dim=0).repeat_interleave(h // g, dim=1) for T in (K, V, noise)
     )
+    weights = torch.softmax(torch.einsum("bhnk,bhmk->bhnm", Q, K) * SCALE, dim=3)
+    assert_close(O, torch.einsum("bhnm,bhm,bhmv->bhnv", weights, noise, V))
 
-    copied = [torch.empty_like(T) for T in (K, V, noise)]
-    for row in range(b):
-        for j in range(m):
-            for copy, T in zip(copied, (K, V, noise), strict=True):
-                copy[row, :, j] = T[ancestors[row, j], :, j]
-    K, V, noise = copied
-    assert_close(O, noisy_attend(Q, K, V, None, noise))
+
+@every_backend
+def test_noise_belongs_to_the_rows_of_k_that_ancestors_point_to(backend):
+    Q, K, V = inputs(backend, 2)
+    noise, visibility = random(b, 2, m), Visibility(ancestors=torch.randint(b, (b, m)))
+    assert_close(
+        attend(Q, K, V, visibility, scale=SCALE, noise=noise, backend=backend),
+        attend(Q, K, V * noise.unsqueeze(3), visibility, scale=SCALE, backend=backend),
+    )
 
 
 @every_backend
@@ -302,7 +268,7 @@ def test_one_wide_product_gives_what_its_parts_give(noisy, g, backend):
     heads = Heads(h, g, *depths(backend))
     Q, K, V = inputs(backend, g, n=m)
     wide = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
-    noise, visibility = random(b, h, m) if noisy else None, Visibility(causal=True, window=4)
+    noise, visibility = random(b, g, m) if noisy else None, Visibility(causal=True, window=4)
     assert_close(
         attend_fused(wide, heads, visibility, scale=SCALE, noise=noise, backend=backend),
         attend(Q, K, V, visibility, scale=SCALE, noise=noise, backend=backend),
@@ -311,11 +277,11 @@ def test_one_wide_product_gives_what_its_parts_give(noisy, g, backend):
 
 def test_noise_and_wide_products_that_do_not_fit_are_refused():
     Q, K, V = inputs("eager", 2)
-    for noise in (random(b, 2, m), random(b, h, m, 1), torch.ones(b, h, m, dtype=torch.long)):
-        with pytest.raises(ShapeError, match=r"floating-point factors \[2, 6, 13\], a read-head's"):
+    for noise in (random(b, h, m), random(b, 2, m, 1), torch.ones(b, 2, m, dtype=torch.long)):
+        with pytest.raises(ShapeError, match=r"floating-point factors \[2, 2, 13\]"):
             attend(Q, K, V, scale=SCALE, noise=noise)
     with pytest.raises(ShapeError, match="noise is on meta and Q on cpu"):
-        attend(Q, K, V, scale=SCALE, noise=random(b, h, m).to("meta"))
+        attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
     for shape in ((b, n, 77), (n, 78)):
         with pytest.raises(ShapeError, match=r"need \[b, n, 78\], which is h k \+ g k \+ g v"):
             attend_fused(random(*shape), Heads(h, 2, k, v), scale=SCALE)

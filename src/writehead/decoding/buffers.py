@@ -9,7 +9,6 @@ from writehead.config import ModelConfig
 from writehead.decoding.search import Constraints
 from writehead.kernels.beams import Pool
 from writehead.kernels.choose import NEVER, Candidates, History, Limits, Rows
-from writehead.kernels.surveyed import choose_survey_tile
 from writehead.model.cache import KVCache
 from writehead.model.fused import Memories
 
@@ -124,10 +123,7 @@ class Buffers:
         self.mirror: Mirror | None = None
         if device.type == "cuda":
             self.mirror = Mirror.make(b, shape.capacity if beam == 1 else 0, rows, pinned=True)
-        tile = choose_survey_tile(rows, config.d, config.vocabulary, self.cache.K)
-        width = None if tile is None else tile.columns
-        top = 1 if beam == 1 else 2 * beam
-        self.found = Candidates.make(rows, vocabulary, top, device, width)
+        self.found = Candidates.make(rows, vocabulary, 1 if beam == 1 else 2 * beam, device)
         self.cache.growing.zero_()
 
     @property

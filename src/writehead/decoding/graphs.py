@@ -8,6 +8,7 @@ done, the others move to a smaller graph. What is found is what `search.greedy` 
 """
 
 import dataclasses
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from writehead.decoding.reading import Watch, read_beams, read_greedy
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.beams import choose_beam, trace_back
-from writehead.kernels.choose import choose_greedy
+from writehead.kernels.choose import choose_greedy, survey
 from writehead.kernels.launch import rehearse
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
@@ -171,6 +172,7 @@ class GraphDecoder:
         """A captured step whose buffers hold the batch, ready for its first token."""
         b, m = tokens.shape
         shape = self._shape(b, m, capacity, config)
+        is_new = shape not in self._captured
         captured = self._capture(shape, constraints.end)
         buffers = captured.buffers
         known = torch.tensor(lengths, device=tokens.device)
@@ -178,8 +180,11 @@ class GraphDecoder:
             assert buffers.memories is not None
             buffers.memories.lengths.fill_(1)
             mask = known if min(lengths) < m else None
+            encode = functools.partial(self.fused.encode, tokens, mask, buffers.memories)
             with _launching_on(self.model.device):
-                self.fused.encode(tokens, mask, buffers.memories)
+                if is_new and self.model.device.type == "cuda":
+                    rehearse(encode)
+                encode()
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             buffers.begin(first, None, constraints)
         else:
@@ -352,14 +357,8 @@ class Captured:
     def _take(self) -> None:
         buffers, shape = self.buffers, self.buffers.shape
         limits, rows, found = buffers.limits, buffers.rows, buffers.found
-        logits = self._fused.surveyed_step(
-            rows,
-            buffers.cache,
-            buffers.memories,
-            limits.clock,
-            found,
-            vocabulary=self._vocabulary,
-        )
+        logits = self._fused.step(rows, buffers.cache, buffers.memories, limits.clock)
+        survey(logits, found, vocabulary=self._vocabulary)
         if shape.beam == 1:
             choose_greedy(
                 logits,

@@ -46,8 +46,8 @@ def attend(
     Read-head i reads write-head i // (h/g). The softmax is taken in float32 or better; a query
     that sees nothing gets zeros. K and V may have fewer rows than Q: each then serves b / rows
     consecutive rows of Q, as the encoder's do for the beams of a sentence, and `visibility` speaks
-    of those fewer rows. noise: [rows of K, h, m], factors for the softmax's weights: each read-head
-    has one for each memory position, the same for all queries. They get no gradient.
+    of those fewer rows. noise: [b, g, m], factors for the softmax's weights, one for all queries
+    of a memory position; they are constants, without a gradient.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)
@@ -63,10 +63,8 @@ def attend(
     if chosen == "packed":
         O = packed.attend(Q, K, V, visibility, scale, noise)  # noqa: E741
     else:
-        if noise is not None:
-            K, V = _for_each_reader(K, h), _for_each_reader(V, h)
-            # a factor of a position's values is a factor of its weight for every query
-            V = (V * noise.unsqueeze(3)).to(V.dtype)
+        # a factor of a position's values is a factor of its weight for every query
+        V = V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
         O = BACKENDS[chosen].attend(Q, K, V, visibility, scale)  # noqa: E741
     if beams > 1:
         O = O.view(-1, h, beams, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
@@ -119,16 +117,6 @@ def _gather(T: Tensor, ancestors: Tensor) -> Tensor:
     return T[ancestors, :, slots].transpose(1, 2)  # [b, m, g, …] -> [b, g, m, …]
 
 
-def _for_each_reader(T: Tensor, h: int) -> Tensor:
-    """T [b, g, m, depth] with a write-head for each read-head: [b, h, m, depth].
-
-    Noise makes the values of each read-head its own. In training, where it is drawn, they are
-    about as large as Q.
-    """
-    g = T.shape[1]
-    return T if g == h else T.unsqueeze(2).expand(-1, -1, h // g, -1, -1).flatten(1, 2)
-
-
 def _check(
     Q: Tensor,
     K: Tensor,
@@ -161,11 +149,10 @@ def _check(
             f"{K.shape[0]} rows of K and V cannot serve {Q.shape[0]} rows of Q; the first must "
             f"divide the second"
         )
-    factors = [K.shape[0], Q.shape[1], K.shape[2]]
-    if noise is not None and (list(noise.shape) != factors or not noise.is_floating_point()):
+    if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
         raise ShapeError(
-            f"noise is {noise.dtype} {list(noise.shape)}; Q and K need floating-point factors "
-            f"{factors}, a read-head's for each memory position"
+            f"noise is {noise.dtype} {list(noise.shape)}; K needs floating-point factors "
+            f"{list(K.shape[:3])}, a write-head's for each memory position"
         )
     if noise is not None and noise.device != Q.device:
         raise ShapeError(f"noise is on {noise.device} and Q on {Q.device}; move them together")

@@ -37,23 +37,15 @@ class Candidates:
     chunk: int
 
     @classmethod
-    def make(
-        cls,
-        rows: int,
-        vocabulary: int,
-        top: int,
-        device: torch.device,
-        width: int | None = None,
-    ) -> "Candidates":
-        """Room for the `top` best of each row; chunks and parts of `width` where that is given."""
-        chunk, part = (CHUNK, PART) if width is None else (width, width)
-        parts = triton.cdiv(vocabulary, part)
+    def make(cls, rows: int, vocabulary: int, top: int, device: torch.device) -> "Candidates":
+        """Room for the `top` best of each row."""
+        parts = triton.cdiv(vocabulary, PART)
         return cls(
-            torch.empty(rows, parts * (part // chunk), device=device),
+            torch.empty(rows, parts * (PART // CHUNK), device=device),
             torch.empty(rows, parts, 2, device=device),
             torch.empty(rows, top, device=device),
             torch.empty(rows, top, dtype=torch.int32, device=device),
-            chunk,
+            CHUNK,
         )
 
 

@@ -101,8 +101,7 @@ def attend(
 ) -> Tensor:
     """[b,h,n,k] [b,g,m,k] [b,g,m,v] -> [b,h,n,v], a view of [b,n,h,v].
 
-    noise: [b, h, m], a read-head's factor for the weight of each memory position; it gets no
-    gradient.
+    noise: [b, g, m], a factor for the weight of each memory position; it gets no gradient.
     Segments are any numbers that int32 holds, and need not be contiguous: those that are not, or
     that number above both n and m, are as right and make a tile visit more.
     """

@@ -4,11 +4,9 @@ A tile's rows are pairs of a query and a read-head: SHARED read-heads of one wri
 by side, so that a tile of ROWS holds ROWS / SHARED queries. Few queries have a narrow range of
 visible memory, and K and V are read once for all heads of the tile. Multi-head has SHARED = 1.
 
-With NOISE the weight of a memory position is multiplied, after the softmax, by the factor that the
-read-head has for it: O is softmax(Q K^T) diag(noise) V. A write-head of one reader (GROUP = 1) has
-the factor applied to V, which is rounded then: a query that sees one position gets exactly its row
-of that. Readers that share V have it applied to their weights, before these are rounded, and to
-the weights' gradients.
+With NOISE the weight of a memory position is multiplied, after the softmax, by its factor: O is
+softmax(Q K^T) diag(noise) V. The factor is applied to V, which is rounded then: a query that sees
+one position gets exactly its row of that.
 
 Everything is masked by segment as well as bounded by range, so a segment need not be contiguous.
 Offsets of batch rows, heads and positions are 64-bit. Logits are kept times log2(e), for exp2.
@@ -38,22 +36,9 @@ def _own_rows(T, row, head, position, heads, positions, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _factors(noise, row, heads, j, h, m, there):
-    """Factors out of noise [b, h, m], of read-heads and memory positions j that broadcast."""
-    return tl.load(noise + (row * h + heads) * m + j, mask=there, other=0.0)
-
-
-@triton.jit
-def _tile_factors(noise, row, head, j, h, m, there, ROWS: tl.constexpr, SHARED: tl.constexpr):
-    """Factors [ROWS, positions] for a tile's weights; `head` is the first of its read-heads.
-
-    A head's are loaded once, and are alike for all its queries in the tile.
-    """
-    MEMORY: tl.constexpr = j.shape[0]
-    heads = head + tl.arange(0, SHARED)
-    factors = _factors(noise, row, heads[:, None], j[None, :], h, m, there[None, :])
-    factors = tl.broadcast_to(factors[None, :, :], (ROWS // SHARED, SHARED, MEMORY))
-    return tl.reshape(factors, (ROWS, MEMORY))
+def _factors(noise, row, write_head, j, g, m, there):
+    """The factors [positions, 1] of memory positions j, of noise [b, g, m]."""
+    return tl.load(noise + (row * g + write_head) * m + j, mask=there, other=0.0)[:, None]
 
 
 @triton.jit
@@ -145,10 +130,8 @@ def forward(
         fade = tl.exp2(highest - base)
         total = total * fade + tl.sum(weights, 1)
         mixed = mixed * fade[:, None]
-        if NOISE and GROUP == 1:
-            v = (v * _factors(noise, row, head, j, h, m, inside)[:, None]).to(v.dtype)
-        if NOISE and GROUP > 1:
-            weights *= _tile_factors(noise, row, head, j, h, m, inside, ROWS, SHARED)
+        if NOISE:
+            v = (v * _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)).to(v.dtype)
         mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
         highest = higher
 
@@ -208,8 +191,8 @@ def backward_queries(
     """dQ, and delta for `backward_memory`. A program owns a tile of queries.
 
     delta is the sum of a query's weights times their gradients. That is sum(O dO), but for what
-    was lost when O was rounded. A turn before the one for dQ sums the very products that delta is
-    to be taken from, where more is lost than in these: in float32, and where noise is on weights.
+    was lost when O was rounded. In float32, where that shows, a turn before the one for dQ sums
+    the very products that delta is to be taken from.
     """
     row, i, heads, head = _query_tile(n, h, ROWS, SHARED)
     there = i < n
@@ -221,7 +204,7 @@ def backward_queries(
     q = tl.load(_rows(Q, row, heads, i, q_b, q_h, q_i, DEPTH_K), mask=sees, other=0.0)
     do = tl.load(_rows(dO, row, heads, i, d_b, d_h, d_i, DEPTH_V), mask=sees, other=0.0)
     sums = tl.load(logsumexp + (row * h + heads) * n + i, mask=there, other=0.0)
-    EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32 or (NOISE and GROUP > 1)
+    EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
     if EXACT:
         shift = tl.zeros([ROWS], tl.float32)
     else:
@@ -249,11 +232,9 @@ def backward_queries(
                 reader[:, None], segment[None, :], i[:, None], j[None, :], CAUSAL, WINDOW
             )
             weights = tl.exp2(tl.where(seen, logits - sums[:, None], float("-inf")))
-            if NOISE and GROUP == 1:
-                v = (v * _factors(noise, row, head, j, h, m, inside)[:, None]).to(v.dtype)
+            if NOISE:
+                v = (v * _factors(noise, row, head // GROUP, j, h // GROUP, m, inside)).to(v.dtype)
             d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
-            if NOISE and GROUP > 1:
-                d_weights *= _tile_factors(noise, row, head, j, h, m, inside, ROWS, SHARED)
             if TURN == 0:
                 shift += tl.sum(weights * d_weights, 1)
             else:
@@ -328,21 +309,16 @@ def backward_memory(
     seen_by_any = (lo < hi)[:, None]
     k = tl.load(_rows(K, row, write_head, j, k_b, k_g, k_j, DEPTH_K), mask=seen_by_any, other=0.0)
     v = tl.load(_rows(V, row, write_head, j, v_b, v_g, v_j, DEPTH_V), mask=seen_by_any, other=0.0)
-    if NOISE and GROUP == 1:
-        factors = _factors(noise, row, write_head, j, h, m, there)[:, None]
+    if NOISE:
+        factors = _factors(noise, row, write_head, j, h // GROUP, m, there)
         v = (v * factors).to(v.dtype)
-    if NOISE and GROUP > 1 and GROUP == SHARED:
-        # every turn has the same read-heads
-        head = write_head * GROUP
-        factors = tl.trans(_tile_factors(noise, row, head, j, h, m, there, ROWS, SHARED))
 
     r = tl.arange(0, ROWS)
     spans = tl.cdiv(tl.maximum(last - first, 0), ROWS // SHARED)
     dk = tl.zeros([MEMORY, DEPTH_K], tl.float32)
     dv = tl.zeros([MEMORY, DEPTH_V], tl.float32)
     for turn in range(0, spans * (GROUP // SHARED)):
-        head = write_head * GROUP + turn // spans * SHARED
-        heads = head + r % SHARED
+        heads = write_head * GROUP + turn // spans * SHARED + r % SHARED
         i = first + turn % spans * (ROWS // SHARED) + r // SHARED
         inside = i < last
         reader = tl.load(queries + row * 3 * n + i, mask=inside, other=NOWHERE)
@@ -358,22 +334,15 @@ def backward_memory(
         logits = tl.dot(k, tl.trans(q), input_precision="ieee") * (scale * LOG2E)
         seen = _visible(reader[None, :], segment[:, None], i[None, :], j[:, None], CAUSAL, WINDOW)
         weights = tl.exp2(tl.where(seen, logits - sums[None, :], float("-inf")))
-        noisy = weights
-        if NOISE and GROUP > 1:
-            if GROUP > SHARED:
-                factors = tl.trans(_tile_factors(noise, row, head, j, h, m, there, ROWS, SHARED))
-            noisy = weights * factors
-        dv = tl.dot(noisy.to(do.dtype), do, dv, input_precision="ieee")
+        dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         d_weights = tl.dot(v, tl.trans(do), input_precision="ieee")
-        if NOISE and GROUP > 1:
-            d_weights *= factors
         d_logits = weights * (d_weights - shift[None, :])
         dk = tl.dot(d_logits.to(q.dtype), q, dk, input_precision="ieee")
 
     out = _rows(dK, row, write_head, j, dk_b, dk_g, dk_j, DEPTH_K)
     tl.store(out, (dk * scale).to(dK.dtype.element_ty), mask=there[:, None])
-    if NOISE and GROUP == 1:
-        # once for all queries, whose weights of one position have one factor
+    if NOISE:
+        # once for all readers, whose weights of one position have one factor
         dv *= factors
     out = _rows(dV, row, write_head, j, dv_b, dv_g, dv_j, DEPTH_V)
     tl.store(out, dv.to(dV.dtype.element_ty), mask=there[:, None])

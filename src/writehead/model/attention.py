@@ -129,10 +129,10 @@ class Attention(nn.Module):
         return self._join(O)
 
     def _noise(self, b: int, m: int, device: torch.device) -> Tensor | None:
-        """Dropout's factors [b, h, m] in training: a read-head's, alike for all its queries."""
+        """Dropout's factors [b, g, m] in training, one a memory position for all its queries."""
         if not self.training or self.dropout == 0.0:
             return None
-        return noise((b, self.config.h, m), self.dropout, device)
+        return noise((b, self.config.g, m), self.dropout, device)
 
     def _join(self, O: Tensor) -> Tensor:  # noqa: E741
         """Y [b, n, d] of what the read-heads found, O [b, h, n, v]."""

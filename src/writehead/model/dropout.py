@@ -1,8 +1,7 @@
 """Dropout whose noise is the same at all positions of a row, as in the authors' library.
 
 One draw serves a whole row, so the noise costs next to nothing to make, where noise for every
-element would cost as much as the layers' arithmetic between the products. On attention's weights
-one draw serves all queries of a read-head.
+element would cost as much as the layers' arithmetic between the products.
 """
 
 from collections.abc import Sequence

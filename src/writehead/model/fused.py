@@ -12,10 +12,9 @@ from torch import Tensor
 
 from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
-from writehead.kernels.choose import Candidates, Rows, survey
+from writehead.kernels.choose import Rows
 from writehead.kernels.decode import MOST_QUERIES, append_and_attend, attend_memory
 from writehead.kernels.pointwise import embed
-from writehead.kernels.surveyed import choose_survey_tile, surveyed_linear
 from writehead.model.cache import KVCache
 from writehead.model.fused_layers import FusedLayer, apply_norm, fused_layers, normed_product, put
 from writehead.model.transformer import Transformer
@@ -78,8 +77,6 @@ class FusedDecoder:
     def __init__(self, model: Transformer) -> None:
         self.model, self.config = model, model.config
         self._layers = fused_layers(model.decoder.layers, rooted=True)
-        self._norm, self._scale = model.decoder.norm, model.config.effective_logit_scale
-        self._output = model.tokens.weight if model.config.tied else model.output.weight
         self._encoder: list[FusedLayer] = []
         if isinstance(model, TranslationModel):
             self._encoder = fused_layers(model.encoder.layers, rooted=False)
@@ -95,33 +92,6 @@ class FusedDecoder:
 
         `clock` is told by one that a step was taken.
         """
-        X = self._decode(rows, cache, memories, clock)
-        return normed_product(self._norm, X, self._output, None, scale=self._scale)
-
-    def surveyed_step(
-        self,
-        rows: Rows,
-        cache: KVCache,
-        memories: Memories | None,
-        clock: Tensor,
-        found: Candidates,
-        *,
-        vocabulary: int,
-    ) -> Tensor:
-        """The logits of `step`; what there is to know of the first `vocabulary` goes to `found`."""
-        X = self._decode(rows, cache, memories, clock)
-        tile = choose_survey_tile(len(X), X.shape[1], len(self._output), X)
-        if tile is None:
-            logits = normed_product(self._norm, X, self._output, None, scale=self._scale)
-            survey(logits, found, vocabulary=vocabulary)
-            return logits
-        N = apply_norm(self._norm, X, self._scale)
-        return surveyed_linear(N, self._output, found, tile, vocabulary=vocabulary)
-
-    def _decode(
-        self, rows: Rows, cache: KVCache, memories: Memories | None, clock: Tensor | None
-    ) -> Tensor:
-        """What the decoder's layers make of rows.tokens, [rows, d], before the last norm."""
         model, stack = self.model, self.model.decoder
         X = embed(rows.tokens, rows.lengths, model.tokens.weight, stack.positions.weight, clock)
         for i, layer in enumerate(self._layers):
@@ -155,7 +125,9 @@ class FusedDecoder:
                 )
                 X = layer.add(X, O, layer.cross.P_o)
             X = layer.feed(X)
-        return X
+        output = model.tokens.weight if self.config.tied else model.output.weight
+        scale = self.config.effective_logit_scale
+        return normed_product(stack.norm, X, output, None, scale=scale)
 
     @torch.no_grad()
     def encode(self, source: Tensor, lengths: Tensor | None, into: Memories) -> None:
