@@ -116,15 +116,14 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
     end = model.config.end
     decoder = GraphDecoder(model)
     captured = Captured(decoder.fused, shape, model.config.vocabulary, end)
-    buffers = captured.buffers
-    _fill(buffers.cache)
+    _fill(captured.buffers.cache)
     search = DecodeConfig(min_length=context.steps, max_length=context.steps)
     constraints = Constraints.make(search, end, None, None, context.batch, model.device)
     first = torch.full((context.batch,), model.config.start, device=model.device)
     lengths = torch.full_like(first, context.begin)
 
     def run() -> None:
-        buffers.begin(first, lengths, constraints)
+        captured.begin(first, lengths, constraints)
         decoder.run(captured, context.batch, constraints, search)
 
     how = "GraphDecoder: captured steps, hypotheses read back"

@@ -170,7 +170,7 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
         held[:] = [decoder.start(source, lengths, setting.target, config, constraints)]
 
     def run() -> list[list[Hypothesis]]:
-        held[0].buffers.begin(first, None, constraints)
+        held[0].begin(first, None, constraints)
         return decoder.run(held[0], len(source), constraints, config)
 
     def whole() -> None:

@@ -21,7 +21,7 @@ from writehead.decoding.search import (
     check_options,
     greedy,
     length_penalty,
-    make_hypothesis,
+    make_hypotheses,
     next_logits,
 )
 from writehead.errors import ConfigError, ShapeError
@@ -191,15 +191,14 @@ class _Beams:
 
     def results(self) -> list[list[Hypothesis]]:
         """The n_best of each sentence."""
-        pools = zip(*(field.tolist() for field in vars(self.done).values()), strict=True)
-        return [
-            [
-                make_hypothesis(tokens, length, score, log_p, ended)
-                for i, (score, log_p, tokens, length, ended) in enumerate(zip(*pool, strict=True))
-                if i == 0 or score != NEVER  # a sentence without any is an error, raised there
-            ][: self.config.n_best]
-            for pool in pools
-        ]
+        done = self.done
+        fields = (done.tokens, done.lengths, done.scores, done.log_p, done.ended)
+        found = []
+        for columns in zip(*(field.tolist() for field in fields), strict=True):
+            # empty places come last; a sentence without any is an error, raised where it is made
+            count = max(1, sum(score != NEVER for score in columns[2][: self.config.n_best]))
+            found.append(make_hypotheses(*(column[:count] for column in columns)))
+        return found
 
     def _finish(
         self, log_p: Tensor, histories: Tensor, ended: Tensor, cut: Tensor, length: int

@@ -142,20 +142,23 @@ class Buffers:
         """Makes the first sentences ready to be decoded, from what the caches hold of them.
 
         first: [sentences], tokens to feed. lengths: [sentences], positions in the caches, of which
-        the first beam has K and V; by default none.
+        the first beam has K and V; by default none. `clear` comes before.
         """
         b, beam = len(first), self.shape.beam
-        self.limits.clock.zero_()
         self.limits.min_length.fill_(constraints.min_length)
         self.limits.prefix[:b, : constraints.prefix.shape[1]] = constraints.prefix
         self.limits.prefix_lengths[:b] = constraints.prefix_lengths
         self.limits.max_lengths[:b] = constraints.max_lengths
-        self.rows.tokens[: b * beam] = first.repeat_interleave(beam)
-        self.rows.growing.zero_()
+        self.rows.tokens[: b * beam].view(b, beam)[:] = first.unsqueeze(1)
         self.rows.growing[: b * beam] = 1
-        self.rows.lengths.zero_()
         if lengths is not None:
-            self.rows.lengths[: b * beam] = lengths.repeat_interleave(beam)
+            self.rows.lengths[: b * beam].view(b, beam)[:] = lengths.unsqueeze(1)
+
+    def clear(self) -> None:
+        """Forgets the sentences before: nothing grows, and nothing was found."""
+        self.limits.clock.zero_()
+        self.rows.growing.zero_()
+        self.rows.lengths.zero_()
         self.log_p.zero_()
         self.live.fill_(NEVER)
         self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
@@ -163,7 +166,8 @@ class Buffers:
         self.pool.log_p.fill_(NEVER)
         self.pool.steps.zero_()  # a place that stays empty leads back to no earlier batch
         if self.cache.ancestors is not None:
-            self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))
+            first = self.cache.rows // self.shape.beam * self.shape.beam
+            self.cache.ancestors.copy_(first.unsqueeze(1))
 
     def move(self, sentences: Tensor, to: "Buffers") -> None:
         """Puts some of the sentences [count] into the first places of other buffers.

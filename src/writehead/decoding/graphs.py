@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -186,10 +186,10 @@ class GraphDecoder:
                     rehearse(encode)
                 encode()
             first = torch.full((b,), self.model.config.start, device=tokens.device)
-            buffers.begin(first, None, constraints)
+            captured.begin(first, None, constraints)
         else:
             first = self._read_prompts(tokens, known, buffers)
-            buffers.begin(first, known - 1, constraints)
+            captured.begin(first, known - 1, constraints)
         return captured
 
     def _read_prompts(self, tokens: Tensor, lengths: Tensor, buffers: Buffers) -> Tensor:
@@ -317,6 +317,7 @@ class Captured:
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
         self._fused, self._vocabulary = fused, vocabulary
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
+        self._clear: Callable[[], None] = self.buffers.clear
         if model.device.type == "cuda":
             with _launching_on(model.device):
                 self._record(pool)
@@ -331,12 +332,13 @@ class Captured:
         self._take()
         torch.cuda.synchronize()
         for steps in (TOGETHER, 1):
-            graph = torch.cuda.CUDAGraph()
-            # what other threads do on the device meanwhile is theirs
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                for _ in range(steps):
-                    self._take()
-            self._graphs[steps] = graph
+            self._graphs[steps] = _recorded([self._take] * steps, pool)
+        self._clear = _recorded([self.buffers.clear], pool).replay
+
+    def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
+        """Makes sentences ready to be decoded, as `Buffers.begin` has it."""
+        self._clear()
+        self.buffers.begin(first, lengths, constraints)
 
     def take(self, steps: int) -> None:
         """Feeds the tokens there are and chooses the next, so many times."""
@@ -386,6 +388,16 @@ class Captured:
             n_best=shape.n_best,
             alpha=shape.alpha,
         )
+
+
+def _recorded(works: Sequence[Callable[[], None]], pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of what these do on the device, one after another."""
+    graph = torch.cuda.CUDAGraph()
+    # what other threads do on the device meanwhile is theirs
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        for work in works:
+            work()
+    return graph
 
 
 def _launching_on(device: torch.device) -> AbstractContextManager[object]:

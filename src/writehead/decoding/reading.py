@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.decoding.buffers import Buffers, Mirror
-from writehead.decoding.search import Hypothesis, length_penalty, make_hypothesis
+from writehead.decoding.search import Hypothesis, length_penalty, make_hypotheses
 from writehead.kernels.beams import trace_back
 from writehead.kernels.choose import NEVER
 
@@ -124,7 +124,7 @@ def read_greedy(
     scores = totals / length_penalty(torch.from_numpy(lengths), alpha).numpy()
     texts = [watch.texts[i] for i in sentences]
     columns = (lengths, scores, totals, ended)
-    made = map(make_hypothesis, texts, *(column.tolist() for column in columns))
+    made = make_hypotheses(texts, *(column.tolist() for column in columns))
     return [[one] for one in made]
 
 
@@ -141,7 +141,7 @@ def read_beams(buffers: Buffers, sentences: list[int], n_best: int) -> list[list
     is_wanted = scores != NEVER
     is_wanted[:, 0] = True  # a sentence without any is an error, raised where it is made
     columns = (tokens, lengths, scores, log_p, ended.astype(bool))
-    made = list(map(make_hypothesis, *(T[is_wanted].tolist() for T in columns)))
+    made = make_hypotheses(*(T[is_wanted].tolist() for T in columns))
     ends = is_wanted.sum(axis=1).cumsum().tolist()
     return [made[i:j] for i, j in pairwise([0, *ends])]
 

@@ -6,8 +6,9 @@ seed and its logits.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -245,7 +246,7 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
 
 def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], end: int) -> Iterator[int]:
     for tokens, gained, _ in walk:
-        _check_number(float(gained))
+        _check_numbers([float(gained)])
         token = int(tokens)
         if token != end:
             yield token
@@ -331,33 +332,29 @@ def _follow(
         lengths += live
         ended |= live & (tokens == constraints.end)
     scores = total / length_penalty(lengths, alpha).to(total.device)
-    rows = zip(
-        produced.tolist(),
-        scores.tolist(),
-        total.tolist(),
-        lengths.tolist(),
-        ended.tolist(),
-        strict=True,
+    columns = (produced, lengths, scores, total, ended)
+    return make_hypotheses(*(column.tolist() for column in columns))
+
+
+def make_hypotheses(
+    texts: Iterable[Sequence[int]],
+    lengths: Sequence[int],
+    scores: Sequence[float],
+    log_probabilities: Sequence[float],
+    finished: Sequence[bool],
+) -> list[Hypothesis]:
+    """The hypotheses of these lengths, whose last tokens are end tokens where `finished`."""
+    _check_numbers(log_probabilities)
+    tokens = (
+        tuple(text if length == len(text) else text[:length])
+        for text, length in zip(texts, map(sub, lengths, finished), strict=True)
     )
-    return [
-        make_hypothesis(tokens, length, score, log_p, finished)
-        for tokens, score, log_p, length, finished in rows
-    ]
+    return list(map(Hypothesis, tokens, scores, log_probabilities, finished))
 
 
-def make_hypothesis(
-    tokens: Sequence[int], length: int, score: float, log_probability: float, finished: bool
-) -> Hypothesis:
-    """The hypothesis of `length` tokens, the last of which is the end token if `finished`."""
-    _check_number(log_probability)
-    length -= int(finished)
-    text = tuple(tokens if length == len(tokens) else tokens[:length])
-    return Hypothesis(text, score, log_probability, finished)
-
-
-def _check_number(log_probability: float) -> None:
+def _check_numbers(log_probabilities: Sequence[float]) -> None:
     """Raises where no token could be chosen, or the model's logits are not numbers."""
-    if not math.isfinite(log_probability):
+    if not all(map(math.isfinite, log_probabilities)):
         raise SearchError(
             "the model's logits leave no token to choose; look for NaN in its weights, or for a "
             "forced prefix or a min_length that they rule out"
