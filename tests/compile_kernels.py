@@ -80,7 +80,7 @@ def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) 
     made = model(config(task, **sizes), dtype=torch.bfloat16)
     constraints = Constraints.make(options, 1, None, None, rows, made.device)
     taken = GraphDecoder(made).start(tokens(rows, 5), [4] * rows, 9, options, constraints)
-    taken.take(1)
+    taken.step()
     if options.beam > 1:
         beams.trace_back(taken.buffers.history, taken.buffers.pool, options.n_best)
 
@@ -140,7 +140,8 @@ def main() -> None:
     take_a_step("language", 1, greedy, g=2, window=1)
     take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
     attend_far(torch.bfloat16)
-    attend_packed(torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        attend_packed(dtype)
     for g in (8, 1):
         attend_packed_and_fused(torch.bfloat16, Heads(8, g, 128, 128))
     label(torch.bfloat16)

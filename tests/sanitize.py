@@ -24,7 +24,7 @@ PROBE = ROOT / "tests/out_of_bounds.py"
 DIRECT = (
     "((reading_a_memory or appending) and dtype0 and not 9000 and not 5000) "
     "or product_of_one_row or products_of_few_rows or products_by_tiles "
-    "or ((packed_attention or noise_on_the_weights) and dtype0) "
+    "or ((packed_attention or noise_on_the_weights) and (dtype0 or dtype2)) "
     "or loss_of_a_large_vocabulary"
 )
 FEW = "((reading_a_memory or appending) and dtype0 and (37 or 900)) or products_of_few_rows"

@@ -224,12 +224,21 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, quick_chip, tmp_path)
     assert result["partial"] is True
 
 
+def test_rows_without_a_family_are_those_of_the_one_there_is_by_default(
+    writehead, quick_chip, tmp_path
+):
+    path = tmp_path / "decode.json"
+    command = ("--rows=multi-query", *TINY, "--beam=1", "--output", path)
+    code, _, err = writehead("bench", "decode", *command)
+    assert code == 0, err
+    assert [row["preset"] for row in json.loads(path.read_text())["rows"]] == ["tiny/multi-query"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--preset=tiny/multi-quary"], "did you mean"),
         (["--preset=tiny", "--rows=multi-quary"], "Table 2 has no row 'multi-quary'"),
-        (["--rows=multi-query"], "name it too, with --preset wmt14"),
         (["--batch=0"], "--batch 0 is too little"),
         (["--target=-1"], "--target -1 is too little"),
         (["--target=257"], "--target 257 is past the 256 learned positions of tiny/multi-head"),

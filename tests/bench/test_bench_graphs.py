@@ -13,6 +13,7 @@ from writehead.decoding import beam_search
 from writehead.kernels import choose
 
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+captured = pytest.importorskip("writehead.decoding.captured", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -25,13 +26,13 @@ SIZES = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
 @pytest.fixture
 def steps(monkeypatch) -> list[int]:
     """One entry for each step that a captured graph takes, in graphs of no more rows than asked."""
-    taken, step = [], graphs.Captured.step
+    taken, step = [], captured.Captured.step
 
     def noted(self):
         taken.append(1)
         step(self)
 
-    monkeypatch.setattr(graphs.Captured, "step", noted)
+    monkeypatch.setattr(captured.Captured, "step", noted)
     monkeypatch.setattr(graphs, "_round_rows", lambda rows: rows)
     if DEVICE.type == "cpu":
         monkeypatch.setattr(choose, "PART", 64)

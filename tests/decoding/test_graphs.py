@@ -2,9 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -283,33 +281,9 @@ def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
     captured = decoder.start(*batch, 5, options, constraints)
     watch = reading.Watch(captured.buffers, 2, decoder._numbers, END)
-    captured.take(1)
+    captured.step()
     watch.look(1)
     assert watch._event.stream == "the stream of cpu"
-
-
-@pytest.mark.parametrize(
-    ("longest", "looks"),
-    [(1, [1]), (2, [2]), (3, [1, 3]), (8, [6, 8]), (11, [8, 9, 11]), (18, [8, 16, 18])],
-)
-def test_looks_are_some_steps_apart_and_the_last_but_one_just_before_the_end(longest, looks):
-    memory = mock.Mock()
-    memory.shape.beam = 1
-    watch, t, seen = reading.Watch(memory, 2, np.arange(9), END), 0, []
-    while t < longest:
-        t = watch.next_look(t, longest)
-        seen.append(t)
-    assert seen == looks
-    memory.mirror = None  # nothing is late
-    assert [watch.next_look(t, 5) for t in range(5)] == [1, 2, 3, 4, 5]
-
-
-def test_steps_are_taken_eight_at_a_time_as_far_as_there_are_as_many():
-    captured = graphs.Captured.__new__(graphs.Captured)
-    eight, one = mock.Mock(), mock.Mock()
-    captured._graphs = {8: eight, 1: one}
-    captured.take(19)
-    assert (eight.replay.call_count, one.replay.call_count) == (2, 3)
 
 
 def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
@@ -327,7 +301,7 @@ def test_what_follows_beams_back_is_launched_on_the_models_device(monkeypatch):
         return follow(*given)
 
     made = make()
-    monkeypatch.setattr(graphs, "_launching_on", launching)
+    monkeypatch.setattr(graphs, "launching_on", launching)
     monkeypatch.setattr(reading, "trace_back", noted)
     captured(graphs.GraphDecoder(made), read(2, 5), BEAM)
     assert seen == [[made.device]]

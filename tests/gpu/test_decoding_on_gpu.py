@@ -56,7 +56,7 @@ def _exact_float32():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def test_a_step_compiles_all_its_kernels_in_its_rehearsal(monkeypatch):
+def test_a_first_search_compiles_all_its_kernels_in_rehearsals(monkeypatch):
     triton = pytest.importorskip("triton")
     compiled: dict[str, bool] = {}  # by kernel: whether each time was in a rehearsal
 

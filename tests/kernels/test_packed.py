@@ -168,6 +168,14 @@ def test_segments_in_any_order_and_of_any_number_equal_plain_products():
     assert_equal_plain_products(*inputs(2), segments(far, far, causal=True))
 
 
+def test_what_is_all_that_a_query_sees_has_no_gradient_of_its_logit():
+    alone = torch.arange(1, n + 1).expand(b, n)  # each position is a segment
+    _, dQ, dK, dV = results(*inputs(2), segments(alone, alone))
+    assert not dQ.any()
+    assert not dK.any()
+    assert dV.any()
+
+
 def test_padding_reads_zeros_and_no_gradient_reaches_it():
     rows = torch.stack([TARGET[0], torch.zeros_like(TARGET[0])])
     O, *gradients = results(*inputs(2), segments(rows, rows, causal=True))  # noqa: E741

@@ -80,6 +80,16 @@ def test_an_existing_run_is_replaced_only_when_told_to(run):
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
+def test_behind_a_link_the_run_is_replaced_and_the_link_stays(run):
+    link = run.parent / "link"
+    link.symlink_to(run.name)
+    model = make_model(TINY)
+    save_run(link, model, overwrite=True)
+    assert link.is_symlink()
+    assert torch.equal(load_file(run / runs.WEIGHTS)["tokens.weight"], model.tokens.weight)
+    assert sorted(path.name for path in run.parent.iterdir()) == ["link", "run"]
+
+
 def test_a_folder_that_is_not_a_run_is_never_overwritten(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")

@@ -67,10 +67,17 @@ def scores(table: str, loss: float) -> dict[str, object]:
 
 
 def write_row(
-    folder: Path, table: str, row: str, losses: list[float], **changes: object
+    folder: Path,
+    table: str,
+    row: str,
+    losses: list[float],
+    *,
+    scale: str = "small",
+    place: str | None = None,
+    **changes: object,
 ) -> list[Path]:
-    """The files of one row, a seed for each loss."""
-    experiment = EXPERIMENTS[table, str(changes.get("scale", "small"))]
+    """The files of one row, a seed for each loss, among those of its scale or, wrongly, `place`."""
+    experiment = EXPERIMENTS[table, scale]
     paths = []
     for seed, loss in enumerate(losses):
         result = {
@@ -90,7 +97,7 @@ def write_row(
             "environment": ENVIRONMENT,
             **changes,
         }
-        path = result_path(folder, table, "small", row, seed)
+        path = result_path(folder, table, place or scale, row, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result))
         paths.append(path)
@@ -232,6 +239,22 @@ def test_rows_that_were_not_run_say_so_and_so_do_tables(tmp_path):
     found = verdicts(tmp_path)
     assert found[WORSE, "ln_ppl_dev"] == "not known"
     assert found[CLOSER, "ln_ppl_dev"] == "not run"
+    claims = cells(text.partition("#### ")[2])[2:]
+    assert {row[-1] for row in claims} == {"**not known**"}
+    left = len(found) - len(claims)
+    assert left > 0
+    assert f"Not run: {left} of {len(found)}, about rows that were not." in text
+
+
+def test_the_scale_with_the_most_rows_comes_first_and_of_equals_the_larger(tmp_path):
+    write_table(tmp_path, "table1", as_in_the_paper())
+    write_row(tmp_path, "table1", "multi-query", [1.5, 1.4], scale="tiny")
+    write_row(tmp_path, "table1", "multi-head", [1.4], scale="paper-size")
+    sections = make_report(tmp_path).sections
+    bracketed = ["In brackets: the paper's sizes." in one.table.notes for one in sections]
+    assert bracketed == [True, False, True]  # those of paper-size are the paper's
+    titles = [one.table.title for one in sections]
+    assert [title.rpartition(": ")[2] for title in titles] == ["small", "paper-size", "tiny"]
 
 
 def test_claims_flip_when_the_figures_flip(tmp_path):
@@ -445,7 +468,7 @@ def spoil(folder: Path, how: str) -> None:
     (path,) = write_row(folder, "table1", "multi-query", [1.5])
     result = json.loads(path.read_text())
     if how == "scale":
-        write_row(folder, "table1", "multi-query", [1.5], scale="paper")
+        write_row(folder, "table1", "multi-query", [1.5], scale="paper", place="small")
     elif how == "steps":
         result["train"]["steps"] = 5
         path.write_text(json.dumps(result))

@@ -328,6 +328,19 @@ def test_table_2_on_a_cpu_has_a_size_for_a_cpu_and_says_so(writehead, tmp_path, 
     assert (found["scale"], found["decode"][0]["setting"]["batch"]) == ("tiny", 3)
 
 
+def test_a_larger_size_on_a_cpu_is_said_to_take_long(
+    writehead, tmp_path, monkeypatch, quick_table_2
+):
+    monkeypatch.setitem(speed.SPEEDS, "small", speed.SPEEDS["tiny"])
+    places = (f"--results={tmp_path / 'results'}", f"--runs={tmp_path / 'runs'}")
+    command = ("reproduce", "table2", "--device=cpu", "--only=multi-query", *places)
+    words = "on a CPU that may take hours; the sizes of --scale tiny are for one\n"
+    for scale in ("small", "tiny"):
+        code, _, err = writehead(*command, f"--scale={scale}")
+        assert code == 0, err
+        assert (words in err) is (scale == "small")
+
+
 def test_table_2_is_the_papers_where_there_is_a_gpu(monkeypatch):
     assert choose_scale("cpu") == "tiny"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

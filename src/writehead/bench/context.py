@@ -107,7 +107,8 @@ def _layer_bytes(config: ModelConfig, context: Context, dtype: torch.dtype) -> i
 
 def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
     from writehead.decoding.buffers import Shape
-    from writehead.decoding.graphs import Captured, GraphDecoder  # bring Triton
+    from writehead.decoding.captured import Captured
+    from writehead.decoding.graphs import GraphDecoder  # brings Triton
     from writehead.model.fused import why_not
 
     if sentence := why_not(model):
@@ -126,7 +127,7 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
         captured.begin(first, lengths, constraints)
         decoder.run(captured, context.batch, constraints, search)
 
-    how = "GraphDecoder: captured steps, hypotheses read back"
+    how = "GraphDecoder: one captured graph a step, hypotheses read back"
     return _timed(run, context, place, floor, how)
 
 

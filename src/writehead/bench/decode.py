@@ -153,8 +153,9 @@ def quickest(row: dict[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Ours on a GPU: by captured steps; `run` answers with the hypotheses, on the host."""
-    from writehead.decoding.graphs import Captured, GraphDecoder  # bring Triton
+    """Ours on a GPU: every step one launch; `run` answers with the hypotheses, on the host."""
+    from writehead.decoding.captured import Captured
+    from writehead.decoding.graphs import GraphDecoder  # brings Triton
     from writehead.model.fused import why_not
 
     if sentence := why_not(model):
@@ -176,7 +177,7 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     def whole() -> None:
         decoder.search(source, lengths, setting.target, config, end=end)
 
-    how = "GraphDecoder: captured steps, hypotheses read back"
+    how = "GraphDecoder: one captured graph a step, hypotheses read back"
     return Decode(torch.no_grad()(start), run, setting.target, how, whole)
 
 

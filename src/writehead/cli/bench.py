@@ -141,7 +141,7 @@ def decode_command(
     times = _repeats(repeats, 5, 3, found.type)
     gpu = found.type == "cuda"
     plan = DecodePlan(
-        models=models or default_models(gpu, language=bool(context)),
+        models=models or default_models(gpu, rows_wanted, language=bool(context)),
         batches=batch or [1024 if gpu else ON_CPU.batch],
         source=_either(source, 128, ON_CPU.source, found.type),
         target=_either(target, 128, ON_CPU.target, found.type),
@@ -281,10 +281,12 @@ def plot_command(
     draw(read if isinstance(read, dict) else {}, folder)
 
 
-def default_models(gpu: bool, *, language: bool) -> dict[str, ModelConfig]:
+def default_models(
+    gpu: bool, wanted: str | None = None, *, language: bool
+) -> dict[str, ModelConfig]:
     """What is measured unless presets are named: Table 2, or a small family of the same rows."""
     families = ("lm1b", "tiny-lm") if language else ("wmt14", "tiny")
-    return _models([families[0] if gpu else families[1]], None)
+    return _models([families[0] if gpu else families[1]], wanted)
 
 
 def _models(presets: list[str] | None, wanted: str | None) -> dict[str, ModelConfig]:
@@ -294,8 +296,6 @@ def _models(presets: list[str] | None, wanted: str | None) -> dict[str, ModelCon
     for row in chosen:
         if row not in known:
             raise ConfigError(f"Table 2 has no row {row!r}; {nearest(row, known)}")
-    if presets is None and wanted is not None:
-        raise ConfigError("--rows are a family's; name it too, with --preset wmt14")
     models = {}
     for name in presets or []:
         if name in FAMILIES:

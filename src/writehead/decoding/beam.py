@@ -191,14 +191,14 @@ class _Beams:
 
     def results(self) -> list[list[Hypothesis]]:
         """The n_best of each sentence."""
-        done = self.done
+        done = self.done.best(self.config.n_best)
+        # empty places come last; a sentence without any is an error, raised where it is made
+        counts = (done.scores != NEVER).sum(dim=1).clamp(min=1).tolist()
         fields = (done.tokens, done.lengths, done.scores, done.log_p, done.ended)
-        found = []
-        for columns in zip(*(field.tolist() for field in fields), strict=True):
-            # empty places come last; a sentence without any is an error, raised where it is made
-            count = max(1, sum(score != NEVER for score in columns[2][: self.config.n_best]))
-            found.append(make_hypotheses(*(column[:count] for column in columns)))
-        return found
+        return [
+            make_hypotheses(*(column[:count] for column in columns))
+            for count, *columns in zip(counts, *(T.tolist() for T in fields), strict=True)
+        ]
 
     def _finish(
         self, log_p: Tensor, histories: Tensor, ended: Tensor, cut: Tensor, length: int

@@ -133,17 +133,8 @@ class Buffers:
         encoder = 0 if memories is None else memories.K.nbytes + memories.V.nbytes
         return self.cache.nbytes + encoder
 
-    def begin(
-        self,
-        first: Tensor,
-        lengths: Tensor | None,
-        constraints: Constraints,
-    ) -> None:
-        """Makes the first sentences ready to be decoded, from what the caches hold of them.
-
-        first: [sentences], tokens to feed. lengths: [sentences], positions in the caches, of which
-        the first beam has K and V; by default none. `clear` comes before.
-        """
+    def place(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
+        """Puts sentences into cleared buffers, as `Captured.begin` says."""
         b, beam = len(first), self.shape.beam
         self.limits.min_length.fill_(constraints.min_length)
         self.limits.prefix[:b, : constraints.prefix.shape[1]] = constraints.prefix
@@ -166,8 +157,8 @@ class Buffers:
         self.pool.log_p.fill_(NEVER)
         self.pool.steps.zero_()  # a place that stays empty leads back to no earlier batch
         if self.cache.ancestors is not None:
-            first = self.cache.rows // self.shape.beam * self.shape.beam
-            self.cache.ancestors.copy_(first.unsqueeze(1))
+            beam = self.shape.beam
+            self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))
 
     def move(self, sentences: Tensor, to: "Buffers") -> None:
         """Puts some of the sentences [count] into the first places of other buffers.

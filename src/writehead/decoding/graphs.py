@@ -1,18 +1,17 @@
-"""Greedy and beam search as captured CUDA graphs: few launches, and no word with the host.
+"""Greedy and beam search as captured CUDA graphs: one launch a step, and no word with the host.
 
-The step of the model, the choice of tokens and the beams' new order are captured for each shape
-(`buffers.Shape`), one step and several. Shapes are rounded up so that few serve all batches. The
-host launches ahead and looks, some steps late, at which sentences still grow; when half of them are
-done, the others move to a smaller graph. What is found is what `search.greedy` and
-`beam.beam_search` find: they are the reference that tests compare with.
+The step of the model, the choice of tokens and the beams' new order are one graph for each shape
+(`buffers.Shape`). Shapes are rounded up so that few graphs serve all batches. The host launches
+steps ahead and looks, some steps late, at which sentences still grow; when half of them are done,
+the others move to a smaller graph. What is found is what `search.greedy` and `beam.beam_search`
+find: they are the reference that tests compare with.
 """
 
 import dataclasses
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ from torch import Tensor
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding.buffers import Buffers, Shape, cache_bytes
+from writehead.decoding.captured import Captured, launching_on
 from writehead.decoding.reading import Watch, read_beams, read_greedy
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
-from writehead.kernels.beams import choose_beam, trace_back
-from writehead.kernels.choose import choose_greedy, survey
 from writehead.kernels.launch import rehearse
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.fused import FusedDecoder, largest_beam
@@ -34,9 +32,8 @@ from writehead.model.fused import FusedDecoder, largest_beam
 FEWEST = 16  # sentences from which on it pays to move to a smaller graph
 SOON = 8  # steps from the end, from which on it does not
 SHARE = 0.5  # of the device's memory that caches of captured graphs may hold together
-MOST_GRAPHS = 64  # a graph takes some memory besides its caches
+MOST_GRAPHS = 64  # shapes: their graphs take some memory besides the caches
 PROMPTS = 1 << 15  # tokens of prompts that are read together
-TOGETHER = 8  # steps that one launch takes, where there are as many to take
 UNIT = 64  # positions that memories and caches are rounded up to
 
 
@@ -60,6 +57,7 @@ class GraphDecoder:
         self.fused = FusedDecoder(model)
         self.largest_beam = largest_beam(model)
         self._numbers = np.arange(self.vocabulary).astype(object)
+        self._has_encoded = False
         self._captured: OrderedDict[Shape, Captured] = OrderedDict()
         self._lock = threading.Lock()
         self._budget = float("inf")
@@ -168,11 +166,10 @@ class GraphDecoder:
         capacity: int,
         config: DecodeConfig,
         constraints: Constraints,
-    ) -> "Captured":
+    ) -> Captured:
         """A captured step whose buffers hold the batch, ready for its first token."""
         b, m = tokens.shape
         shape = self._shape(b, m, capacity, config)
-        is_new = shape not in self._captured
         captured = self._capture(shape, constraints.end)
         buffers = captured.buffers
         known = torch.tensor(lengths, device=tokens.device)
@@ -181,10 +178,11 @@ class GraphDecoder:
             buffers.memories.lengths.fill_(1)
             mask = known if min(lengths) < m else None
             encode = functools.partial(self.fused.encode, tokens, mask, buffers.memories)
-            with _launching_on(self.model.device):
-                if is_new and self.model.device.type == "cuda":
+            with launching_on(self.model.device):
+                if not self._has_encoded and self.model.device.type == "cuda":
                     rehearse(encode)
                 encode()
+            self._has_encoded = True
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             captured.begin(first, None, constraints)
         else:
@@ -211,19 +209,18 @@ class GraphDecoder:
 
     @torch.no_grad()
     def run(
-        self, captured: "Captured", b: int, constraints: Constraints, config: DecodeConfig
+        self, captured: Captured, b: int, constraints: Constraints, config: DecodeConfig
     ) -> list[list[Hypothesis]]:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
         found: list[list[Hypothesis]] = [[] for _ in range(b)]
         places = list(range(b))  # which sentence stands where
         watch = Watch(captured.buffers, b, self._numbers, constraints.end)
         may_move = b >= FEWEST
-        longest, t = constraints.longest, 0
-        while True:
-            before, t = t, watch.next_look(t, longest)
-            captured.take(t - before)
-            if t == longest:
-                break
+        longest = constraints.longest
+        for t in range(1, longest + 1):
+            captured.step()
+            if t == longest or not watch.is_due(t, longest):
+                continue
             growing = watch.look(t)
             if not growing:
                 break
@@ -245,8 +242,8 @@ class GraphDecoder:
         return found
 
     def _move(
-        self, captured: "Captured", growing: list[int], smaller: int, end: int
-    ) -> "Captured | None":
+        self, captured: Captured, growing: list[int], smaller: int, end: int
+    ) -> Captured | None:
         """The sentences that grow in a smaller graph; None where the memory has no room for it."""
         before = captured.buffers
         shape = dataclasses.replace(before.shape, sentences=smaller)
@@ -276,12 +273,12 @@ class GraphDecoder:
             limits = [constraints.limits[places[i]] for i in done]
             read = read_greedy(watch, done, limits, config.alpha)
         else:
-            with _launching_on(self.model.device):
+            with launching_on(self.model.device):
                 read = read_beams(watch.buffers, done, config.n_best)
         for i, hypotheses in zip(done, read, strict=True):
             found[places[i]] = hypotheses
 
-    def _capture(self, shape: Shape, end: int) -> "Captured":
+    def _capture(self, shape: Shape, end: int) -> Captured:
         """The captured step of a shape, made if there is none; the longest unused give way."""
         captured = self._captured.pop(shape, None)
         if captured is None or captured.end != end:
@@ -299,110 +296,6 @@ class GraphDecoder:
         ):
             _, oldest = self._captured.popitem(last=False)
             held -= oldest.buffers.nbytes
-
-
-class Captured:
-    """Steps over buffers of their own: on a GPU as captured, elsewhere as they are written."""
-
-    def __init__(
-        self,
-        fused: FusedDecoder,
-        shape: Shape,
-        vocabulary: int,
-        end: int,
-        pool: Any = None,
-    ) -> None:
-        model = fused.model
-        self.end = end
-        self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
-        self._fused, self._vocabulary = fused, vocabulary
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
-        self._clear: Callable[[], None] = self.buffers.clear
-        if model.device.type == "cuda":
-            with _launching_on(model.device):
-                self._record(pool)
-
-    def _record(self, pool: Any) -> None:
-        """Captures one step and several, once the kernels are compiled and it was taken once.
-
-        Nothing grows yet, so that it does not matter what any of these steps do. A kernel waits
-        less for the one before it in its own graph than for the last of another.
-        """
-        rehearse(self._take_and_trace)
-        self._take()
-        torch.cuda.synchronize()
-        for steps in (TOGETHER, 1):
-            self._graphs[steps] = _recorded([self._take] * steps, pool)
-        self._clear = _recorded([self.buffers.clear], pool).replay
-
-    def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
-        """Makes sentences ready to be decoded, as `Buffers.begin` has it."""
-        self._clear()
-        self.buffers.begin(first, lengths, constraints)
-
-    def take(self, steps: int) -> None:
-        """Feeds the tokens there are and chooses the next, so many times."""
-        for together, graph in self._graphs.items():
-            for _ in range(steps // together):
-                graph.replay()
-            steps %= together
-        for _ in range(steps):  # where nothing is captured
-            self._take()
-
-    def _take_and_trace(self) -> None:
-        """A step, and what follows its beams back once they are done."""
-        self._take()
-        if self.buffers.shape.beam > 1:
-            trace_back(self.buffers.history, self.buffers.pool, self.buffers.shape.n_best)
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        buffers, shape = self.buffers, self.buffers.shape
-        limits, rows, found = buffers.limits, buffers.rows, buffers.found
-        logits = self._fused.step(rows, buffers.cache, buffers.memories, limits.clock)
-        survey(logits, found, vocabulary=self._vocabulary)
-        if shape.beam == 1:
-            choose_greedy(
-                logits,
-                found,
-                limits,
-                rows,
-                buffers.history,
-                buffers.log_p,
-                vocabulary=self._vocabulary,
-                end=self.end,
-            )
-            return
-        assert buffers.cache.ancestors is not None
-        choose_beam(
-            logits,
-            found,
-            limits,
-            rows,
-            buffers.history,
-            buffers.live,
-            buffers.pool,
-            buffers.cache.ancestors,
-            vocabulary=self._vocabulary,
-            end=self.end,
-            n_best=shape.n_best,
-            alpha=shape.alpha,
-        )
-
-
-def _recorded(works: Sequence[Callable[[], None]], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of what these do on the device, one after another."""
-    graph = torch.cuda.CUDAGraph()
-    # what other threads do on the device meanwhile is theirs
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        for work in works:
-            work()
-    return graph
-
-
-def _launching_on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the one that Triton launches on and graphs are captured on, whichever it is."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _round_rows(rows: int) -> int:

@@ -36,15 +36,9 @@ class Watch:
         self._event: torch.cuda.Event | None = None
         self._asked = self._taken = 0  # steps that were asked for, and that are in the texts
 
-    def next_look(self, t: int, longest: int) -> int:
-        """After how many of `longest` steps to look next, after t of them.
-
-        Where looking is late, some steps apart, and once more just before the last.
-        """
-        if self.buffers.mirror is None:
-            return t + 1
-        due = (t // LOOK + 1) * LOOK
-        return min(due, longest - LAST if t < longest - LAST else longest)
+    def is_due(self, t: int, longest: int) -> bool:
+        """Whether to look after t of `longest` steps; just before the last, to be nearly done."""
+        return self.buffers.mirror is None or t % LOOK == 0 or t == longest - LAST
 
     def look(self, t: int) -> list[int]:
         """The sentences that grew when this was asked the last time; asks anew, after t steps."""

@@ -8,7 +8,6 @@ seed and its logits.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import sub
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -345,11 +344,13 @@ def make_hypotheses(
 ) -> list[Hypothesis]:
     """The hypotheses of these lengths, whose last tokens are end tokens where `finished`."""
     _check_numbers(log_probabilities)
-    tokens = (
-        tuple(text if length == len(text) else text[:length])
-        for text, length in zip(texts, map(sub, lengths, finished), strict=True)
-    )
-    return list(map(Hypothesis, tokens, scores, log_probabilities, finished))
+    made = []
+    columns = (texts, lengths, scores, log_probabilities, finished)
+    for text, length, score, log_probability, is_finished in zip(*columns, strict=True):
+        count = length - is_finished
+        tokens = tuple(text if count == len(text) else text[:count])
+        made.append(Hypothesis(tokens, score, log_probability, is_finished))
+    return made
 
 
 def _check_numbers(log_probabilities: Sequence[float]) -> None:

@@ -156,11 +156,11 @@ def _survey_kernel(
     PART: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """One program owns one part of one row. The last parts, just written, come first."""
+    """One program owns one part of one row."""
     wait_for_input(CHAINED)
     hand_over(CHAINED)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     parts = tl.num_programs(1)
-    row, part = tl.program_id(0).to(tl.int64), parts - 1 - tl.program_id(1)
     CHUNKS: tl.constexpr = PART // CHUNK
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, CHUNK)
     tokens = part * PART + chunks[:, None] * CHUNK + within[None, :]

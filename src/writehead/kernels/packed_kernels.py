@@ -190,9 +190,10 @@ def backward_queries(
 ):
     """dQ, and delta for `backward_memory`. A program owns a tile of queries.
 
-    delta is the sum of a query's weights times their gradients. That is sum(O dO), but for what
-    was lost when O was rounded. In float32, where that shows, a turn before the one for dQ sums
-    the very products that delta is to be taken from.
+    delta is the sum of a query's weights times their gradients, which is sum(O dO). In float32 a
+    turn before the one for dQ sums the very products that it will be taken from: a query that sees
+    one position then has a difference of exactly zero, as plain PyTorch has it. That reads K and V
+    twice, so 16 bits, whose own rounding is larger, do without.
     """
     row, i, heads, head = _query_tile(n, h, ROWS, SHARED)
     there = i < n

@@ -8,7 +8,7 @@ Queries to the encoder's memory have, where it pays, no product of their own (`f
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
@@ -16,7 +16,7 @@ from writehead.kernels.choose import Rows
 from writehead.kernels.decode import MOST_QUERIES, append_and_attend, attend_memory
 from writehead.kernels.pointwise import embed
 from writehead.model.cache import KVCache
-from writehead.model.fused_layers import FusedLayer, apply_norm, fused_layers, normed_product, put
+from writehead.model.fused_layers import FusedLayer, apply_norm, fused_layers, normed_product
 from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
 
@@ -154,6 +154,16 @@ class FusedDecoder:
         X = apply_norm(stack.norm, X)
         for i, layer in enumerate(self._layers):
             assert layer.cross is not None
-            put(X, layer.cross.P_k, into.K[i, :b, :, :m])
-            put(X, layer.cross.P_v, into.V[i, :b, :, :m])
+            _put(X, layer.cross.P_k, into.K[i, :b, :, :m])
+            _put(X, layer.cross.P_v, into.V[i, :b, :, :m])
         into.lengths[:b] = m if lengths is None else lengths
+
+
+def _put(X: Tensor, P: nn.Linear, into: Tensor) -> None:
+    """Puts P(X) of X [b m, d] into a memory [b, g, m, k] whose heads are neighbours."""
+    b, g, m, k = into.shape
+    wide = into.transpose(1, 2).view(b, m, g * k)
+    if P.bias is None and wide.is_contiguous():
+        torch.mm(X, P.weight.t(), out=wide.view(b * m, g * k))
+    else:
+        wide.copy_(P(X).view_as(wide))

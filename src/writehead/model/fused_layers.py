@@ -217,16 +217,6 @@ def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor
     return rows_linear(X, W, residual=residual) if few_rows(X, W) else None
 
 
-def put(X: Tensor, P: nn.Linear, into: Tensor) -> None:
-    """Puts P(X) of X [b m, d] into a memory [b, g, m, k] whose heads are neighbours."""
-    b, g, m, k = into.shape
-    wide = into.transpose(1, 2).view(b, m, g * k)
-    if P.bias is None and wide.is_contiguous():
-        torch.mm(X, P.weight.t(), out=wide.view(b * m, g * k))
-    else:
-        wide.copy_(P(X).view_as(wide))
-
-
 def normed_product(
     norm: nn.Module, X: Tensor, W: Tensor, bias: Tensor | None, *, scale: float = 1.0
 ) -> Tensor:

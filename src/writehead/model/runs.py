@@ -130,7 +130,12 @@ def finish_run(
 
 @contextmanager
 def atomic_directory(directory: Path) -> Iterator[Path]:
-    """A fresh folder that takes the place of `directory` when the block ends without an error."""
+    """A fresh folder that takes the place of `directory` when the block ends without an error.
+
+    Where that is a symbolic link, the folder behind it is replaced, and the link stays.
+    """
+    if directory.is_symlink():
+        directory = directory.resolve()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

@@ -16,7 +16,8 @@ def quality_caption(sheet: Sheet) -> list[str]:
     paper, results = sheet.training, sheet.results
     one = results[0]
     return [
-        f"Ours: {sheet.experiment.family}, {millions(one['parameters'])} parameters in every row "
+        f"Ours: presets {sheet.experiment.family}, {millions(one['parameters'])} parameters in "
+        f"every row "
         f"(the paper: {millions(paper.parameters)}).",
         f"Text: {_text(one['data'])} (the paper: {paper.data}).",
         f"Training: {_training(one)} (the paper: {paper.steps:,} steps of {paper.tokens:,} tokens, "
@@ -24,7 +25,7 @@ def quality_caption(sheet: Sheet) -> list[str]:
         f"Chip: {_listed(r['environment']['hardware']['device'] for r in results)}, "
         f"{_minutes(results)} from a row's first step to its last, whether or not others shared "
         f"the chip (the paper: {paper.chip}).",
-        "In brackets: the paper's sizes.",
+        *(["In brackets: the paper's sizes."] if sheet.has_other_sizes else []),
         _scored(sheet, one),
         "±: the standard deviation over seeds."
         if len({r["seed"] for r in results}) > 1
@@ -85,7 +86,7 @@ def speed_caption(results: list[Result]) -> list[str]:
     rows, length = one["training"]["train"]["rows"], one["training"]["train"]["target_length"]
     return [
         "µs a token: the encoder's time over source tokens + a decoder step's over sentences.",
-        f"Ours: {one['family']}, batch {setting['batch']:,}, {setting['source']} + "
+        f"Ours: presets {one['family']}, batch {setting['batch']:,}, {setting['source']} + "
         f"{setting['target']} tokens, {one['dtype']}, "
         f"{_listed(r['environment']['hardware']['device'] for r in results)} (the paper: "
         f"{millions(paper.parameters)} parameters, batch {paper.batch:,}, {paper.source} + "

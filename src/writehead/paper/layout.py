@@ -99,14 +99,20 @@ def _seeds(sheet: Sheet, row: str) -> str:
 
 
 def claims_grid(sheet: Sheet) -> Grid:
-    """Every claim about a sheet's table, with the paper's margin, ours, the noise and a verdict."""
+    """The claims about a sheet's table, with the paper's margin, ours, the noise and a verdict.
+
+    Those about rows that were not run are counted only.
+    """
     head = ["the paper says", "held to", "figure", "paper", "ours", "noise", "verdict"]
-    rows = [_claim_cells(one, sheet) for one in judge(sheet)]
+    verdicts = judge(sheet)
+    rows = [_claim_cells(one, sheet) for one in verdicts if one.word != NOT_RUN]
+    left = len(verdicts) - len(rows)
     notes = [
         "A margin is above 0 where the claim holds. Noise: how far from 0 chance alone takes it, "
         "19 times in 20, by the spread over seeds, pooled over the rows that have several; a claim "
         "is seen where the margin is above it, not seen where it is below minus it. Margins are of "
         "figures before they are rounded.",
+        *([f"Not run: {left} of {len(verdicts)}, about rows that were not."] if left else []),
         *_names(sheet),
     ]
     return Grid(f"{TITLES[sheet.table]}: {sheet.scale}, and what the paper says", head, rows, notes)

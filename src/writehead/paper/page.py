@@ -92,8 +92,7 @@ def _judged(grid: Grid) -> str:
     """A table whose last column has verdicts."""
     head = "".join(_cell("th", cell, "") for cell in grid.head)
     rows = [
-        "".join(_cell("td", cell, "") for cell in row[:-1])
-        + _cell("td", row[-1], CLASSES.get(row[-1], "missing"))
+        "".join(_cell("td", cell, "") for cell in row[:-1]) + _cell("td", row[-1], CLASSES[row[-1]])
         for row in grid.rows
     ]
     return _framed("claims", head, rows, grid.notes)

@@ -2,7 +2,7 @@
 
 results/TABLE/SCALE/ROW-seedK.json is one row of Table 1 or 3 by one seed, and
 results/table2/SCALE/ROW.json one row of Table 2. The folder `again` in it has the same of rows that
-were trained once more.
+were trained once more. Other folders are not read.
 """
 
 import json

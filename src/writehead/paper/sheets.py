@@ -133,6 +133,15 @@ class Sheet:
         # our rows stand in the paper's order, whatever their sizes are called
         self.names = dict(zip((row.row for row in PAPER[table]), self.experiment.rows, strict=True))
 
+    @property
+    def has_other_sizes(self) -> bool:
+        """Whether any row of ours has other heads or another width than the paper's."""
+        for row in PAPER[self.table]:
+            ours = self.models[row.row]
+            if (ours.h, ours.k, ours.f) != (row.h, row.k, row.f):
+                return True
+        return False
+
     def of_row(self, paper_row: str) -> list[Result]:
         """The results of a row, by seed."""
         own = [one for one in self.results if one["row"] == self.names[paper_row]]

@@ -126,6 +126,8 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
         return Ending(len(paths), len(paths))
     report.say(f"table2, scale {job.scale}: {speed.words}")
     device = find_device(job.device)
+    if device.type == "cpu" and job.scale != "tiny":
+        report.say("on a CPU that may take hours; the sizes of --scale tiny are for one")
     with claimed(job.lock(chip_name(device))) as alone:
         if alone:
             return _time_rows(job, paths, todo, clock, report)

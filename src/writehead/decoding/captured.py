@@ -1,0 +1,128 @@
+"""One step of a search over buffers of its own, captured as a CUDA graph: one launch.
+
+So is what is set back before each batch. A graph is captured on the model's device, and in a
+rehearsal before it all kernels of the step are compiled at the same time.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from writehead.decoding.buffers import Buffers, Shape
+from writehead.decoding.search import Constraints
+from writehead.kernels.beams import choose_beam, trace_back
+from writehead.kernels.choose import choose_greedy, survey
+from writehead.kernels.launch import rehearse
+from writehead.model.fused import FusedDecoder
+
+
+class Captured:
+    """One step over buffers of its own: on a GPU one launch, elsewhere as it is written."""
+
+    def __init__(
+        self,
+        fused: FusedDecoder,
+        shape: Shape,
+        vocabulary: int,
+        end: int,
+        pool: Any = None,
+    ) -> None:
+        model = fused.model
+        self.end = end
+        self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
+        self._fused, self._vocabulary, self._pool = fused, vocabulary, pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._blank: torch.cuda.CUDAGraph | None = None  # which only those need that begin here
+        if model.device.type == "cuda":
+            with launching_on(model.device):
+                self._record()
+
+    def _record(self) -> None:
+        """Captures the step, once its kernels are compiled and it was taken once.
+
+        Nothing grows yet, so that it does not matter what any of these steps do.
+        """
+        rehearse(self._take_and_trace)
+        self._take()
+        torch.cuda.synchronize()
+        self._graph = _recorded(self._take, self._pool)
+
+    def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
+        """Makes sentences ready to be decoded, from what the caches hold of them.
+
+        first: [sentences], tokens to feed. lengths: [sentences], positions in the caches, of which
+        the first beam has K and V; by default none.
+        """
+        device = self._fused.model.device
+        if device.type == "cuda" and self._blank is None:
+            with launching_on(device):
+                self._blank = _recorded(self.buffers.clear, self._pool)
+        if self._blank is None:
+            self.buffers.clear()
+        else:
+            self._blank.replay()
+        self.buffers.place(first, lengths, constraints)
+
+    def step(self) -> None:
+        """Feeds the tokens there are, and chooses the next."""
+        if self._graph is None:
+            self._take()
+        else:
+            self._graph.replay()
+
+    def _take_and_trace(self) -> None:
+        """A step, and what follows its beams back once they are done."""
+        self._take()
+        if self.buffers.shape.beam > 1:
+            trace_back(self.buffers.history, self.buffers.pool, self.buffers.shape.n_best)
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        buffers, shape = self.buffers, self.buffers.shape
+        limits, rows, found = buffers.limits, buffers.rows, buffers.found
+        logits = self._fused.step(rows, buffers.cache, buffers.memories, limits.clock)
+        survey(logits, found, vocabulary=self._vocabulary)
+        if shape.beam == 1:
+            choose_greedy(
+                logits,
+                found,
+                limits,
+                rows,
+                buffers.history,
+                buffers.log_p,
+                vocabulary=self._vocabulary,
+                end=self.end,
+            )
+            return
+        assert buffers.cache.ancestors is not None
+        choose_beam(
+            logits,
+            found,
+            limits,
+            rows,
+            buffers.history,
+            buffers.live,
+            buffers.pool,
+            buffers.cache.ancestors,
+            vocabulary=self._vocabulary,
+            end=self.end,
+            n_best=shape.n_best,
+            alpha=shape.alpha,
+        )
+
+
+def _recorded(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of what `work` does on the device."""
+    graph = torch.cuda.CUDAGraph()
+    # what other threads do on the device meanwhile is theirs
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the one that Triton launches on and graphs are captured on, whichever it is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
