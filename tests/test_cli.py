@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from writehead.cli import app
+from writehead.cli import app, main
 from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
 
@@ -231,3 +231,31 @@ def test_evaluate_says_that_it_cannot_write_before_it_scores(writehead, tmp_path
     code, out, err = writehead("evaluate", tmp_path / "no run", *scoring)
     assert (code, out) == (2, "")
     assert err == f"error: {tmp_path} could not be written: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 9 bytes"),
+    ],
+    ids=str,
+)
+def test_memory_that_runs_out_is_one_line(writehead, monkeypatch, error):
+    def too_much(*given, **named):
+        raise error
+
+    monkeypatch.setattr(sys.modules[main.__module__], "app", too_much)
+    code, out, err = writehead("presets")
+    assert (code, out) == (2, "")
+    assert err == "error: the memory does not hold what was asked for; ask for less at a time\n"
+
+
+def test_other_errors_of_the_runtime_stay_what_they_are(writehead, monkeypatch):
+    def fail(*given, **named):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(sys.modules[main.__module__], "app", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        writehead("presets")

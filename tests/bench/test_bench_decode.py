@@ -239,6 +239,7 @@ def test_rows_without_a_family_are_those_of_the_one_there_is_by_default(
     [
         (["--preset=tiny/multi-quary"], "did you mean"),
         (["--preset=tiny", "--rows=multi-quary"], "Table 2 has no row 'multi-quary'"),
+        (["--preset=tiny/multi-query", "--rows=multi-head"], "tiny/multi-query is one row"),
         (["--batch=0"], "--batch 0 is too little"),
         (["--target=-1"], "--target -1 is too little"),
         (["--target=257"], "--target 257 is past the 256 learned positions of tiny/multi-head"),

@@ -4,6 +4,8 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,3 +128,38 @@ def test_killed_with_no_warning_it_leaves_no_process_and_all_save(
         os.waitpid(driver, 0)
         said.read()  # ends when every process that could write to it has
     assert all(len(steps(tmp_path / name)) == 1 for name in MODELS)
+
+
+def test_new_processes_leave_ctrl_c_to_the_one_that_starts_them(dataset, tmp_path):
+    # in a process of its own, since Python's helper of new ones begins with the first of them
+    script = f"""
+import io, signal
+from pathlib import Path
+from rich.console import Console
+from trainings import CONFIG, MODEL
+from writehead.demo import together
+
+class Noted(together._Helper):
+    def __init__(self, *given):
+        super().__init__(*given)
+        status = Path(f"/proc/{{self._process.pid}}/status").read_text()
+        mask = int(status.partition("SigBlk:")[2].split()[0], 16)
+        print(bool(mask & 1 << signal.SIGINT - 1), flush=True)
+        signal.raise_signal(signal.SIGTERM)
+
+together._Helper = Noted
+data, run = Path({str(dataset)!r}), Path({str(tmp_path / "run")!r})
+one = together.Training(data, run, MODEL, CONFIG, "cpu")
+if __name__ == "__main__":
+    together.train_together({{"one": one, "other": one}}, 1, Console(file=io.StringIO()))
+"""
+    (tmp_path / "script.py").write_text(script)
+    folders = os.pathsep.join(sys.path)
+    found = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout.split() == ["True", "True"], found.stderr

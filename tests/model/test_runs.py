@@ -80,6 +80,12 @@ def test_an_existing_run_is_replaced_only_when_told_to(run):
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
+def test_a_dataset_is_told_from_a_run(tmp_path):
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(RunError, match="is a dataset, not a run; `writehead train` makes a run"):
+        load_run(tmp_path)
+
+
 def test_behind_a_link_the_run_is_replaced_and_the_link_stays(run):
     link = run.parent / "link"
     link.symlink_to(run.name)

@@ -248,13 +248,22 @@ def test_rows_that_were_not_run_say_so_and_so_do_tables(tmp_path):
 
 def test_the_scale_with_the_most_rows_comes_first_and_of_equals_the_larger(tmp_path):
     write_table(tmp_path, "table1", as_in_the_paper())
-    write_row(tmp_path, "table1", "multi-query", [1.5, 1.4], scale="tiny")
-    write_row(tmp_path, "table1", "multi-head", [1.4], scale="paper-size")
+    write_row(tmp_path, "table1", "multi-query", [1.5, 1.4], scale="paper-size")
+    write_row(tmp_path, "table1", "multi-head", [1.4], scale="paper")
     sections = make_report(tmp_path).sections
     bracketed = ["In brackets: the paper's sizes." in one.table.notes for one in sections]
-    assert bracketed == [True, False, True]  # those of paper-size are the paper's
+    assert bracketed == [True, False, False]  # the others' are the paper's
     titles = [one.table.title for one in sections]
-    assert [title.rpartition(": ")[2] for title in titles] == ["small", "paper-size", "tiny"]
+    assert [title.rpartition(": ")[2] for title in titles] == ["small", "paper", "paper-size"]
+
+
+def test_a_rehearsal_is_shown_only_where_there_is_nothing_else_of_a_table(tmp_path):
+    write_row(tmp_path, "table1", "multi-query", [1.5], scale="tiny")
+    write_row(tmp_path, "table3", "multi-query", [1.5], scale="tiny")
+    assert len(make_report(tmp_path).sections) == 2
+    write_row(tmp_path, "table1", "multi-query", [1.5])
+    titles = [one.table.title.rpartition(": ")[2] for one in make_report(tmp_path).sections]
+    assert titles == ["small", "tiny"]
 
 
 def test_claims_flip_when_the_figures_flip(tmp_path):

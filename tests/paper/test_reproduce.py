@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from writehead.paper.reproduce import Job, reproduce
 from writehead.paper.speed import SPEEDS, choose_scale
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 from writehead.training.checkpoint import list_checkpoints
+from writehead.training.loop import Trainer
 
 ROWS = ("multi-head", "multi-query")
 
@@ -99,8 +101,43 @@ def test_a_table_stopped_by_the_clock_goes_on_to_the_same_results(writehead, tmp
     code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4")
     assert code == 0
     assert err.count("is there; skipped") == 2
-    assert "all 2 results are there; nothing to do" in err
+    assert "all 2 results are there, so nothing was trained; give another folder" in err
     assert trained[-1].stat().st_mtime_ns == moment
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_step_of_a_row_stops_before_its_scoring(
+    writehead, tmp_path, monkeypatch, number
+):
+    go = Trainer.run_to_end
+
+    def told_at_the_end(*given):
+        outcome = go(*given)
+        signal.raise_signal(number)
+        return outcome
+
+    only = [f"--only={row}" for row in ROWS]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run_to_end", told_at_the_end)
+        code, _, err = run(writehead, tmp_path, "table1", *only, "--steps=2")
+    assert code == 128 + number
+    assert "stopped at multi-head, seed 0, after step 2 of 2; 0 of 2 results are there" in err
+    code, _, err = run(writehead, tmp_path, "table1", "--only=multi-head", "--steps=2")
+    assert code == 0, err
+    assert "has its 2 steps already" in err
+    assert "1 of 1 results are there" in err
+
+
+def test_the_time_that_is_left_is_told_by_rows_of_the_same_device_only(writehead, tmp_path, whole):
+    shutil.copytree(whole / "results", tmp_path / "results")
+    (tmp_path / "results/table1/tiny/multi-query-seed0.json").unlink()
+    done = tmp_path / "results/table1/tiny/multi-head-seed0.json"
+    result = json.loads(done.read_text())
+    result["environment"]["hardware"]["device"] = "a chip far away"
+    done.write_text(json.dumps(result))
+    only = [f"--only={row}" for row in ROWS]
+    _, _, err = run(writehead, tmp_path, "table1", *only, "--steps=4", "--minutes=0")
+    assert "row 2 of 2, multi-query, seed 0\n" in err
 
 
 def test_rows_differ_in_their_attention_alone(whole):
@@ -353,6 +390,8 @@ def test_table_2_times_a_row_by_both_searches_and_a_training_step(
     code, _, err = run(writehead, tmp_path, "table2", "--only=multi-query")
     assert code == 0, err
     found = result(tmp_path, "table2", "multi-query")
+    figures = r"training [\d.e+]+, greedy [\d.e+]+ \+ [\d.e+]+, beam 4 [\d.e+]+ \+ [\d.e+]+"
+    assert re.search(rf"multi-query: µs a token: {figures}; \S+/multi-query\.json\n", err)
     assert [row["setting"]["beam"] for row in found["decode"]] == [1, 4]
     for row in found["decode"]:
         assert list(row["measured"]) == ["ours, padded", "ours, true lengths"]

@@ -80,6 +80,25 @@ def test_perplexity_a_word_counts_what_spaces_part_and_line_ends(writer):
     assert scores["ppl_per_word"] == pytest.approx(math.exp(total / 9), rel=1e-5)
 
 
+def test_the_perplexity_of_a_very_long_word_is_infinite_and_its_json_valid(
+    tmp_path, writer, writehead
+):
+    word = "x" * 2_000
+    assert evaluate_text(writer, [word])["ppl_per_word"] == math.inf
+    tokenizer().save(tmp_path / "tokens")
+    save_run(tmp_path / "run", writer.model, tokenizer=tmp_path / "tokens")
+    (tmp_path / "text").write_text(word)
+    command = ("evaluate", tmp_path / "run", "--text", tmp_path / "text", "--device=cpu")
+    code, out, _ = writehead(*command, "--output", tmp_path / "s.json")
+    assert (code, "inf" in out) == (0, True)
+    code, out, _ = writehead(*command, "--json")
+    assert code == 0
+    for given in (out, (tmp_path / "s.json").read_text()):
+        scores = json.loads(given, parse_constant=pytest.fail)  # Infinity and NaN are not JSON
+        assert scores["ppl_per_word"] is None
+        assert scores["ln_ppl"] > 1
+
+
 def test_text_longer_than_the_positions_is_scored_whole(writer):
     line = " ".join(["the small bird sings"] * 30)
     assert len(tokenizer().encode(line)) > writer.model.config.target_positions

@@ -1,14 +1,20 @@
 import json
 import os
 import pty
+import random
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from corpora import pair_inputs, pairs, write_pairs
 from trainings import CONFIG, LANGUAGE, MODEL, curve, go
 from writehead import cost
+from writehead.config import PrepareConfig
+from writehead.data.dataset import Dataset
+from writehead.data.prepare import prepare
+from writehead.data.sources import parallel_files
 from writehead.model import load_run
 from writehead.training.journal import Journal, read_log
 
@@ -109,6 +115,29 @@ def test_the_log_has_every_step_and_tensorboard_shows_the_log(dataset, tmp_path)
         assert shown == pytest.approx(logged), name
 
 
+def test_a_dev_split_of_no_lines_is_as_none(tmp_path):
+    rows = pairs(90, longest=4)
+    [held] = random.Random("0/dev").sample(range(90), 1)  # the line that `prepare` puts aside
+    rows[held] = ("", "")
+    for name, dev in (("without", 0), ("with", 1)):
+        config = PrepareConfig(task="translation", vocabulary=330, dev=dev)
+        data = prepare(tmp_path / name, pair_inputs(tmp_path, rows), config, workers=1)
+        go(tmp_path / name, tmp_path / f"run-{name}")
+    assert [len(data.split(name)) for name in ("train", "dev")] == [89, 0]
+    assert curve(tmp_path / "run-with") == curve(tmp_path / "run-without")
+
+
+def test_a_dev_split_of_pairs_longer_than_the_positions_is_as_none(tmp_path):
+    train = write_pairs(tmp_path, "train", pairs(90, longest=4))
+    dev = write_pairs(tmp_path, "dev", [(a * 9, b * 9) for a, b in pairs(2, seed=3, longest=4)])
+    inputs = parallel_files(*([file] for file in (*train, *dev)))
+    config = PrepareConfig(task="translation", vocabulary=330)
+    data = prepare(tmp_path / "pairs", inputs, config, workers=1)
+    assert len(data.split("dev")) == 2
+    go(tmp_path / "pairs", tmp_path / "run")
+    assert [entry["step"] for entry in read_log(tmp_path / "run")] == [3, 6, 9, 11]
+
+
 def test_training_opens_with_what_is_trained_where(dataset, text, tmp_path, capsys):
     go(dataset, tmp_path / "pairs")
     count = sum(P.numel() for P in load_run(tmp_path / "pairs").model.parameters())
@@ -118,6 +147,24 @@ def test_training_opens_with_what_is_trained_where(dataset, text, tmp_path, caps
     assert "parameters on cpu" not in capsys.readouterr().err
     go(text, tmp_path / "text", model=LANGUAGE)
     assert "; 11 steps of 4 × 48 tokens\n" in capsys.readouterr().err
+
+
+def test_training_opens_with_how_many_pairs_are_longer_than_a_row(dataset, text, tmp_path, capsys):
+    split = Dataset.open(dataset).split("train")
+    ends = [(len(split.source(i)) + 1, len(split.target(i)) + 1) for i in range(len(split))]
+    long = sum(source > 20 or target > 17 for source, target in ends)
+    assert 0 < long < len(split)
+    narrow = replace(CONFIG, steps=2, source_length=20, target_length=17)
+    go(dataset, tmp_path / "narrow", narrow)
+    said = capsys.readouterr().err.splitlines()
+    assert said[1] == (
+        f"note: training leaves out {long} of {len(split)} pairs, which are longer than a row of "
+        f"(20 + 17) tokens"
+    )
+    assert sum("leaves out" in line for line in said) == 1
+    go(dataset, tmp_path / "wide", replace(CONFIG, steps=2))
+    go(text, tmp_path / "text", narrow, LANGUAGE)  # text is cut, and none of it left out
+    assert "leaves out" not in capsys.readouterr().err
 
 
 def test_an_entry_is_the_mean_over_all_steps_since_the_one_before(dataset, tmp_path):

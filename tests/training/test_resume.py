@@ -24,6 +24,7 @@ from trainings import (
     steps,
     weights,
 )
+from writehead.errors import TrainingError
 from writehead.training.step import Stepper
 
 
@@ -39,6 +40,24 @@ def test_a_run_that_was_told_to_stop_goes_on_to_the_bit(
         outcome = go(dataset, tmp_path / "run", config)
         assert (outcome.step, outcome.stopped_by) == (stopped, number)
     assert go(dataset, tmp_path / "run", config).step == STEPS
+    assert_same_training(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_whose_loss_is_no_number_before_its_first_checkpoint_begins_anew(
+    dataset, tmp_path, monkeypatch
+):
+    update = Stepper.update
+    monkeypatch.setattr(Stepper, "update", lambda *given: update(*given) * float("nan"))
+    with pytest.raises(TrainingError) as caught:
+        go(dataset, tmp_path / "run")
+    assert str(caught.value) == (
+        "the loss became nan by step 3; there is no checkpoint yet, so the run begins anew. Lower "
+        "train.learning_rate or raise train.warmup, and run the command again"
+    )
+    monkeypatch.setattr(Stepper, "update", update)
+    calmer = replace(CONFIG, learning_rate=0.001, warmup=5)
+    for run in ("run", "whole"):
+        assert go(dataset, tmp_path / run, calmer).step == STEPS
     assert_same_training(tmp_path / "run", tmp_path / "whole")
 
 

@@ -5,6 +5,7 @@ PyTorch takes seconds to load, so verbs import the rooms that need it when they 
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from typer.core import TyperGroup
 from writehead import __version__
 from writehead.errors import WriteheadError
 
+NO_ROOM = "the memory does not hold what was asked for; ask for less at a time"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to a disk may end with
 
 
@@ -100,6 +102,12 @@ def main() -> None:
             app()
     except WriteheadError as error:
         _fail(str(error))
+    except MemoryError:
+        _fail(NO_ROOM)
+    except RuntimeError as error:  # PyTorch has no class of its own for a CPU's memory
+        if not re.search("out of memory|allocate memory", str(error)):
+            raise
+        _fail(NO_ROOM)
     except OSError as error:  # of a place that no verb looks after, such as standard output
         place = "" if error.filename is None else f"{error.filename}: "
         if error.filename is None and error.errno in FULL:  # verbs name the files that they write

@@ -296,6 +296,8 @@ def _models(presets: list[str] | None, wanted: str | None) -> dict[str, ModelCon
     for row in chosen:
         if row not in known:
             raise ConfigError(f"Table 2 has no row {row!r}; {nearest(row, known)}")
+    if wanted is not None and presets and not any(name in FAMILIES for name in presets):
+        raise ConfigError(f"--rows are a family's, and {presets[0]} is one row; leave them out")
     models = {}
     for name in presets or []:
         if name in FAMILIES:

@@ -1,6 +1,7 @@
 """`writehead train`, `writehead average`, `writehead evaluate` and `writehead bench`."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,9 +152,9 @@ def evaluate_command(
         **environment(engine.model.device),
     }
     if output is not None:
-        write_result(output, result)
+        write_result(output, _finite(result))
     if as_json:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(_finite(result), indent=2, ensure_ascii=False))
     else:
         page = Page()
         if not page.is_terminal:
@@ -224,6 +225,14 @@ def _configs(name: str, settings: list[str] | None) -> tuple[ModelConfig, TrainC
     changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(name), changes["model"])
     return model, with_settings(TrainConfig(), changes["train"])
+
+
+def _finite(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with None for scores that are infinite or no number, which JSON cannot say."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in result.items()
+    }
 
 
 def _score_table(result: dict[str, Any]) -> Table:

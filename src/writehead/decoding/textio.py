@@ -16,6 +16,7 @@ from writehead.errors import DataError
 
 Write = Callable[[str], None]
 COUNTED = 1 << 30  # bytes of a file whose lines are counted beforehand, in about a second
+PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # how gzip, xz, bzip2, zstd begin
 
 
 def read_lines(path: str) -> Iterator[str]:
@@ -45,6 +46,10 @@ def _decoded(file: BinaryIO, name: str, *, typed: bool = False) -> Iterator[str]
                 try:
                     line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
                 except UnicodeDecodeError as error:
+                    if number == 1 and raw.startswith(PACKED):
+                        raise DataError(
+                            f"{name} is compressed; unpack it first, and give what comes out"
+                        ) from error
                     wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start + 1})"
                     if not typed:
                         raise DataError(f"{wrong}; convert the text") from error

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def train_together(trainings: Mapping[str, Training], threads: int, console: Con
     runs = {name: training.run for name, training in trainings.items()}
     helpers: list[_Helper] = []
     with noted_signals() as told:
+        # Python's own helper of new processes lifts the mask when it begins, so it comes first
+        resource_tracker.ensure_running()
         # a new process inherits the mask, and so does not hear Ctrl-C
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

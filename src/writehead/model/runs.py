@@ -282,6 +282,8 @@ def _require(path: Path) -> None:
         )
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
+    if (directory / "dataset.json").is_file():
+        raise RunError(f"{directory} is a dataset, not a run; `writehead train` makes a run of it")
     checkpoints = sorted((directory / CHECKPOINTS).glob("step-*"))
     if checkpoints and path.name == CONFIG:
         raise RunError(

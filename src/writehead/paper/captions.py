@@ -10,6 +10,11 @@ from writehead.paper.tables import TABLE_2_TIMING
 
 MOST_STEPS = 8  # that a caption gives figures of
 
+PER_TOKEN = (
+    "ln(PPL) is a subword token's, of this vocabulary: hold rows against one another by it, and "
+    "not against the paper's or another scale's."
+)
+
 
 def quality_caption(sheet: Sheet) -> list[str]:
     """Sentences on a sheet of Table 1 or 3: size, text, steps, chip, scoring, noise."""
@@ -26,6 +31,7 @@ def quality_caption(sheet: Sheet) -> list[str]:
         f"{_minutes(results)} from a row's first step to its last, whether or not others shared "
         f"the chip (the paper: {paper.chip}).",
         *(["In brackets: the paper's sizes."] if sheet.has_other_sizes else []),
+        *([PER_TOKEN] if sheet.table == "table1" else []),
         _scored(sheet, one),
         "±: the standard deviation over seeds."
         if len({r["seed"] for r in results}) > 1

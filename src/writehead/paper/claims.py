@@ -227,5 +227,5 @@ def _find(claim: Claim, measure: Measure, figures: Figures) -> tuple[Finding, We
     sign = 1.0 if measure.lower_is_better else -1.0
     losses = {row: sign * figure.mean for row, figure in figures.items()}
     weights = claim.weigh(losses)
-    used = {row: figures[row].mean for row in weights}
+    used = {row: figures[row].mean for row in dict.fromkeys((*weights, *claim.rows))}
     return Finding(_sum(weights, losses), used), weights

@@ -17,6 +17,7 @@ from writehead.paper.presets import FAMILIES, rows
 TABLES = ("table1", "table2", "table3")
 # from the smallest: a rehearsal; our text and our sizes; our text and the paper's sizes; the paper
 SCALES = ("tiny", "small", "paper-size", "paper")
+REHEARSAL = SCALES[0]
 
 
 @dataclass(frozen=True)

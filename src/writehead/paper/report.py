@@ -14,7 +14,7 @@ from writehead.data.writing import write_whole
 from writehead.errors import RunError
 from writehead.paper.boxed import FOLDER, boxed_grid, read_boxed, what_is_not_run
 from writehead.paper.captions import kv_caption, loss_caption
-from writehead.paper.experiments import TABLES
+from writehead.paper.experiments import REHEARSAL, TABLES
 from writehead.paper.figures import loss_svg, quality_svg
 from writehead.paper.layout import TITLES, Grid, claims_grid, quality_grid, speed_grid
 from writehead.paper.repeats import read_repeats, repeats_grid
@@ -63,7 +63,7 @@ class Report:
 
 def make_report(results: Path) -> Report:
     """What a folder of results shows."""
-    found, again = read_results(results), read_repeats(results)
+    found, again = _without_rehearsals(read_results(results)), read_repeats(results)
     sections = [
         Section(speed_grid(scale, read))
         if table == "table2"
@@ -86,6 +86,18 @@ def make_report(results: Path) -> Report:
         sweep=sweep,
         boxed=None if boxed is None else boxed_grid(boxed),
     )
+
+
+def _without_rehearsals(
+    found: dict[tuple[str, str], list[Result]],
+) -> dict[tuple[str, str], list[Result]]:
+    """The results but for those at scale tiny of tables that have others."""
+    larger = {table for table, scale in found if scale != REHEARSAL}
+    return {
+        (table, scale): read
+        for (table, scale), read in found.items()
+        if scale != REHEARSAL or table not in larger
+    }
 
 
 def _most_rows_first(found: tuple[tuple[str, str], list[Result]]) -> tuple[int, int]:

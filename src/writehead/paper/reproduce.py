@@ -139,7 +139,10 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
     report, clock, pairs = report or Reporter(), Clock(job.minutes), job.pairs
     todo = _missing(job, report)
     if not todo:
-        report.say(f"{job.experiment.name}: all {len(pairs)} results are there; nothing to do")
+        report.say(
+            f"{job.experiment.name}: all {len(pairs)} results are there, so nothing was trained; "
+            f"give another folder with --results and another with --runs to train them anew"
+        )
         return Ending(len(pairs), len(pairs))
     for row, seed in todo:  # before hours of training, not after
         _check_begun(job, row, seed)
@@ -188,8 +191,8 @@ def _run(
     )
     _check_begun(job, row, seed)  # by now another process may have
     outcome = _train(job, row, seed, data.directory, clock)
-    if outcome.stopped_by is not None or clock.is_up:
-        stopped_by = outcome.stopped_by or int(signal.SIGTERM)
+    if outcome.stopped_by or outcome.late or clock.is_up:
+        stopped_by = outcome.stopped_by or outcome.late or int(signal.SIGTERM)
         at = f"{row}, seed {seed}, after step {outcome.step} of {job.train.steps}"
         return Ending(_count(job), pairs, stopped_by, at)
     _finish(job, row, seed, text, describe(data), report)
@@ -356,17 +359,18 @@ def _in_short(scores: dict[str, Any]) -> str:
         if "ppl_per_word" in found:
             figure = f"perplexity a word {found['ppl_per_word']:.2f}"
         bleu = [f"{one['intl']:.2f}" for one in found.get("bleu", {}).values()]
+        name = f"other text, {found['name']}," if name == "other" else name
         words.append(f"{name} {figure}" + (f", BLEU {' / '.join(bleu)}" if bleu else ""))
     return "; ".join(words)
 
 
 def _time_left(job: Job, rows: int) -> str:
-    """How long the rows that are left will take, if some are done by which to tell."""
-    timings = [
-        read_result(path)["timings"]
-        for row, seed in job.pairs
-        if (path := job.result(row, seed)).is_file()
+    """How long the rows that are left will take, if some were done on such a device."""
+    here = environment(find_device(job.device))["hardware"]["device"]
+    done = [
+        read_result(path) for row, seed in job.pairs if (path := job.result(row, seed)).is_file()
     ]
+    timings = [one["timings"] for one in done if one["environment"]["hardware"]["device"] == here]
     if not timings:
         return ""
     pace = statistics.mean(one["training_s"] + one["scoring_s"] for one in timings)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from writehead.bench.decode import ON_CPU, Place, translation_row
+from writehead.bench.decode import ON_CPU, OURS, Place, quickest, translation_row
 from writehead.bench.floor import measure_chip
 from writehead.bench.record import environment, write_result
 from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
@@ -122,7 +122,10 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
             read_result(path)
             report.say(f"{row}: {path} is there; skipped")
     if not todo:
-        report.say(f"table2, scale {job.scale}: all {len(paths)} results are there; nothing to do")
+        report.say(
+            f"table2, scale {job.scale}: all {len(paths)} results are there, so nothing was timed; "
+            f"give another folder with --results to time them anew"
+        )
         return Ending(len(paths), len(paths))
     report.say(f"table2, scale {job.scale}: {speed.words}")
     device = find_device(job.device)
@@ -157,12 +160,25 @@ def _time_rows(
                     continue
                 number = _count(paths) + 1
                 report.say(f"table2, scale {job.scale}: row {number} of {len(paths)}, {row}")
-                write_result(path, _time(job, speed, row, place, dataset))
+                result = _time(job, speed, row, place, dataset)
+                write_result(path, result)
+                report.say(f"{row}: {_in_short(result)}; {path}")
             if clock.is_up and _count(paths) < len(paths):
                 return Ending(_count(paths), len(paths), int(signal.SIGTERM))
         if len(passed) in (0, len(todo)):
             return Ending(_count(paths), len(paths))
         todo = passed  # the other may have been stopped meanwhile
+
+
+def _in_short(result: dict[str, Any]) -> str:
+    """The figures of a row, as Table 2 has them."""
+    words = [f"µs a token: training {result['training']['us_per_token']:.3g}"]
+    for row in result["decode"]:
+        found, beam = quickest(row, OURS["true"]), row["setting"]["beam"]
+        if found is not None:
+            search, each = "greedy" if beam == 1 else f"beam {beam}", found["us_per_token"]
+            words.append(f"{search} {each['encoder']:.3g} + {each['decoder']:.3g}")
+    return ", ".join(words)
 
 
 def chip_name(device: torch.device) -> str:

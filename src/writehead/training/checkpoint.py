@@ -76,6 +76,14 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def way_back(run: Path) -> str:
+    """The end of a sentence on a training that broke down: where it goes on, and what to change."""
+    advice = "Lower train.learning_rate or raise train.warmup, and"
+    if list_checkpoints(run):
+        return f"the last checkpoint is from before. {advice} go on"
+    return f"there is no checkpoint yet, so the run begins anew. {advice} run the command again"
+
+
 def save_checkpoint(
     run: Path,
     model: nn.Module,
@@ -89,8 +97,8 @@ def save_checkpoint(
     weights = get_model_state_dict(model, options=_WHOLE)
     if world.any(not all(T.isfinite().all() for T in weights.values())):  # type: ignore[union-attr]
         raise TrainingError(
-            f"a weight is no longer a number at step {progress.step}, which is not saved; the last "
-            f"checkpoint is from before. Lower train.learning_rate, and go on"
+            f"a weight is no longer a number at step {progress.step}, which is not saved; "
+            f"{way_back(run)}"
         )
     moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     if world.is_first:

@@ -103,7 +103,8 @@ def text_likelihood(
 def evaluate_text(engine: Engine, lines: Sequence[str]) -> dict[str, Any]:
     """A language model's perplexity a word, as in Table 3, and ln(PPL) a subword token.
 
-    A word is what stands between spaces, and the end of a line counts as one.
+    A word is what stands between spaces, and the end of a line counts as one. The perplexity of
+    words that are very long is infinite.
     """
     if not isinstance(engine.model, LanguageModel):
         raise DataError("a translation model is scored on pairs; give a source and a reference")
@@ -115,7 +116,7 @@ def evaluate_text(engine: Engine, lines: Sequence[str]) -> dict[str, Any]:
         "words": words,
         "tokens": found.tokens,
         "ln_ppl": found.ln_ppl,
-        "ppl_per_word": math.exp(found.nll / words),
+        "ppl_per_word": _exp(found.nll / words),
     }
 
 
@@ -185,6 +186,14 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     if data.task == "language":
         return None, targets
     return [decode(split.source(i)) for i in range(len(split))], targets
+
+
+def _exp(value: float) -> float:
+    """e to the power of `value`; infinity where no float is so large."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _side(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

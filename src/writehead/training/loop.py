@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -36,6 +36,7 @@ from writehead.training.checkpoint import (
     remove_leftovers,
     save_checkpoint,
     unfinished,
+    way_back,
 )
 from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
@@ -51,10 +52,14 @@ LONG = 1.0  # hours on a CPU that are worth a word before they begin
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: after which step, and by which signal if it was told to stop."""
+    """How training ended: after which step, and by which signal if it was told to stop.
+
+    `late` is a signal that came when no step was left to stop at.
+    """
 
     step: int
     stopped_by: int | None = None
+    late: int | None = None
 
 
 def train(
@@ -73,7 +78,10 @@ def train(
         with noted_signals() as told, Journal(run, *steps, quiet=not world.is_first) as journal:
             for sentence in trainer.opening(changes):
                 journal.say(sentence)
-            return trainer.run_to_end(journal, told)
+            outcome = trainer.run_to_end(journal, told)
+    if told and outcome.stopped_by is None:
+        return replace(outcome, late=told[0])
+    return outcome
 
 
 class Trainer:
@@ -123,6 +131,12 @@ class Trainer:
             yield "; ".join([f"{self.run} has its {self.step} steps already", rest, *unused])
             return
         yield self._describe()
+        if self.batches.skipped:
+            total = self.data.info["splits"]["train"]["sequences"]
+            yield (
+                f"note: training leaves out {self.batches.skipped:,} of {total:,} pairs, which are "
+                f"longer than a row of {self._row()} tokens"
+            )
         if self.step:
             yield "; ".join([f"going on after step {self.step}", *changes])
         hours = self._least_seconds() / 3600
@@ -140,15 +154,18 @@ class Trainer:
     def _describe(self) -> str:
         config, device = self.config, self.world.device
         count = sum(cost.parameters(self.model_config).values())
-        row = str(config.target_length)
-        if self.model_config.encoder_layers:
-            row = f"({config.source_length} + {row})"
         many = f"{self.world.size} × " if self.world.size > 1 else ""
         chip = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         return (
             f"{count:,} parameters on {many}{device.type}{chip}; {config.steps:,} steps of "
-            f"{config.rows} × {row} tokens"
+            f"{config.rows} × {self._row()} tokens"
         )
+
+    def _row(self) -> str:
+        """The tokens of a row, as they are written: 256, or (256 + 256) with a source."""
+        if self.model_config.encoder_layers:
+            return f"({self.config.source_length} + {self.config.target_length})"
+        return str(self.config.target_length)
 
     def _least_seconds(self) -> float:
         """What the steps that are left take at the full matrix rate, attention's part left out."""
@@ -209,8 +226,7 @@ class Trainer:
         for name, what in (("objective", "the loss"), ("norm", "the gradient")):
             if not math.isfinite(totals[name]):
                 raise TrainingError(
-                    f"{what} became {totals[name]} by step {self.step}; the last checkpoint is "
-                    f"from before. Lower train.learning_rate or raise train.warmup, and go on"
+                    f"{what} became {totals[name]} by step {self.step}; {way_back(self.run)}"
                 )
         return totals
 
@@ -233,7 +249,7 @@ class Trainer:
         return cost.training_step(self.model_config, setting, pairs).operations
 
     def _evaluate(self) -> dict[str, float]:
-        """The dev set's ln(PPL) a token, where the dataset has one."""
+        """The dev set's ln(PPL) a token, where the dataset has one with anything to score."""
         if "dev" not in self.data.splits:
             return {}
         with self.stepper.autocast():
@@ -245,6 +261,8 @@ class Trainer:
                 target_length=self.model_config.target_positions,
                 limit=self.config.evaluate_sequences,
             )
+        if not found.tokens:  # `prepare` may have left out every line, or none fits the positions
+            return {}
         self.dev[str(self.step)] = found.ln_ppl
         return {"dev_ln_ppl": found.ln_ppl}
 

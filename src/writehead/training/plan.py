@@ -8,6 +8,8 @@ from typing import Any
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
+from writehead.data.rows import START
+from writehead.data.tokenizer import END, PAD
 from writehead.data.writing import write_whole
 from writehead.errors import ConfigError, RunError
 from writehead.training.checkpoint import list_checkpoints
@@ -40,6 +42,12 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
             f"the dataset is for a {data.task} model and the preset is a {model.task} model; "
             f"choose a preset for {data.task}"
         )
+    for name, value in (("pad", PAD), ("start", START), ("end", END)):
+        if getattr(model, name) != value:
+            raise ConfigError(
+                f"model.{name} is {getattr(model, name)}, and in the dataset's tokens it is "
+                f"{value}; leave model.{name}={value}"
+            )
     lengths = (config.source_length, model.source_positions) if model.encoder_layers else (0, 0)
     longest = (lengths, (config.target_length, model.target_positions))
     for length, positions in longest:
