@@ -79,7 +79,6 @@ def test_fused_steps_are_the_models(task, rows, kind):
     assert_close(own.cache.V, state.cache.V, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="made for 16 bits, they round float32 there")
 @pytest.mark.parametrize("kind", ["multi-query", "RMS norm, gelu by tanh", "RMS norm, biases"])
 def test_fused_steps_of_few_rows_by_their_own_products_are_the_models(kind, monkeypatch):
     taken = []

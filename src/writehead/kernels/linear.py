@@ -209,7 +209,7 @@ def _rows_kernel(
             x = tl.load(x_at + first, mask=is_row & (first + at < depth), other=0.0)
             coming = first + STEP
             w_next = tl.load(w_at + coming, mask=is_column & (coming + at < depth), other=0.0)
-            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc)
+            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc, input_precision="ieee")
             w = w_next
     else:
         wait_for_input(CHAINED)
@@ -217,7 +217,7 @@ def _rows_kernel(
         for first in range(0, depth, STEP):
             x = tl.load(x_at + first, mask=is_row & (first + at < depth), other=0.0)
             w = tl.load(w_at + first, mask=is_column & (first + at < depth), other=0.0)
-            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc)
+            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc, input_precision="ieee")
     y = tl.sum(acc, axis=0)
     if SIZE_D > 0:
         ds = tl.arange(0, SIZE_D)

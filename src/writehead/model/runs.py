@@ -282,7 +282,7 @@ def _require(path: Path) -> None:
         )
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
-    if (directory / "dataset.json").is_file():
+    if (directory / "dataset.json").is_file():  # which a room above this one writes
         raise RunError(f"{directory} is a dataset, not a run; `writehead train` makes a run of it")
     checkpoints = sorted((directory / CHECKPOINTS).glob("step-*"))
     if checkpoints and path.name == CONFIG:
