@@ -71,10 +71,8 @@ def late(monkeypatch) -> None:
 
     def mirrored(self, shape, *sizes):
         begin(self, shape, *sizes)
-        steps = shape.capacity if shape.beam == 1 else 0
-        self.mirror = buffers.Mirror.make(shape.sentences, steps, shape.rows, pinned=False)
-        self.mirror.tokens.fill_(36)  # of none of this anything may be read
-        self.mirror.log_p.fill_(torch.nan)
+        self.mirror = buffers.Mirror.make(shape.sentences, len(self.written), pinned=False)
+        self.mirror.written.fill_(36)  # of which nothing may be read
 
     def copy_late(self, source, non_blocking=False):
         if not non_blocking:
@@ -135,7 +133,7 @@ def plain(
 def captured(decoder, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
     """What the kernels find."""
     capacity = room(decoder.model, batch, options)
-    return decoder.search(*batch, capacity, options, **({"end": END} | limits))
+    return list(decoder.search(*batch, capacity, options, **({"end": END} | limits)))
 
 
 def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
@@ -229,6 +227,7 @@ def test_beams_that_grow_move_to_smaller_graphs(task, moves):
 @pytest.mark.parametrize("fails", ["_capture", "move"])
 def test_sentences_stay_where_they_are_if_the_memory_has_no_room_to_move_them(monkeypatch, fails):
     monkeypatch.setattr(graphs, "FEWEST", 2)
+    monkeypatch.setattr(reading, "LOOK", 1)
     made, batch = make(), read(3, 5, 2, 4, 5, 3)
     options, limits = DecodeConfig(max_length=9), {"max_lengths": [9, 2, 3, 1, 7, 2]}
     decoder, tried = graphs.GraphDecoder(made), []
@@ -280,9 +279,9 @@ def test_a_look_waits_for_the_device_that_the_model_is_on(late):
     options = DecodeConfig(max_length=5)
     constraints = graphs.Constraints.make(options, END, None, None, 2, torch.device("cpu"))
     captured = decoder.start(*batch, 5, options, constraints)
-    watch = reading.Watch(captured.buffers, 2, decoder._numbers, END)
+    watch = reading.Watch(captured.buffers, 2)
     captured.step()
-    watch.look(1)
+    watch.look()
     assert watch._event.stream == "the stream of cpu"
 
 

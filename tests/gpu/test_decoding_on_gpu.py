@@ -122,7 +122,7 @@ def plain(made: Model, batch, options: DecodeConfig, **limits) -> list[list[Hypo
 
 def captured(decoder, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
     capacity = room(decoder.model, batch, options)
-    return decoder.search(*batch, capacity, options, end=END, **limits)
+    return list(decoder.search(*batch, capacity, options, end=END, **limits))
 
 
 def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
@@ -272,7 +272,8 @@ def assert_logits_err_at_most_twice_as_much(rows: int, kind: str, **changes: obj
     for _ in range(9):
         fed = tokens(rows, vocabulary=VOCABULARY).cuda()
         said = fused.Rows(fed, cache.lengths, cache.growing)
-        logits = decoder.step(said, cache, fused.Memories(*memories, known))
+        X = decoder.embed(said)
+        logits = decoder.step(X, said, cache, fused.Memories(*memories, known))
         cache.lengths.add_(1)
         true = exact.step(fed, right)
         errors.append((logits - true).abs())

@@ -36,14 +36,17 @@ def integers(*values: int) -> Tensor:
 
 
 class Greedy:
-    """What a greedy step reads and writes; every row has chosen `chosen` tokens before it."""
+    """What greedy steps read and write; every row has chosen `chosen` tokens before the first.
+
+    Each is checked for what it leaves to the next: the clock, counters of zero, and X.
+    """
 
     def __init__(self, rows: int, chosen: int = 0, min_length: int = 0, prefixes=None):
         prefixes = prefixes or [[]] * rows
         width = max(1, *map(len, prefixes))
         padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in prefixes]
         self.limits = choose.Limits(
-            clock=integers(chosen + 1),
+            clock=integers(chosen),
             prefix=torch.tensor(padded, device=DEVICE, dtype=torch.int32),
             prefix_lengths=integers(*map(len, prefixes)),
             max_lengths=integers(*[9] * rows),
@@ -52,25 +55,34 @@ class Greedy:
         self.rows = choose.Rows(
             *(torch.full((rows,), i, dtype=torch.long, device=DEVICE) for i in (7, 5, 1))
         )
-        history = (torch.full((9, rows), -3, dtype=torch.int32, device=DEVICE) for _ in range(2))
-        self.history = choose.History(*history)
+        self.texts = torch.full((rows, 9), -3, dtype=torch.int32, device=DEVICE)
         self.log_p = torch.full((rows,), -2.0, device=DEVICE)
+        self.feed = choose.Feed(
+            torch.randn(LARGE, 5, device=DEVICE),
+            torch.randn(6, 5, device=DEVICE),  # later positions count as the last
+            torch.full((rows, 5), torch.nan, device=DEVICE),
+        )
 
     def step(self, logits: Tensor, vocabulary: int) -> list[int]:
         """The tokens chosen from `logits` [rows, …]."""
         logits = logits.to(DEVICE)
         found = choose.Candidates.make(len(logits), vocabulary, 1, logits.device)
-        choose.survey(logits, found, vocabulary=vocabulary)
+        before = self.limits.clock.item()
         choose.choose_greedy(
             logits,
             found,
             self.limits,
             self.rows,
-            self.history,
+            self.texts,
             self.log_p,
+            self.feed,
             vocabulary=vocabulary,
             end=END,
         )
+        assert self.limits.clock.item() == before + 1
+        assert not found.done.any()
+        E, P, X = self.feed.E, self.feed.P, self.feed.X
+        assert torch.equal(X, E[self.rows.tokens] + P[self.rows.lengths.clamp(max=5)])
         return self.rows.tokens.tolist()
 
     @property
@@ -105,7 +117,7 @@ def test_the_likeliest_token_is_chosen_and_its_log_probability_added(dtype):
 
     expected = torch.log_softmax(logits.float(), 1)[range(3), right]
     assert_close(step.gained, expected, atol=1e-5, rtol=1e-5)
-    assert step.history.tokens[4].tolist() == right
+    assert step.texts[:, 4].tolist() == right
     assert step.rows.lengths.tolist() == [6] * 3
     assert step.rows.growing.tolist() == [1] * 3
 
@@ -120,13 +132,12 @@ def test_a_row_ends_by_the_end_token_or_at_its_length_and_changes_no_more(small_
     held = step.rows.tokens, step.rows.lengths, step.log_p
     before = [T.clone() for T in held]
 
-    step.limits.clock.add_(1)
     step.step(torch.randn(3, 29), 29)
 
     for T, was in zip(held, before, strict=True):
         assert torch.equal(T[:2], was[:2])
         assert T[2] != was[2]
-    assert step.history.tokens[4, :2].tolist() == [-3, -3]
+    assert step.texts[:2, 4].tolist() == [-3, -3]
     assert step.rows.growing.tolist() == [0, 0, 0]
 
 
@@ -136,6 +147,19 @@ def test_of_equals_the_lowest_token_is_chosen(small_parts):
     logits[2, [28, 18, 17]] = 1.0  # in another part and the last
     logits[3, [22, 3]] = 1.0  # in two parts
     assert Greedy(4).step(logits, 29) == [0, 5, 17, 3]
+
+
+def test_many_rows_have_smaller_parts(small_parts, monkeypatch):
+    monkeypatch.setattr(choose, "MANY", 3)
+    device = torch.device(DEVICE)
+    parts = [choose.Candidates.make(rows, 29, top, device).part for rows, top in ((2, 1), (3, 2))]
+    assert parts == [16, 16]
+    assert choose.Candidates.make(3, 29, 1, device).statistics.shape == (3, 4, 2)
+    logits = torch.randn(3, 29)
+    step = Greedy(3)
+    right = logits.argmax(1).tolist()
+    assert step.step(logits, 29) == right
+    assert_close(step.gained, torch.log_softmax(logits, 1)[range(3), right])
 
 
 def test_the_end_is_not_chosen_before_the_least_length(small_parts):

@@ -13,6 +13,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def expected(logits: Tensor, labels: Tensor, smoothing: float, z: float) -> tuple[Tensor, Tensor]:
     counts = labels >= 0
@@ -27,8 +29,8 @@ def expected(logits: Tensor, labels: Tensor, smoothing: float, z: float) -> tupl
 def case(request, monkeypatch) -> tuple[Tensor, Tensor]:
     monkeypatch.setattr(label_losses, "WHOLE", 128)  # so that the last size takes three pieces
     monkeypatch.setattr(label_losses, "PART", 64)
-    logits = 5 * torch.randn(6, request.param)
-    return logits, torch.tensor([0, request.param - 1, -100, 3, 5, -1])
+    logits = 5 * torch.randn(6, request.param, device=DEVICE)
+    return logits, torch.tensor([0, request.param - 1, -100, 3, 5, -1], device=DEVICE)
 
 
 @pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 1e-2)])
@@ -38,7 +40,7 @@ def test_both_losses_and_their_gradients_are_those_of_log_softmax(case, smoothin
     right = expected(exact, labels, smoothing, z)
     logits.requires_grad_()
     found = label_losses.label_loss(logits, labels, smoothing, z)
-    weights = torch.randn(2, len(labels))
+    weights = torch.randn(2, len(labels), device=DEVICE)
     for ours, true in zip(found, right, strict=True):
         assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
 

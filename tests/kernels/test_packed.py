@@ -171,8 +171,11 @@ def test_segments_in_any_order_and_of_any_number_equal_plain_products():
 def test_what_is_all_that_a_query_sees_has_no_gradient_of_its_logit():
     alone = torch.arange(1, n + 1).expand(b, n)  # each position is a segment
     _, dQ, dK, dV = results(*inputs(2), segments(alone, alone))
-    assert not dQ.any()
-    assert not dK.any()
+    if DEVICE == "cpu":
+        assert not dQ.any()
+        assert not dK.any()
+    else:  # two sums of the same numbers, each in its own order
+        assert max(dQ.abs().max(), dK.abs().max()) < 1e-5
     assert dV.any()
 
 

@@ -70,7 +70,8 @@ def test_fused_steps_are_the_models(task, rows, kind):
     rows_of = fused.Rows(state.first.clone(), own.cache.lengths, own.cache.growing)
     decoder = fused.FusedDecoder(made)
     for t in range(steps):
-        logits = decoder.step(rows_of, own.cache, memories_of(state), clock)
+        X = decoder.embed(rows_of, clock)
+        logits = decoder.step(X, rows_of, own.cache, memories_of(state))
         assert_close(logits, made.step(rows_of.tokens, state), atol=1e-4, rtol=1e-4)
         assert clock.item() == t + 1
         own.cache.lengths.add_(1)
@@ -129,7 +130,8 @@ def test_rows_that_do_not_grow_leave_the_others_as_they_are():
     own.cache.growing[0] = 0
     own.cache.K[:, 0] = own.cache.V[:, 0] = torch.nan
     rows = fused.Rows(state.first, own.cache.lengths, own.cache.growing)
-    logits = fused.FusedDecoder(made).step(rows, own.cache, memories_of(state))
+    decoder = fused.FusedDecoder(made)
+    logits = decoder.step(decoder.embed(rows), rows, own.cache, memories_of(state))
     assert_close(logits[1], made.step(state.first, state)[1], atol=1e-4, rtol=1e-4)
     assert own.cache.K[:, 0].isnan().all()
 

@@ -47,20 +47,23 @@ def cache_bytes(shape: Shape, config: ModelConfig, dtype: torch.dtype) -> int:
 class Mirror:
     """Memory of the host that a device copies to while it works: no copy waits for a new place.
 
-    growing: [sentences], by their first beams. tokens: [steps, rows] of greedy search's history,
-    and log_p: [rows].
+    growing: [sentences], by their first beams. written: as of `Buffers`.
     """
 
     growing: Tensor
-    tokens: Tensor
-    log_p: Tensor
+    written: Tensor
 
     @classmethod
-    def make(cls, sentences: int, steps: int, rows: int, *, pinned: bool) -> "Mirror":
+    def make(cls, sentences: int, written: int, *, pinned: bool) -> "Mirror":
         """One of these sizes; only what is `pinned` is copied to without waiting."""
         growing = torch.zeros(sentences, dtype=torch.long, pin_memory=pinned)
-        tokens = torch.zeros(steps, rows, dtype=torch.int32, pin_memory=pinned)
-        return cls(growing, tokens, torch.zeros(rows, pin_memory=pinned))
+        return cls(growing, torch.zeros(written, dtype=torch.int32, pin_memory=pinned))
+
+
+def split_written(written: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Texts [rows, capacity] and their log-probabilities [rows], of greedy search."""
+    count = shape.rows * shape.capacity
+    return written[:count].view(shape.rows, shape.capacity), written[count:].view(torch.float32)
 
 
 class Buffers:
@@ -100,6 +103,10 @@ class Buffers:
         def integers(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
+        self.X = torch.zeros(rows, config.d, dtype=dtype, device=device)  # to be fed next
+        # of each sentence that is to begin: see `place`
+        self._told = integers(4, b, dtype=torch.long)
+        self._min_length = 0  # what the device was told
         tokens = integers(rows, dtype=torch.long)
         self.rows = Rows(tokens, self.cache.lengths, self.cache.growing)
         self.limits = Limits(
@@ -109,8 +116,12 @@ class Buffers:
             max_lengths=integers(b),
             min_length=integers(1),
         )
-        self.history = History(integers(shape.capacity, rows), integers(shape.capacity, rows))
-        self.log_p = torch.zeros(rows, device=device)
+        # greedy search writes what it finds in one piece, to be read at once; beams have a history
+        steps = shape.capacity if beam > 1 else 0
+        self.history = History(integers(steps, rows), integers(steps, rows))
+        self.written = integers(0 if beam > 1 else rows * (shape.capacity + 1))
+        if beam == 1:
+            self.texts, self.log_p = split_written(self.written, shape)
         self.live = torch.zeros(b, beam, device=device)
         self.pool = Pool(
             scores=torch.zeros(b, beam, device=device),
@@ -122,7 +133,7 @@ class Buffers:
         )
         self.mirror: Mirror | None = None
         if device.type == "cuda":
-            self.mirror = Mirror.make(b, shape.capacity if beam == 1 else 0, rows, pinned=True)
+            self.mirror = Mirror.make(b, len(self.written), pinned=True)
         self.found = Candidates.make(rows, vocabulary, 1 if beam == 1 else 2 * beam, device)
         self.cache.growing.zero_()
 
@@ -134,23 +145,30 @@ class Buffers:
         return self.cache.nbytes + encoder
 
     def place(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
-        """Puts sentences into cleared buffers, as `Captured.begin` says."""
-        b, beam = len(first), self.shape.beam
-        self.limits.min_length.fill_(constraints.min_length)
-        self.limits.prefix[:b, : constraints.prefix.shape[1]] = constraints.prefix
-        self.limits.prefix_lengths[:b] = constraints.prefix_lengths
-        self.limits.max_lengths[:b] = constraints.max_lengths
-        self.rows.tokens[: b * beam].view(b, beam)[:] = first.unsqueeze(1)
-        self.rows.growing[: b * beam] = 1
+        """Notes sentences, as `Captured.begin` says, that `begin` then begins with."""
+        b = len(first)
+        told = (first, constraints.prefix_lengths, constraints.max_lengths)
+        torch.stack(told, out=self._told[:3, :b])
         if lengths is not None:
-            self.rows.lengths[: b * beam].view(b, beam)[:] = lengths.unsqueeze(1)
+            self._told[3, :b] = lengths
+        if constraints.min_length != self._min_length:
+            self.limits.min_length.fill_(constraints.min_length)
+            self._min_length = constraints.min_length
+        if constraints.prefix.numel():
+            self.limits.prefix[:b, : constraints.prefix.shape[1]] = constraints.prefix
 
-    def clear(self) -> None:
-        """Forgets the sentences before: nothing grows, and nothing was found."""
+    def begin(self) -> None:
+        """Forgets the sentences before, and begins with those that were noted."""
+        first, prefix_lengths, max_lengths, lengths = self._told
+        growing = max_lengths > 0  # and not of who is not there
         self.limits.clock.zero_()
-        self.rows.growing.zero_()
-        self.rows.lengths.zero_()
-        self.log_p.zero_()
+        self.limits.prefix_lengths.copy_(prefix_lengths)
+        self.limits.max_lengths.copy_(max_lengths)
+        for ours, told in zip(_tensors(self.rows), (first, lengths, growing), strict=True):
+            ours.view(-1, self.shape.beam).copy_(told.unsqueeze(1))
+        self._told.zero_()
+        if self.shape.beam == 1:
+            self.log_p.zero_()
         self.live.fill_(NEVER)
         self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
         self.pool.scores.fill_(NEVER)
@@ -182,11 +200,14 @@ class Buffers:
             theirs[:n] = ours[rows]
         to.limits.clock.copy_(self.limits.clock)
         to.limits.min_length.copy_(self.limits.min_length)
+        to._min_length = self._min_length
         for name in ("prefix", "prefix_lengths", "max_lengths"):
             getattr(to.limits, name)[:count] = getattr(self.limits, name)[sentences]
         to.history.tokens[:, :n] = self.history.tokens[:, rows]
         to.history.parents[:, :n] = self.history.parents[:, rows] + shift
-        to.log_p[:n] = self.log_p[rows]
+        to.X[:n] = self.X[rows]
+        if beam == 1:
+            to.texts[:n], to.log_p[:n] = self.texts[rows], self.log_p[rows]
         to.live[:count] = self.live[sentences]
         for ours, theirs in zip(_tensors(self.pool), _tensors(to.pool), strict=True):
             theirs[:count] = ours[sentences]

@@ -1,7 +1,7 @@
 """One step of a search over buffers of its own, captured as a CUDA graph: one launch.
 
-So is what is set back before each batch. A graph is captured on the model's device, and in a
-rehearsal before it all kernels of the step are compiled at the same time.
+So is what comes before the first step of a batch. A graph is captured on the model's device, and in
+a rehearsal before it all kernels of the step are compiled at the same time.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from writehead.decoding.buffers import Buffers, Shape
 from writehead.decoding.search import Constraints
 from writehead.kernels.beams import choose_beam, trace_back
 from writehead.kernels.choose import choose_greedy, survey
+from writehead.kernels.cublas import trying
 from writehead.kernels.launch import rehearse
 from writehead.model.fused import FusedDecoder
 
@@ -35,18 +36,20 @@ class Captured:
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
         self._fused, self._vocabulary, self._pool = fused, vocabulary, pool
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._blank: torch.cuda.CUDAGraph | None = None  # which only those need that begin here
+        self._first: torch.cuda.CUDAGraph | None = None  # which only those need that begin here
         if model.device.type == "cuda":
             with launching_on(model.device):
                 self._record()
 
     def _record(self) -> None:
-        """Captures the step, once its kernels are compiled and it was taken once.
+        """Captures the step, once its kernels are compiled and its products were tried.
 
         Nothing grows yet, so that it does not matter what any of these steps do.
         """
-        rehearse(self._take_and_trace)
-        self._take()
+        rehearse(self._take_all)
+        self._embed()  # numbers that products may be timed with
+        with trying():
+            self._take()
         torch.cuda.synchronize()
         self._graph = _recorded(self._take, self._pool)
 
@@ -56,15 +59,17 @@ class Captured:
         first: [sentences], tokens to feed. lengths: [sentences], positions in the caches, of which
         the first beam has K and V; by default none.
         """
-        device = self._fused.model.device
-        if device.type == "cuda" and self._blank is None:
-            with launching_on(device):
-                self._blank = _recorded(self.buffers.clear, self._pool)
-        if self._blank is None:
-            self.buffers.clear()
-        else:
-            self._blank.replay()
         self.buffers.place(first, lengths, constraints)
+        device = self._fused.model.device
+        with launching_on(device):
+            if device.type == "cuda" and self._first is None:
+                self._first = _recorded(self.buffers.begin, self._pool)
+            if self._first is None:
+                self.buffers.begin()
+            else:
+                self._first.replay()
+            # not part of the graph: launched by itself, it has all steps behind it start sooner
+            self._embed()
 
     def step(self) -> None:
         """Feeds the tokens there are, and chooses the next."""
@@ -73,31 +78,39 @@ class Captured:
         else:
             self._graph.replay()
 
-    def _take_and_trace(self) -> None:
-        """A step, and what follows its beams back once they are done."""
+    def _take_all(self) -> None:
+        """A step, what comes before the first, and what follows beams back after the last."""
+        self._embed()
         self._take()
         if self.buffers.shape.beam > 1:
             trace_back(self.buffers.history, self.buffers.pool, self.buffers.shape.n_best)
 
     @torch.no_grad()
+    def _embed(self) -> None:
+        """Makes the input of a step from the tokens; beams are told of it by the clock."""
+        clock = self.buffers.limits.clock if self.buffers.shape.beam > 1 else None
+        self._fused.embed(self.buffers.rows, clock, self.buffers.X)
+
+    @torch.no_grad()
     def _take(self) -> None:
         buffers, shape = self.buffers, self.buffers.shape
         limits, rows, found = buffers.limits, buffers.rows, buffers.found
-        logits = self._fused.step(rows, buffers.cache, buffers.memories, limits.clock)
-        survey(logits, found, vocabulary=self._vocabulary)
+        logits = self._fused.step(buffers.X, rows, buffers.cache, buffers.memories)
         if shape.beam == 1:
             choose_greedy(
                 logits,
                 found,
                 limits,
                 rows,
-                buffers.history,
+                buffers.texts,
                 buffers.log_p,
+                self._fused.feed(buffers.X),
                 vocabulary=self._vocabulary,
                 end=self.end,
             )
             return
         assert buffers.cache.ancestors is not None
+        survey(logits, found, vocabulary=self._vocabulary)
         choose_beam(
             logits,
             found,
@@ -112,6 +125,7 @@ class Captured:
             n_best=shape.n_best,
             alpha=shape.alpha,
         )
+        self._embed()
 
 
 def _recorded(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding.buffers import Buffers, Shape, cache_bytes
 from writehead.decoding.captured import Captured, launching_on
-from writehead.decoding.reading import Watch, read_beams, read_greedy
+from writehead.decoding.reading import Found, FoundBeams, FoundGreedy, Watch
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.launch import rehearse
@@ -56,7 +57,6 @@ class GraphDecoder:
         self.padded = padded
         self.fused = FusedDecoder(model)
         self.largest_beam = largest_beam(model)
-        self._numbers = np.arange(self.vocabulary).astype(object)
         self._has_encoded = False
         self._captured: OrderedDict[Shape, Captured] = OrderedDict()
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class GraphDecoder:
         end: int,
         prefixes: Sequence[Sequence[int]] | None = None,
         max_lengths: Sequence[int] | None = None,
-    ) -> list[list[Hypothesis]]:
+    ) -> Sequence[list[Hypothesis]]:
         """The n_best hypotheses of each sentence, best first.
 
         tokens: [b, m], sources or prompts, padded on the right to `lengths`. A row's cache needs
@@ -107,7 +107,7 @@ class GraphDecoder:
         capacity: int,
         config: DecodeConfig,
         constraints: Constraints,
-    ) -> list[list[Hypothesis]] | None:
+    ) -> Sequence[list[Hypothesis]] | None:
         """What is found for each sentence; None where the memory ran out."""
         try:
             captured = self.start(tokens, lengths, capacity, config, constraints)
@@ -210,18 +210,21 @@ class GraphDecoder:
     @torch.no_grad()
     def run(
         self, captured: Captured, b: int, constraints: Constraints, config: DecodeConfig
-    ) -> list[list[Hypothesis]]:
+    ) -> Sequence[list[Hypothesis]]:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
-        found: list[list[Hypothesis]] = [[] for _ in range(b)]
-        places = list(range(b))  # which sentence stands where
-        watch = Watch(captured.buffers, b, self._numbers, constraints.end)
+        if config.beam == 1:
+            found: Found = FoundGreedy(b, constraints, config.alpha)
+        else:
+            found = FoundBeams(b, config.n_best, constraints.longest)
+        places = np.arange(b)  # which sentence stands where
+        watch = Watch(captured.buffers, b)
         may_move = b >= FEWEST
         longest = constraints.longest
         for t in range(1, longest + 1):
             captured.step()
-            if t == longest or not watch.is_due(t, longest):
+            if t == longest or not watch.is_due(t):
                 continue
-            growing = watch.look(t)
+            growing = watch.look()
             if not growing:
                 break
             smaller = _round_rows(len(growing))
@@ -232,14 +235,25 @@ class GraphDecoder:
             if moved is None:
                 may_move = False
                 continue
-            done = sorted(set(range(len(places))) - set(growing))
-            self._collect(watch, t, done, places, found, constraints, config)
-            captured, places = moved, [places[i] for i in growing]
+            done = np.setdiff1d(np.arange(len(places)), growing)
+            if len(done):
+                self._collect(found, places[done], captured, done)
+            captured, places = moved, places[growing]
             may_move = len(places) >= FEWEST
-            watch = watch.move(growing, moved.buffers)
-        left = list(range(len(places)))
-        self._collect(watch, t, left, places, found, constraints, config)
+            watch = Watch(moved.buffers, len(growing))
+        self._collect(found, places, captured, np.arange(len(places)))
         return found
+
+    def _collect(
+        self,
+        found: Found,
+        sentences: NDArray[np.int64],
+        captured: Captured,
+        places: NDArray[np.int64],
+    ) -> None:
+        """Puts what was found for some sentences, at their places in buffers, where it belongs."""
+        with launching_on(self.model.device):
+            found.put(sentences, captured.buffers, places)
 
     def _move(
         self, captured: Captured, growing: list[int], smaller: int, end: int
@@ -254,29 +268,6 @@ class GraphDecoder:
             self._captured.pop(shape, None)
             return None
         return moved
-
-    def _collect(
-        self,
-        watch: Watch,
-        t: int,
-        done: list[int],
-        places: list[int],
-        found: list[list[Hypothesis]],
-        constraints: Constraints,
-        config: DecodeConfig,
-    ) -> None:
-        """Puts what was found in t steps for the sentences at `done` where they belong."""
-        if not done:
-            return
-        if config.beam == 1:
-            watch.finish(t)
-            limits = [constraints.limits[places[i]] for i in done]
-            read = read_greedy(watch, done, limits, config.alpha)
-        else:
-            with launching_on(self.model.device):
-                read = read_beams(watch.buffers, done, config.n_best)
-        for i, hypotheses in zip(done, read, strict=True):
-            found[places[i]] = hypotheses
 
     def _capture(self, shape: Shape, end: int) -> Captured:
         """The captured step of a shape, made if there is none; the longest unused give way."""

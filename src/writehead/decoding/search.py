@@ -245,7 +245,7 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
 
 def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], end: int) -> Iterator[int]:
     for tokens, gained, _ in walk:
-        _check_numbers([float(gained)])
+        check_numbers([float(gained)])
         token = int(tokens)
         if token != end:
             yield token
@@ -343,7 +343,7 @@ def make_hypotheses(
     finished: Sequence[bool],
 ) -> list[Hypothesis]:
     """The hypotheses of these lengths, whose last tokens are end tokens where `finished`."""
-    _check_numbers(log_probabilities)
+    check_numbers(log_probabilities)
     made = []
     columns = (texts, lengths, scores, log_probabilities, finished)
     for text, length, score, log_probability, is_finished in zip(*columns, strict=True):
@@ -353,7 +353,7 @@ def make_hypotheses(
     return made
 
 
-def _check_numbers(log_probabilities: Sequence[float]) -> None:
+def check_numbers(log_probabilities: Sequence[float]) -> None:
     """Raises where no token could be chosen, or the model's logits are not numbers."""
     if not all(map(math.isfinite, log_probabilities)):
         raise SearchError(

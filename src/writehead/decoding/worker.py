@@ -80,7 +80,7 @@ class Worker:
             order = order[count:]
         return found
 
-    def _search(self, batch: list[Job], options: DecodeConfig) -> list[list[Hypothesis]] | None:
+    def _search(self, batch: list[Job], options: DecodeConfig) -> Sequence[list[Hypothesis]] | None:
         """The hypotheses of each job of one batch; None where the device's memory ran out."""
         limits = [job.max_length for job in batch]
         prefixes = [job.prefix for job in batch]

@@ -1,10 +1,11 @@
 """The next tokens, chosen on the device: what `decoding/search.py` says, in kernels.
 
-`survey` reads all logits once: the largest of every CHUNK of them, and each part's share of the
-softmax. The best tokens of a row lie in the chunks with the largest of these, so only those are
-looked at again: here by `choose_greedy`, which owns a row, and in `beams.py`. They add up scores
-and write all that the next step reads. All of it has fixed shapes and waits for nobody, so that a
-step can be captured whole.
+All logits are read once: the largest of every CHUNK of them, and each part's share of the softmax,
+are noted. The best tokens of a row lie in the chunks with the largest of these, so only those are
+looked at again. `choose_greedy` does both in one kernel: whichever program is the last to be done
+with a part of a row chooses its token. Beams, which are chosen together, have `survey` and then
+`beams.py`. They add up scores and write all that the next step reads. All of it has fixed shapes
+and waits for nobody, so that a step can be captured whole.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
+from writehead.kernels.pointwise import embed_row
 
 CHUNK = 32  # logits of which the largest is noted
-PART = 4096  # logits that one program of `survey` reads
+PART = 4096  # logits that one program reads
+MANY = 256  # rows from which on greedy search has parts of half the size
 NEVER = float("-inf")
 
 
@@ -26,26 +29,33 @@ class Candidates:
     """What is known of each row's logits: enough to choose from, and for the softmax.
 
     largest: [rows, chunks]. statistics: [rows, parts, 2], largest logit and the sum of
-    exponentials over it. logits, tokens: [rows, top], the best of the row in order. chunk: logits
-    to each of `largest`.
+    exponentials over it. logits, tokens: [rows, top], the best of the row in order. done:
+    [rows + 1], how many parts of each row were noted, and how many rows were chosen for; between
+    two steps all are zero.
+    chunk, part: logits to each of `largest`, and to each part.
     """
 
     largest: Tensor
     statistics: Tensor
     logits: Tensor
     tokens: Tensor
+    done: Tensor
     chunk: int
+    part: int
 
     @classmethod
     def make(cls, rows: int, vocabulary: int, top: int, device: torch.device) -> "Candidates":
         """Room for the `top` best of each row."""
-        parts = triton.cdiv(vocabulary, PART)
+        part = PART // 2 if top == 1 and rows >= MANY else PART
+        parts = triton.cdiv(vocabulary, part)
         return cls(
-            torch.empty(rows, parts * (PART // CHUNK), device=device),
+            torch.empty(rows, parts * (part // CHUNK), device=device),
             torch.empty(rows, parts, 2, device=device),
             torch.empty(rows, top, device=device),
             torch.empty(rows, top, dtype=torch.int32, device=device),
+            torch.zeros(rows + 1, dtype=torch.int32, device=device),
             CHUNK,
+            part,
         )
 
 
@@ -53,7 +63,7 @@ class Candidates:
 class Limits:
     """What a search may do, on the device: see `decoding.search.Constraints`.
 
-    clock: [1], how many tokens have been chosen; a step adds one before it chooses.
+    clock: [1], how many tokens have been chosen, where `choose_beam` counts the one it chooses.
     prefix: [b, width], of which the first prefix_lengths [b] are forced. max_lengths: [b].
     """
 
@@ -78,10 +88,22 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What was chosen when: [steps, rows]. parents is the row that each token continues."""
+    """What beams chose when: [steps, rows]. parents is the row that each token continues."""
 
     tokens: Tensor
     parents: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """What the tokens that are chosen become: the input of the next step.
+
+    E: [vocabulary, d] and P: [positions, d], embeddings. X: [rows, d], where their sums belong.
+    """
+
+    E: Tensor
+    P: Tensor
+    X: Tensor
 
 
 def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
@@ -95,7 +117,7 @@ def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
         out.statistics,
         vocabulary,
         CHUNK=out.chunk,
-        PART=PART,
+        PART=out.part,
         CHAINED=bool(chain),
         num_warps=2,
         **chain,
@@ -107,20 +129,27 @@ def choose_greedy(
     found: Candidates,
     limits: Limits,
     rows: Rows,
-    history: History,
+    texts: Tensor,
     log_p: Tensor,
+    feed: Feed,
     *,
     vocabulary: int,
     end: int,
 ) -> None:
-    """Takes each row's likeliest token, or the forced one, and adds its log-probability."""
+    """Takes each row's likeliest token, or the forced one, and adds its log-probability.
+
+    texts: [rows, steps], where the tokens go. log_p: [rows]. Afterwards `feed.X` has what each row
+    is to be fed, also one that has ended, and the clock has gone on.
+    """
     count, parts, _ = found.statistics.shape
+    d = feed.X.shape[1]
     chain = chained(logits)
-    launch(_greedy_kernel, (count,))(
+    launch(_greedy_kernel, (count, parts))(
         logits,
         logits.stride(0),
         found.largest,
         found.statistics,
+        found.done,
         limits.clock,
         limits.min_length,
         limits.prefix,
@@ -129,16 +158,23 @@ def choose_greedy(
         rows.tokens,
         rows.lengths,
         rows.growing,
-        history.tokens,
+        texts,
         log_p,
+        feed.E,
+        feed.P,
+        feed.X,
+        texts.shape[1],
         limits.prefix.shape[1],
         vocabulary,
         end,
+        len(feed.P) - 1,
+        d,
         CHUNK=found.chunk,
-        CHUNKS=found.largest.shape[1],
-        SIZE_N=triton.next_power_of_2(found.largest.shape[1]),
+        PART=found.part,
         PARTS=parts,
+        SIZE_N=triton.next_power_of_2(found.largest.shape[1]),
         SIZE_P=triton.next_power_of_2(parts),
+        SIZE_D=triton.next_power_of_2(d),
         CHAINED=bool(chain),
         num_warps=2,
         **chain,
@@ -159,18 +195,40 @@ def _survey_kernel(
     """One program owns one part of one row."""
     wait_for_input(CHAINED)
     hand_over(CHAINED)
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    parts = tl.num_programs(1)
+    row = tl.program_id(0).to(tl.int64)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    _note_part(
+        logits + row * stride,
+        largest,
+        statistics,
+        row * parts + part,
+        part,
+        vocabulary,
+        CHUNK,
+        PART,
+    )
+
+
+@triton.jit
+def _note_part(
+    logits,
+    largest,
+    statistics,
+    place,
+    part,
+    vocabulary,
+    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Notes one part of a row at `place`: the largest of each chunk, and its statistics."""
     CHUNKS: tl.constexpr = PART // CHUNK
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, CHUNK)
     tokens = part * PART + chunks[:, None] * CHUNK + within[None, :]
-    x = tl.load(logits + row * stride + tokens, mask=tokens < vocabulary, other=float("-inf"))
-    x = x.to(tl.float32)
+    x = tl.load(logits + tokens, mask=tokens < vocabulary, other=float("-inf")).to(tl.float32)
     peaks = tl.max(x, axis=1)
     peak = tl.max(peaks, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0)
-    place = row * parts + part
     tl.store(largest + place * CHUNKS + chunks, peaks)
     tl.store(statistics + place * 2, peak)
     tl.store(statistics + place * 2 + 1, total)
@@ -248,6 +306,7 @@ def _greedy_kernel(
     stride,
     largest,
     statistics,
+    done,
     clock,
     min_length,
     prefix,
@@ -256,47 +315,67 @@ def _greedy_kernel(
     next_tokens,
     lengths,
     growing,
-    history,
+    texts,
     log_p,
+    E,
+    P,
+    X,
+    steps,
     prefix_width,
     vocabulary,
     end,
+    last_position,
+    d,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SIZE_N: tl.constexpr,
+    PART: tl.constexpr,
     PARTS: tl.constexpr,
+    SIZE_N: tl.constexpr,
     SIZE_P: tl.constexpr,
+    SIZE_D: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """One program owns one row."""
+    """One program owns one part of one row; whichever of a row's is done last chooses for it."""
+    CHUNKS: tl.constexpr = PARTS * (PART // CHUNK)
     wait_for_input(CHAINED)
     hand_over(CHAINED)
-    row = tl.program_id(0).to(tl.int64)
-    rows = tl.num_programs(0)
-    # all that is needed is asked for at once, since each answer takes as long as all of them
-    alive = tl.load(growing + row)
-    chosen_so_far = tl.load(clock).to(tl.int32)  # this token's included
-    least = tl.load(min_length)
-    forced = tl.load(prefix_lengths + row)
-    most = tl.load(max_lengths + row)
-    length = tl.load(lengths + row)
-    sum_so_far = tl.load(log_p + row)
-    peaks = load_peaks(largest, row, CHUNKS, SIZE_N)
-    one = tl.full([1], 0, tl.int64) + row
-    log_z = tl.sum(log_sum(statistics, one, one >= 0, PARTS, SIZE_P), axis=0)
-    if alive != 0:
-        banned = tl.where(chosen_so_far >= least, -1, end)
-        values, tokens = best_of_row(
-            logits + row * stride, peaks, vocabulary, banned, CHUNK, CHUNKS, SIZE_N, 1, 1
-        )
-        value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
-        if chosen_so_far <= forced:
-            token = tl.load(prefix + row * prefix_width + chosen_so_far - 1).to(tl.int32)
-            value = tl.load(logits + row * stride + token).to(tl.float32)
-        token = tl.where(token == 2147483647, end, token)  # no number among the logits
-        tl.store(log_p + row, sum_so_far + value - log_z)
-        tl.store(history + (chosen_so_far - 1).to(tl.int64) * rows + row, token)
-        tl.store(next_tokens + row, token)
-        tl.store(lengths + row, length + 1)
-        goes_on = (token != end) & (chosen_so_far < most)
-        tl.store(growing + row, goes_on.to(alive.dtype))
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    part = PARTS - 1 - tl.program_id(1)  # what was written last may be in the device's cache yet
+    logits += row * stride
+    _note_part(logits, largest, statistics, row * PARTS + part, part, vocabulary, CHUNK, PART)
+    tl.debug_barrier()  # what all threads noted is there before one of them says so
+    if tl.atomic_add(done + row, 1, sem="acq_rel") == PARTS - 1:
+        tl.store(done + row, 0)
+        # all that is needed is asked for at once, since each answer takes as long as all of them
+        alive = tl.load(growing + row)
+        chosen_so_far = tl.load(clock).to(tl.int32) + 1  # this token included
+        least = tl.load(min_length)
+        forced = tl.load(prefix_lengths + row)
+        most = tl.load(max_lengths + row)
+        length = tl.load(lengths + row)
+        fed = tl.load(next_tokens + row)
+        sum_so_far = tl.load(log_p + row)
+        peaks = load_peaks(largest, row, CHUNKS, SIZE_N)
+        one = tl.full([1], 0, tl.int64) + row
+        log_z = tl.sum(log_sum(statistics, one, one >= 0, PARTS, SIZE_P), axis=0)
+        if alive != 0:
+            banned = tl.where(chosen_so_far >= least, -1, end)
+            values, tokens = best_of_row(
+                logits, peaks, vocabulary, banned, CHUNK, CHUNKS, SIZE_N, 1, 1
+            )
+            value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
+            if chosen_so_far <= forced:
+                token = tl.load(prefix + row * prefix_width + chosen_so_far - 1).to(tl.int32)
+                value = tl.load(logits + token).to(tl.float32)
+            token = tl.where(token == 2147483647, end, token)  # no number among the logits
+            fed, length = token.to(fed.dtype), length + 1
+            tl.store(log_p + row, sum_so_far + value - log_z)
+            tl.store(texts + row * steps + chosen_so_far - 1, token)
+            tl.store(next_tokens + row, fed)
+            tl.store(lengths + row, length)
+            goes_on = (token != end) & (chosen_so_far < most)
+            tl.store(growing + row, goes_on.to(alive.dtype))
+        embed_row(E, P, X, row, fed, length, last_position, d, SIZE_D)
+        tl.debug_barrier()  # all threads have read the clock
+        if tl.atomic_add(done + rows, 1, sem="acq_rel") == rows - 1:
+            tl.store(done + rows, 0)
+            tl.store(clock, chosen_so_far)

@@ -48,6 +48,11 @@ def rehearse(work: Callable[[], object]) -> None:
     Context().run(compile_all)
 
 
+def is_rehearsal() -> bool:
+    """Whether launches compile only."""
+    return _is_rehearsal.get()
+
+
 def chained(T: Tensor) -> dict[str, bool]:
     """The options of a launch on T's device that may start early; none where that is unknown."""
     return {"launch_pdl": True} if T.is_cuda and _is_hopper(T.device) else {}

@@ -14,14 +14,19 @@ MANY = 4096  # rows from which on a program of `normalize` takes two: that many 
 
 
 def embed(
-    tokens: Tensor, positions: Tensor, E: Tensor, P: Tensor, clock: Tensor | None = None
+    tokens: Tensor,
+    positions: Tensor,
+    E: Tensor,
+    P: Tensor,
+    clock: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """E[tokens] + P[positions], [rows, d]; adds one to `clock` [1] where there is one.
 
     tokens and positions: [rows]; a position past the last row of P counts as the last.
     """
     rows, d = len(tokens), E.shape[1]
-    X = torch.empty(rows, d, dtype=E.dtype, device=E.device)
+    X = torch.empty(rows, d, dtype=E.dtype, device=E.device) if out is None else out
     chain = chained(E)
     launch(_embed_kernel, (rows,))(
         tokens,
@@ -87,15 +92,20 @@ def _embed_kernel(
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, SIZE)
-    token = tl.load(tokens + row).to(tl.int64)
-    position = tl.minimum(tl.load(positions + row).to(tl.int64), last)
-    e = tl.load(E + token * d + at, mask=at < d, other=0.0).to(tl.float32)
-    p = tl.load(P + position * d + at, mask=at < d, other=0.0).to(tl.float32)
-    tl.store(X + row * d + at, (e + p).to(X.dtype.element_ty), mask=at < d)
+    embed_row(E, P, X, row, tl.load(tokens + row), tl.load(positions + row), last, d, SIZE)
     if TICKS:
         if row == 0:
             tl.store(clock, tl.load(clock) + 1)
+
+
+@triton.jit
+def embed_row(E, P, X, row, token, position, last, d, SIZE: tl.constexpr):
+    """Puts the embedding of a token at a position, at most `last`, into a row of X."""
+    at = tl.arange(0, SIZE)
+    e_at, p_at = token.to(tl.int64) * d, tl.minimum(position.to(tl.int64), last) * d
+    e = tl.load(E + e_at + at, mask=at < d, other=0.0).to(tl.float32)
+    p = tl.load(P + p_at + at, mask=at < d, other=0.0).to(tl.float32)
+    tl.store(X + row * d + at, (e + p).to(X.dtype.element_ty), mask=at < d)
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from writehead.config import AttentionConfig
-from writehead.kernels import Visibility, attend
-from writehead.kernels.choose import Rows
+from writehead.kernels import Visibility, attend, cublas
+from writehead.kernels.choose import Feed, Rows
 from writehead.kernels.decode import MOST_QUERIES, append_and_attend, attend_memory
 from writehead.kernels.pointwise import embed
 from writehead.model.cache import KVCache
@@ -81,19 +81,24 @@ class FusedDecoder:
         if isinstance(model, TranslationModel):
             self._encoder = fused_layers(model.encoder.layers, rooted=False)
 
-    def step(
-        self,
-        rows: Rows,
-        cache: KVCache,
-        memories: Memories | None,
-        clock: Tensor | None = None,
-    ) -> Tensor:
-        """Feeds rows.tokens at positions rows.lengths, which stay as they are: logits of the next.
+    def feed(self, X: Tensor) -> Feed:
+        """What makes X [rows, d] the embeddings of the tokens that are chosen."""
+        return Feed(self.model.tokens.weight, self.model.decoder.positions.weight, X)
 
-        `clock` is told by one that a step was taken.
+    def embed(self, rows: Rows, clock: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The embeddings [rows, d] of rows.tokens at positions rows.lengths.
+
+        `clock` is told by one that a step is taken.
+        """
+        E, P = self.model.tokens.weight, self.model.decoder.positions.weight
+        return embed(rows.tokens, rows.lengths, E, P, clock, out)
+
+    def step(self, X: Tensor, rows: Rows, cache: KVCache, memories: Memories | None) -> Tensor:
+        """Feeds X, the embeddings of `rows`, which stay as they are: logits of the next.
+
+        What X holds afterwards is not said.
         """
         model, stack = self.model, self.model.decoder
-        X = embed(rows.tokens, rows.lengths, model.tokens.weight, stack.positions.weight, clock)
         for i, layer in enumerate(self._layers):
             attention = layer.attention
             QKV, asked = layer.project(X)
@@ -164,6 +169,8 @@ def _put(X: Tensor, P: nn.Linear, into: Tensor) -> None:
     b, g, m, k = into.shape
     wide = into.transpose(1, 2).view(b, m, g * k)
     if P.bias is None and wide.is_contiguous():
-        torch.mm(X, P.weight.t(), out=wide.view(b * m, g * k))
+        out = wide.view(b * m, g * k)
+        if cublas.product(X, P.weight, out=out) is None:
+            torch.mm(X, P.weight.t(), out=out)
     else:
         wide.copy_(P(X).view_as(wide))

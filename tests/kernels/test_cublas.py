@@ -1,0 +1,184 @@
+"""Which of cuBLASLt's proposals a product takes, held against a library that does no products."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from writehead.errors import BackendError
+
+cublas = pytest.importorskip("writehead.kernels.cublas", reason="Triton is not installed")
+
+
+class Library:
+    """Answers as cuBLASLt does, and notes which proposal each product was made by.
+
+    proposals: of each, its tile and in how many parts it sums.
+    """
+
+    def __init__(self, proposals: list[tuple[int, int]]) -> None:
+        self.proposals, self.taken, self.status = proposals, [], 0
+        self.alive = 0
+
+    def __getattr__(self, name: str):
+        assert name.startswith("cublasLt")
+
+        def answer(*arguments: object) -> int:
+            if name.endswith("Create"):
+                self.alive += 1
+            if name.endswith("Destroy"):
+                self.alive -= 1
+            return 0
+
+        return answer
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *arguments: object) -> int:
+        found, count = arguments[-2:]
+        for i in range(len(self.proposals)):
+            found[i].algorithm.data[0] = i
+        count._obj.value = len(self.proposals)
+        return 0
+
+    def cublasLtMatmulAlgoConfigGetAttribute(self, algorithm, name, value, *_) -> int:
+        tile, splits = self.proposals[algorithm._obj.data[0]]
+        value._obj.value = {cublas.TILE: tile, cublas.SPLITS: splits}.get(name, 0)
+        return 0
+
+    def cublasLtMatmul(self, *arguments: object) -> int:
+        self.taken.append(arguments[12]._obj.data[0])
+        return self.status
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> list[float]:
+    """What the next timings say; the device is never asked."""
+    times: list[float] = []
+
+    def timed(work, weights) -> float:
+        work(weights[-1])
+        return times.pop(0)
+
+    stream = type("Stream", (), {"cuda_stream": 0})
+    monkeypatch.setattr(cublas, "_time", timed)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return times
+
+
+def size(rows: int, **changes: object) -> object:
+    plain = {"x_row": 8, "y_row": 16, "dtype": torch.bfloat16, "relu": False, "adds": False}
+    return cublas.Size(rows, 16, 8, **{**plain, **changes})
+
+
+def operands(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros(rows, 8), torch.zeros(16, 8), torch.zeros(rows, 16)
+
+
+def take(planner, rows: int, **changes: object) -> int:
+    """The proposal by which a product is made."""
+    assert planner.run(size(rows, **changes), *operands(rows))
+    return planner._library.taken[-1]
+
+
+def test_the_first_proposal_is_taken_where_nothing_is_tried():
+    planner = cublas.Planner(Library([(5, 1), (6, 1)]))
+    assert [take(planner, 4), take(planner, 4)] == [0, 0]
+    assert planner._library.taken == [0, 0]
+
+
+def test_the_quickest_is_taken_once_it_was_tried(clock):
+    planner = cublas.Planner(Library([(5, 1), (6, 1), (7, 1)]))
+    clock[:] = [3.0, 2.0, 9.0, 3.0, 2.5, 1.0]  # the better of two counts
+    with cublas.trying():
+        assert take(planner, 4) == 2
+    assert take(planner, 4) == 2
+    assert take(planner, 5) == 0  # of another size nothing is known
+    assert take(planner, 4, relu=True) == 0
+    assert not clock
+
+
+def test_nothing_is_timed_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    planner = cublas.Planner(Library([(5, 1), (6, 1)]))
+    with cublas.trying():
+        assert take(planner, 4) == 0
+    assert take(planner, cublas.MANY) == 0
+
+
+def test_what_would_sum_in_parts_is_not_tried(clock):
+    planner = cublas.Planner(Library([(5, 1), (6, 4), (7, 1)]))
+    clock[:] = [2.0, 1.0] * 2
+    with cublas.trying():
+        assert take(planner, 4) == 2
+    assert not clock
+
+
+def test_where_the_library_would_sum_in_parts_its_first_proposal_stays(clock):
+    planner = cublas.Planner(Library([(5, 4), (6, 1), (7, 4)]))
+    with cublas.trying():
+        assert take(planner, 4) == 0
+
+
+def test_large_products_are_timed_once_for_all_of_about_their_size(clock, monkeypatch):
+    monkeypatch.setattr(cublas, "MANY", 64)
+    library = Library([(5, 1), (6, 1)])
+    planner = cublas.Planner(library)
+    clock[:] = [2.0, 1.0] * 2
+    assert take(planner, 64) == 1
+    library.proposals = [(6, 1), (5, 1)]  # for another size in another order
+    assert take(planner, 127) == 0
+    library.proposals = [(8, 1), (9, 1)]  # or not at all
+    assert take(planner, 80) == 0
+    assert not clock
+    clock[:] = [1.0, 2.0] * 2
+    assert take(planner, 128) == 0  # about twice as many
+    assert not clock
+
+
+def test_what_is_added_to_stays_as_it_is_while_proposals_are_timed(clock):
+    planner, (X, W, Y) = cublas.Planner(Library([(5, 1), (6, 1)])), operands(4)
+    places = []
+    run = cublas.Plan.run
+
+    def noted(self, X, W, Y, which):
+        places.append(Y.data_ptr())
+        run(self, X, W, Y, which)
+
+    clock[:] = [1.0, 2.0] * 2
+    with pytest.MonkeyPatch.context() as patch, cublas.trying():
+        patch.setattr(cublas.Plan, "run", noted)
+        planner.run(size(4, adds=True), X, W, Y)
+    assert places[-1] == Y.data_ptr()
+    assert Y.data_ptr() not in places[:-1]
+
+
+def test_a_library_without_a_proposal_says_so():
+    assert not cublas.Planner(Library([])).run(size(4), *operands(4))
+
+
+def test_an_error_of_the_librarys_is_one_of_ours():
+    planner = cublas.Planner(Library([(5, 1)]))
+    planner._library.status = 15
+    with pytest.raises(BackendError, match="status 15"):
+        take(planner, 4)
+
+
+def test_plans_that_give_way_give_their_memory_back(monkeypatch):
+    monkeypatch.setattr(cublas, "MOST_PLANS", 2)
+    library = Library([(5, 1)])
+    planner = cublas.Planner(library)
+    for rows in (4, 5, 4, 6, 7):
+        take(planner, rows)
+    assert [one.rows for one in planner._plans] == [6, 7]
+    # the handle, and of each plan the product and three matrices
+    assert library.alive == 1 + 2 * 4
+
+
+def test_a_proposal_is_as_large_as_the_library_writes():
+    assert ctypes.sizeof(cublas._Proposal) == 64 + 8 + 4 + 4 + 16
+
+
+def test_products_elsewhere_are_pytorchs():
+    X, W = torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(16, 8, dtype=torch.bfloat16)
+    assert cublas.product(X, W) is None
