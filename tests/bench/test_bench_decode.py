@@ -8,7 +8,7 @@ from rich.console import Console
 
 from helpers import config, model
 from writehead import cost
-from writehead.bench import peers, timing
+from writehead.bench import decode, peers, timing
 from writehead.bench.context import Context
 from writehead.bench.decode import Place, quickest, translation_row
 from writehead.cli import main
@@ -64,6 +64,28 @@ def test_a_result_says_what_was_measured_and_adds_up(writehead, quick_chip, tmp_
             )
             assert found["floor_step_ms"] == row["floor"]["step_ms"][kind]
             assert found["share_of_floor"] == pytest.approx(found["floor_step_ms"] / step)
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.1, 3), (1.0, 1)])
+def test_an_encoder_is_timed_behind_a_decoding_and_behind_another(monkeypatch, seconds, turns):
+    calls = []
+
+    def clocked(work, device):
+        work()
+        calls[-1] = calls[-1].upper()
+        return seconds
+
+    for module in (decode, timing):
+        monkeypatch.setattr(module, "clocked", clocked)
+    parts = peers.Decode(lambda: calls.append("e"), lambda: calls.append("d"), 2, "")
+    chip = cost.Chip("chip", 1e9, 1e9, 1e9, "")
+    place = Place(chip, torch.device("cpu"), torch.float32, 3, False, lambda text: None)
+    floor = {"step_ms": {"true": 1.0}}
+    found = decode._timed(parts, Setting(2, 5, 2), floor, "true", place)
+    # what was timed is in capitals
+    assert "".join(calls) == "eD" + "DDD" + "EEE" + "dE" * turns
+    assert len(found["encoder_ms"]["repeats"]) == turns
+    assert len(found["encoder_after_encoder_ms"]["repeats"]) == 3
 
 
 def test_the_table_has_the_papers_figures_in_the_papers_setting_only(

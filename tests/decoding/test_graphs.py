@@ -321,6 +321,31 @@ def test_the_same_buffers_serve_another_batch(options):
     assert_same(found[1], plain(made, second, shorter))
 
 
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_the_same_buffers_serve_other_least_lengths(options):
+    made, batch = make(), read(3, 2)
+    decoder = graphs.GraphDecoder(made)
+    for least in (4, 0):
+        asked = replace(options, min_length=least)
+        assert_same(captured(decoder, batch, asked), plain(made, batch, asked))
+    assert len(decoder._captured) == 1
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_what_is_found_is_a_sequence_that_a_later_search_leaves_as_it_is(options):
+    made, batch = make(), read(3, 5, 2)
+    decoder, capacity = graphs.GraphDecoder(made), room(made, batch, options)
+    found = decoder.search(*batch, capacity, options, end=END)
+    decoder.search(*read(4, 4, 4), capacity, replace(options, max_length=2), end=END)
+    right = plain(made, batch, options)
+    assert len(found) == 3
+    assert_same(found, right)
+    assert found[1:] == [found[1], found[2]]
+    assert found[-1] == found[2]
+    with pytest.raises(IndexError):
+        found[3]
+
+
 def test_fewer_hypotheses_than_asked_for_are_found_after_a_longer_search_too():
     made = make()
     decoder = graphs.GraphDecoder(made)

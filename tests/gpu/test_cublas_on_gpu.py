@@ -1,4 +1,4 @@
-"""Products by cuBLASLt against PyTorch's, to the bit, whichever algorithm makes them."""
+"""Products by cuBLASLt: each proposal gives the first's result to the bit, and the right one."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ SIZES = [
     (1024, 5440, 1024),
     (1024, 1024, 5440),
     (1024, 32768, 1024),
+    (16384, 1280, 1024),
     (37, 1280, 1024),
     (300, 72, 64),
 ]
@@ -25,6 +26,7 @@ def random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def test_every_proposal_gives_the_same_to_the_bit(rows, columns, depth, dtype):
     X, W = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype) / depth**0.5
     planner = cublas._planner(X.device)
+    planner._quickest.clear()
     for relu in (False, True):
         first = cublas.product(X, W, relu=relu)
         assert first is not None
@@ -33,10 +35,21 @@ def test_every_proposal_gives_the_same_to_the_bit(rows, columns, depth, dtype):
         torch.testing.assert_close(first.double(), right, atol=2e-2, rtol=1e-2)
         plan = next(reversed(planner._plans.values()))
         assert plan.size.relu == relu
-        for which in range(len(plan.proposals)):
+        assert len(plan.proposals) > 1
+        for which in range(1, len(plan.proposals)):
             Y = torch.full_like(first, torch.nan)
             plan.run(X, W, Y, which)
             assert torch.equal(Y, first), plan.name(which)
+
+
+def test_where_the_library_would_sum_in_parts_the_result_is_pytorchs():
+    X, W = random(128, 5440), random(1024, 5440) / 5440**0.5
+    Y = cublas.product(X, W)
+    plan = next(reversed(cublas._planner(X.device)._plans.values()))
+    if len(plan.proposals) == 1:
+        assert torch.equal(Y, torch.nn.functional.linear(X, W))
+    right = X.double() @ W.double().t()
+    torch.testing.assert_close(Y.double(), right, atol=2e-2, rtol=1e-2)
 
 
 def test_a_product_is_added_to_what_is_there_and_is_tried_without_harm():

@@ -1,5 +1,6 @@
 """Captured decoding on a CUDA device: the plain path's tokens, steady memory, small errors."""
 
+import functools
 import gc
 import logging
 import random as plain_random
@@ -15,6 +16,7 @@ from writehead.config import DecodeConfig
 from writehead.decoding import Engine, Hypothesis, beam_search
 from writehead.model import LanguageModel, TranslationModel
 
+choose = pytest.importorskip("writehead.kernels.choose", reason="Triton is not installed")
 decode = pytest.importorskip("writehead.kernels.decode", reason="Triton is not installed")
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
@@ -279,6 +281,36 @@ def assert_logits_err_at_most_twice_as_much(rows: int, kind: str, **changes: obj
         errors.append((logits - true).abs())
         allowed.append((made.step(fed, low) - true).abs())
     assert_at_most_twice(torch.stack(errors), torch.stack(allowed))
+
+
+def test_programs_that_meet_choose_each_rows_token_once():
+    rows, size, steps = 1024, 32768, 60
+    found = choose.Candidates.make(rows, size, 1, torch.device("cuda"))
+    integers = functools.partial(torch.zeros, dtype=torch.int32, device="cuda")
+    most = torch.full((rows,), steps + 1, dtype=torch.int32, device="cuda")
+    limits = choose.Limits(integers(1), integers(rows, 1), integers(rows), most, integers(1))
+    tokens, lengths = (torch.zeros(rows, dtype=torch.long, device="cuda") for _ in range(2))
+    state = choose.Rows(tokens, lengths, torch.ones_like(tokens))
+    texts, log_p = integers(rows, steps), torch.zeros(rows, device="cuda")
+    E, P = (torch.randn(count, 64, device="cuda", dtype=torch.bfloat16) for count in (size, steps))
+    feed = choose.Feed(E, P, torch.zeros(rows, 64, device="cuda", dtype=torch.bfloat16))
+    right = torch.zeros(rows, device="cuda", dtype=torch.float64)
+    for t in range(steps):
+        logits = torch.randn(rows, size, device="cuda", dtype=torch.bfloat16)
+        logits[:, 1] = -9.0  # the end
+        choose.choose_greedy(
+            logits, found, limits, state, texts, log_p, feed, vocabulary=size, end=1
+        )
+        best = logits.max(1, keepdim=True)
+        first = (logits == best.values).int().argmax(1)  # of equals the lowest
+        right += logits.double().log_softmax(1).gather(1, first.unsqueeze(1)).squeeze(1)
+        assert torch.equal(texts[:, t].long(), first)
+        assert torch.equal(tokens, first)
+        assert limits.clock.item() == t + 1
+        assert not found.done.any()
+        position = min(t + 1, steps - 1)
+        assert torch.equal(feed.X, (E[first].float() + P[position].float()).bfloat16())
+    torch.testing.assert_close(log_p.double(), right, atol=1e-3, rtol=1e-5)
 
 
 def mixed_batches(count: int) -> list[tuple]:

@@ -57,6 +57,7 @@ class Greedy:
         )
         self.texts = torch.full((rows, 9), -3, dtype=torch.int32, device=DEVICE)
         self.log_p = torch.full((rows,), -2.0, device=DEVICE)
+        self.found = None  # as in a search, the same for all steps
         self.feed = choose.Feed(
             torch.randn(LARGE, 5, device=DEVICE),
             torch.randn(6, 5, device=DEVICE),  # later positions count as the last
@@ -66,8 +67,9 @@ class Greedy:
     def step(self, logits: Tensor, vocabulary: int) -> list[int]:
         """The tokens chosen from `logits` [rows, …]."""
         logits = logits.to(DEVICE)
-        found = choose.Candidates.make(len(logits), vocabulary, 1, logits.device)
-        before = self.limits.clock.item()
+        if self.found is None:
+            self.found = choose.Candidates.make(len(logits), vocabulary, 1, logits.device)
+        found, before = self.found, self.limits.clock.item()
         choose.choose_greedy(
             logits,
             found,
@@ -147,19 +149,6 @@ def test_of_equals_the_lowest_token_is_chosen(small_parts):
     logits[2, [28, 18, 17]] = 1.0  # in another part and the last
     logits[3, [22, 3]] = 1.0  # in two parts
     assert Greedy(4).step(logits, 29) == [0, 5, 17, 3]
-
-
-def test_many_rows_have_smaller_parts(small_parts, monkeypatch):
-    monkeypatch.setattr(choose, "MANY", 3)
-    device = torch.device(DEVICE)
-    parts = [choose.Candidates.make(rows, 29, top, device).part for rows, top in ((2, 1), (3, 2))]
-    assert parts == [16, 16]
-    assert choose.Candidates.make(3, 29, 1, device).statistics.shape == (3, 4, 2)
-    logits = torch.randn(3, 29)
-    step = Greedy(3)
-    right = logits.argmax(1).tolist()
-    assert step.step(logits, 29) == right
-    assert_close(step.gained, torch.log_softmax(logits, 1)[range(3), right])
 
 
 def test_the_end_is_not_chosen_before_the_least_length(small_parts):

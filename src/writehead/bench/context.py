@@ -127,7 +127,7 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
         captured.begin(first, lengths, constraints)
         decoder.run(captured, context.batch, constraints, search)
 
-    how = "GraphDecoder: one captured graph a step, hypotheses read back"
+    how = "GraphDecoder: one captured graph a step, tokens and scores read back"
     return _timed(run, context, place, floor, how)
 
 

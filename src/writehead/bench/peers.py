@@ -40,7 +40,9 @@ class Decode:
     run: Call
     steps: int
     how: str
-    whole: Call | None = None  # a search from tokens to hypotheses, where that is more than both
+    whole: Call | None = (
+        None  # a search from tokens to what was found, where that is more than both
+    )
 
 
 def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

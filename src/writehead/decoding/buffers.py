@@ -60,10 +60,13 @@ class Mirror:
         return cls(growing, torch.zeros(written, dtype=torch.int32, pin_memory=pinned))
 
 
-def split_written(written: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def split_written(written: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Texts [rows, capacity] and their log-probabilities [rows], of greedy search."""
-    count = shape.rows * shape.capacity
-    return written[:count].view(shape.rows, shape.capacity), written[count:].view(torch.float32)
+    rows = len(written) // (capacity + 1)
+    return (
+        written[: rows * capacity].view(rows, capacity),
+        written[rows * capacity :].view(torch.float32),
+    )
 
 
 class Buffers:
@@ -104,7 +107,7 @@ class Buffers:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
         self.X = torch.zeros(rows, config.d, dtype=dtype, device=device)  # to be fed next
-        # of each sentence that is to begin: see `place`
+        # of each sentence that is to begin: see `place`; zero but between that and `begin`
         self._told = integers(4, b, dtype=torch.long)
         self._min_length = 0  # what the device was told
         tokens = integers(rows, dtype=torch.long)
@@ -116,12 +119,11 @@ class Buffers:
             max_lengths=integers(b),
             min_length=integers(1),
         )
-        # greedy search writes what it finds in one piece, to be read at once; beams have a history
-        steps = shape.capacity if beam > 1 else 0
+        # beams have a history; greedy search writes in one piece what is to be read at once
+        steps, alone = (shape.capacity, 0) if beam > 1 else (0, rows)
         self.history = History(integers(steps, rows), integers(steps, rows))
-        self.written = integers(0 if beam > 1 else rows * (shape.capacity + 1))
-        if beam == 1:
-            self.texts, self.log_p = split_written(self.written, shape)
+        self.written = integers(alone * (shape.capacity + 1))
+        self.texts, self.log_p = split_written(self.written, shape.capacity)
         self.live = torch.zeros(b, beam, device=device)
         self.pool = Pool(
             scores=torch.zeros(b, beam, device=device),
@@ -167,8 +169,7 @@ class Buffers:
         for ours, told in zip(_tensors(self.rows), (first, lengths, growing), strict=True):
             ours.view(-1, self.shape.beam).copy_(told.unsqueeze(1))
         self._told.zero_()
-        if self.shape.beam == 1:
-            self.log_p.zero_()
+        self.log_p.zero_()
         self.live.fill_(NEVER)
         self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
         self.pool.scores.fill_(NEVER)

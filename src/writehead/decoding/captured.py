@@ -68,7 +68,7 @@ class Captured:
                 self.buffers.begin()
             else:
                 self._first.replay()
-            # not part of the graph: launched by itself, it has all steps behind it start sooner
+            # no part of the graph: behind such a launch all steps started sooner, in some runs
             self._embed()
 
     def step(self) -> None:

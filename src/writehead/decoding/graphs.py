@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding.buffers import Buffers, Shape, cache_bytes
 from writehead.decoding.captured import Captured, launching_on
-from writehead.decoding.reading import Found, FoundBeams, FoundGreedy, Watch
+from writehead.decoding.reading import Found, FoundBeams, FoundGreedy, Places, Watch
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import ConfigError, OutOfRoom, TokenError
 from writehead.kernels.launch import rehearse
@@ -78,7 +77,7 @@ class GraphDecoder:
         prefixes: Sequence[Sequence[int]] | None = None,
         max_lengths: Sequence[int] | None = None,
     ) -> Sequence[list[Hypothesis]]:
-        """The n_best hypotheses of each sentence, best first.
+        """The n_best hypotheses of each sentence, best first, which are made as they are asked for.
 
         tokens: [b, m], sources or prompts, padded on the right to `lengths`. A row's cache needs
         `capacity` positions. Raises OutOfRoom where the device's memory is too small.
@@ -236,8 +235,7 @@ class GraphDecoder:
                 may_move = False
                 continue
             done = np.setdiff1d(np.arange(len(places)), growing)
-            if len(done):
-                self._collect(found, places[done], captured, done)
+            self._collect(found, places[done], captured, done)
             captured, places = moved, places[growing]
             may_move = len(places) >= FEWEST
             watch = Watch(moved.buffers, len(growing))
@@ -247,9 +245,9 @@ class GraphDecoder:
     def _collect(
         self,
         found: Found,
-        sentences: NDArray[np.int64],
+        sentences: Places,
         captured: Captured,
-        places: NDArray[np.int64],
+        places: Places,
     ) -> None:
         """Puts what was found for some sentences, at their places in buffers, where it belongs."""
         with launching_on(self.model.device):

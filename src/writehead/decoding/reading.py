@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import overload
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from writehead.kernels.choose import NEVER
 
 LOOK = 8  # steps between two looks at what still grows
 
+Places = NDArray[np.int64]
+
 
 class Watch:
     """Which sentences of a search still grow, as of some steps ago, so that nobody waits to know.
@@ -31,17 +35,17 @@ class Watch:
     """
 
     def __init__(self, buffers: Buffers, count: int) -> None:
-        self.buffers, self._count = buffers, count
+        self._buffers, self._count = buffers, count
         self._event: torch.cuda.Event | None = None
 
     def is_due(self, t: int) -> bool:
         """Whether to look after t steps."""
-        return self.buffers.mirror is None or t % LOOK == 0
+        return self._buffers.mirror is None or t % LOOK == 0
 
     def look(self) -> list[int]:
         """The sentences that grew when this was asked the last time; asks anew."""
-        growing, mirror = self.buffers.rows.growing, self.buffers.mirror
-        now = growing[:: self.buffers.shape.beam]
+        growing, mirror = self._buffers.rows.growing, self._buffers.mirror
+        now = growing[:: self._buffers.shape.beam]
         if mirror is None:
             return _places(now[: self._count])
         before = list(range(self._count))
@@ -56,56 +60,57 @@ class Watch:
 class Found(Sequence[list[Hypothesis]], ABC):
     """The hypotheses of each of b sentences, best first: arrays of the host until one is asked for.
 
-    To make them all would take as long as some steps.
+    Then all are made, which takes as long as some steps.
     """
 
-    @abstractmethod
-    def put(
-        self, sentences: NDArray[np.int64], buffers: Buffers, places: NDArray[np.int64]
-    ) -> None:
-        """Reads what was found for some sentences, at the places that they have in buffers."""
+    _texts: NDArray[np.int32]  # [b, …]
 
     @abstractmethod
-    def _of(self, sentence: int) -> list[Hypothesis]: ...
+    def put(self, sentences: Places, buffers: Buffers, places: Places) -> None:
+        """Reads what was found for some sentences, at the places that they have in buffers."""
+
+    @property
+    @abstractmethod
+    def _made(self) -> list[list[Hypothesis]]:
+        """All of them, once all is put."""
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
     @overload
     def __getitem__(self, which: int) -> list[Hypothesis]: ...
     @overload
     def __getitem__(self, which: slice) -> list[list[Hypothesis]]: ...
     def __getitem__(self, which: int | slice) -> list[Hypothesis] | list[list[Hypothesis]]:
-        among = range(len(self))[which]
-        return self._of(among) if isinstance(among, int) else [self._of(i) for i in among]
+        return self._made[which]
 
 
 class FoundGreedy(Found):
     """What greedy search found: one hypothesis of each sentence."""
 
     def __init__(self, b: int, constraints: Constraints, alpha: float) -> None:
-        self._constraints, self._alpha = constraints, alpha
+        self._limits, self._end, self._alpha = constraints.limits, constraints.end, alpha
         self._texts = np.empty((b, constraints.longest), dtype=np.int32)  # and what is past an end
         self._log_p = np.empty(b, dtype=np.float32)
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def put(
-        self, sentences: NDArray[np.int64], buffers: Buffers, places: NDArray[np.int64]
-    ) -> None:
+    def put(self, sentences: Places, buffers: Buffers, places: Places) -> None:
         """Reads it in one piece, and waits for it."""
         written, mirror = buffers.written, buffers.mirror
         here = written if mirror is None else mirror.written.copy_(written)  # which waits
-        texts, log_p = (T.cpu().numpy() for T in split_written(here, buffers.shape))
+        parts = split_written(here, buffers.shape.capacity)
+        texts, log_p = (T.cpu().numpy() for T in parts)
         self._texts[sentences] = texts[places, : self._texts.shape[1]]
         self._log_p[sentences] = totals = log_p[places]
         check_numbers([float(totals.sum())])
 
-    def _of(self, sentence: int) -> list[Hypothesis]:
-        limit, end = self._constraints.limits[sentence], self._constraints.end
-        text, log_p = self._texts[sentence, :limit].tolist(), float(self._log_p[sentence])
-        finished = end in text
-        length = text.index(end) + 1 if finished else limit
-        score = log_p / float(length_penalty(length, self._alpha))
-        return make_hypotheses([text], [length], [score], [log_p], [finished])
+    @cached_property
+    def _made(self) -> list[list[Hypothesis]]:
+        is_end, limits = self._texts == self._end, np.array(self._limits)
+        first = np.where(is_end.any(axis=1), is_end.argmax(axis=1), self._texts.shape[1])
+        lengths, ended = np.minimum(first + 1, limits), first < limits
+        scores = self._log_p / length_penalty(torch.from_numpy(lengths), self._alpha).numpy()
+        columns: tuple[NDArray[Any], ...] = (self._texts, lengths, scores, self._log_p, ended)
+        return [[one] for one in make_hypotheses(*(column.tolist() for column in columns))]
 
 
 class FoundBeams(Found):
@@ -117,12 +122,7 @@ class FoundBeams(Found):
         self._scores, self._log_p = (np.full((b, n_best), NEVER, np.float32) for _ in range(2))
         self._ended = np.zeros((b, n_best), dtype=bool)
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def put(
-        self, sentences: NDArray[np.int64], buffers: Buffers, places: NDArray[np.int64]
-    ) -> None:
+    def put(self, sentences: Places, buffers: Buffers, places: Places) -> None:
         """Has it followed back on the device, and reads it."""
         n_best, pool = self._scores.shape[1], buffers.pool
         texts = trace_back(buffers.history, pool, n_best)
@@ -137,10 +137,13 @@ class FoundBeams(Found):
         self._lengths[sentences], self._ended[sentences] = steps + 1, ended
         self._scores[sentences], self._log_p[sentences] = scores, log_p
 
-    def _of(self, sentence: int) -> list[Hypothesis]:
-        count = int((self._scores[sentence] != NEVER).sum())  # empty places come last
+    @cached_property
+    def _made(self) -> list[list[Hypothesis]]:
+        is_there = self._scores != NEVER
         columns = (self._texts, self._lengths, self._scores, self._log_p, self._ended)
-        return make_hypotheses(*(column[sentence, :count].tolist() for column in columns))
+        made = make_hypotheses(*(column[is_there].tolist() for column in columns))
+        ends = is_there.sum(axis=1).cumsum().tolist()
+        return [made[i:j] for i, j in pairwise([0, *ends])]
 
 
 def _event(device: torch.device) -> torch.cuda.Event:

@@ -20,7 +20,6 @@ from writehead.kernels.pointwise import embed_row
 
 CHUNK = 32  # logits of which the largest is noted
 PART = 4096  # logits that one program reads
-MANY = 256  # rows from which on greedy search has parts of half the size
 NEVER = float("-inf")
 
 
@@ -29,10 +28,9 @@ class Candidates:
     """What is known of each row's logits: enough to choose from, and for the softmax.
 
     largest: [rows, chunks]. statistics: [rows, parts, 2], largest logit and the sum of
-    exponentials over it. logits, tokens: [rows, top], the best of the row in order. done:
-    [rows + 1], how many parts of each row were noted, and how many rows were chosen for; between
-    two steps all are zero.
-    chunk, part: logits to each of `largest`, and to each part.
+    exponentials over it. chunk: logits to each of `largest`. For beams, logits and tokens:
+    [rows, top], the best of the row in order. For greedy search, done: [rows + 1], how many parts
+    of each row were noted, and how many rows were chosen for; between two steps all are zero.
     """
 
     largest: Tensor
@@ -41,21 +39,18 @@ class Candidates:
     tokens: Tensor
     done: Tensor
     chunk: int
-    part: int
 
     @classmethod
     def make(cls, rows: int, vocabulary: int, top: int, device: torch.device) -> "Candidates":
         """Room for the `top` best of each row."""
-        part = PART // 2 if top == 1 and rows >= MANY else PART
-        parts = triton.cdiv(vocabulary, part)
+        parts = triton.cdiv(vocabulary, PART)
         return cls(
-            torch.empty(rows, parts * (part // CHUNK), device=device),
+            torch.empty(rows, parts * (PART // CHUNK), device=device),
             torch.empty(rows, parts, 2, device=device),
             torch.empty(rows, top, device=device),
             torch.empty(rows, top, dtype=torch.int32, device=device),
             torch.zeros(rows + 1, dtype=torch.int32, device=device),
             CHUNK,
-            part,
         )
 
 
@@ -117,7 +112,7 @@ def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
         out.statistics,
         vocabulary,
         CHUNK=out.chunk,
-        PART=out.part,
+        PART=PART,
         CHAINED=bool(chain),
         num_warps=2,
         **chain,
@@ -170,7 +165,7 @@ def choose_greedy(
         len(feed.P) - 1,
         d,
         CHUNK=found.chunk,
-        PART=found.part,
+        PART=PART,
         PARTS=parts,
         SIZE_N=triton.next_power_of_2(found.largest.shape[1]),
         SIZE_P=triton.next_power_of_2(parts),

@@ -1,17 +1,18 @@
 """Products by cuBLASLt itself, which PyTorch brings along: more of what it can do.
 
-PyTorch takes the algorithm that the library thinks best, and has relu together with a bias only.
-Here the library's proposals are timed, and relu costs next to nothing. Which of them is taken
-decides on the time alone, since all add the same numbers in the same order. Those that would sum
-over the depth in parts are left out, or, where the library's first is such, all but that one.
+PyTorch takes one algorithm of the library's choice, and has relu together with a bias only. Here
+the library's proposals are timed, and relu costs next to nothing. Which of them is taken decides on
+the time alone: one whose result differs from the first's in any bit that is looked at is left out.
+So are all that would sum over the depth in parts, unless the library's first is such, which stays.
 
-Proposals are timed for exactly one size within `trying`, which whoever captures a step does, and
-for large products once for all of about their size. Other products take the first.
+Proposals are timed within `trying`, which whoever captures a step does, and large products
+elsewhere too, once for all of about their size. Other products take the first.
 """
 
 import ctypes
 import dataclasses
 import functools
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -27,13 +28,14 @@ from torch import Tensor
 from writehead.errors import BackendError
 from writehead.kernels.launch import is_rehearsal
 
-PROPOSALS = 16  # that the library is asked for
+PROPOSALS = 8  # that the library is asked for; when asked for 64 it made no more
 MANY = 16384  # rows from which on it pays to time proposals outside of `trying`
-TIMES = 4  # that each is run between two looks at the clock
-PAUSE = 300_000  # ticks of the device, in which the host launches them
+TIMES = 4  # that each is run between two looks at the clock: some tens of microseconds or more
+PAUSE = 300_000  # ticks of the device, some 0.15 ms, in which the host launches them
 CACHE = 128 << 20  # bytes, more than a device's cache has
 MOST_PLANS = 512  # sizes that are remembered
-WORKSPACE = 32 << 20  # bytes that an algorithm may have, as many as PyTorch allows
+WORKSPACE = 32 << 20  # bytes that an algorithm may have, as PyTorch allows on a Hopper GPU
+LOOKED_AT = 1024  # rows of a result, about, that are compared
 ALIGNED = 256  # bytes, that the library supposes
 
 # names of the library's, with its numbers for them
@@ -42,8 +44,10 @@ REAL, IN_FLOAT32 = 0, 68
 TRANSPOSES_A, EPILOGUE = 3, 7
 NOTHING, RELU = 1, 2
 MOST_WORKSPACE = 1
-TILE, SPLITS, CUSTOM, CLUSTER = 1, 2, 5, 8  # of which the last is half as wide
+TILE, SPLITS = 1, 2
+NAME = {0: 4, TILE: 4, 4: 4, 5: 4, 6: 4, 7: 2, 8: 2}  # what algorithms differ by, and bytes of each
 
+log = logging.getLogger(__name__)
 _is_trying: ContextVar[bool] = ContextVar("is_trying", default=False)
 
 
@@ -97,6 +101,10 @@ def product(
         return None
     (rows, depth), columns = X.shape, len(W)
     Y = torch.empty(rows, columns, dtype=X.dtype, device=X.device) if out is None else out
+    assert W.shape == (columns, depth)
+    assert Y.shape == (rows, columns)
+    assert X.dtype == W.dtype == Y.dtype
+    assert X.device == W.device == Y.device
     if not (_is_plain(X) and _is_plain(Y) and W.is_contiguous() and W.data_ptr() % ALIGNED == 0):
         return None
     size = Size(rows, columns, depth, X.stride(0), Y.stride(0), X.dtype, relu, adds)
@@ -113,7 +121,7 @@ class Plan:
 
     def __init__(self, library: Any, handle: c_void_p, size: Size) -> None:
         self.size = size
-        self.chosen: int | None = None  # once it was timed
+        self.chosen: int | None = None  # once it was timed, or one that stands for it
         self._library, self._handle = library, handle
         self._beta = c_float(1.0 if size.adds else 0.0)
         self._work, kind = c_void_p(), TYPES[size.dtype]
@@ -158,21 +166,24 @@ class Plan:
         finally:
             library.cublasLtMatmulPreferenceDestroy(preference)
         asked = [] if status else [found[i] for i in range(count.value) if not found[i].state]
-        if asked and self._setting(asked[0], SPLITS) > 1:
+        parts = [self._setting(one, SPLITS, 4) for one in asked]
+        if asked and parts[0] > 1:
             return asked[:1]
-        return [one for one in asked if self._setting(one, SPLITS) <= 1]
+        return [one for one, count in zip(asked, parts, strict=True) if count <= 1]
 
-    def _setting(self, proposal: _Proposal, name: int) -> int:
-        value, width = c_uint32(0), c_size_t(2 if name == CLUSTER else 4)
-        self._library.cublasLtMatmulAlgoConfigGetAttribute(
-            byref(proposal.algorithm), name, byref(value), width, byref(c_size_t(0))
+    def _setting(self, proposal: _Proposal, name: int, width: int) -> int:
+        """What a proposal has for one of the library's settings; 0 where that is unknown to it."""
+        value, size = c_uint32(0), c_size_t(width)
+        status = self._library.cublasLtMatmulAlgoConfigGetAttribute(
+            byref(proposal.algorithm), name, byref(value), size, byref(c_size_t(0))
         )
+        if name == SPLITS:
+            _check(status)
         return value.value
 
-    def name(self, proposal: int) -> tuple[int, ...]:
-        """What tells a proposal from others, also from those for other sizes."""
-        settings = (TILE, CUSTOM, CLUSTER)
-        return tuple(self._setting(self.proposals[proposal], setting) for setting in settings)
+    def name(self, which: int) -> tuple[int, ...]:
+        """What tells a proposal from others, also among those for other sizes."""
+        return tuple(self._setting(self.proposals[which], *setting) for setting in NAME.items())
 
     def run(self, X: Tensor, W: Tensor, Y: Tensor, which: int) -> None:
         """One product by a proposal, on the stream that is current."""
@@ -215,7 +226,7 @@ class Planner:
         self._library, self._handle = library, c_void_p()
         _check(library.cublasLtCreate(byref(self._handle)))
         self._plans: OrderedDict[Size, Plan] = OrderedDict()
-        self._quickest: dict[Size, tuple[int, ...]] = {}  # of about that many rows, by name
+        self._quickest: dict[Size, tuple[int, ...]] = {}  # by name; large ones by `_about`
         self._lock = threading.Lock()  # a plan that gives way must not be in use
 
     def run(self, size: Size, X: Tensor, W: Tensor, Y: Tensor) -> bool:
@@ -232,31 +243,54 @@ class Planner:
 
     def _choose(self, plan: Plan, X: Tensor, W: Tensor, Y: Tensor) -> int:
         """The proposal to take."""
-        is_large = plan.size.rows >= MANY
         if plan.chosen is not None or len(plan.proposals) == 1:
             return plan.chosen or 0
-        if not (_is_trying.get() or is_large) or torch.cuda.is_current_stream_capturing():
-            return 0
-        about = dataclasses.replace(plan.size, rows=plan.size.rows.bit_length())
-        if is_large and about in self._quickest:
-            names = [plan.name(i) for i in range(len(plan.proposals))]
-            known = self._quickest[about]
-            plan.chosen = names.index(known) if known in names else 0
-            return plan.chosen
-        if plan.size.adds:
-            Y = torch.empty_strided(Y.shape, Y.stride(), dtype=Y.dtype, device=Y.device)
-        # in a step the device's cache has X, and not the weight, which counts where rows are few
-        weights = [W] * (TIMES + 1) if is_large else [W.clone() for _ in range(TIMES + 1)]
-        count = range(len(plan.proposals))
-
-        def by(which: int) -> Callable[[Tensor], None]:
-            return lambda W: plan.run(X, W, Y, which)
-
-        times = [[_time(by(i), weights) for i in count] for _ in range(2)]
-        plan.chosen = min(count, key=lambda i: min(some[i] for some in times))
-        if is_large:
-            self._quickest[about] = plan.name(plan.chosen)
+        key = _about(plan.size)
+        if key not in self._quickest:
+            is_time = _is_trying.get() or plan.size.rows >= MANY
+            if not is_time or torch.cuda.is_current_stream_capturing():
+                return 0
+            try:
+                self._quickest[key] = plan.name(_quickest(plan, X, W, Y))
+            except torch.OutOfMemoryError:  # trying takes more than the product does
+                return 0
+        names, quickest = [plan.name(i) for i in range(len(plan.proposals))], self._quickest[key]
+        plan.chosen = names.index(quickest) if quickest in names else 0
         return plan.chosen
+
+
+def _about(size: Size) -> Size:
+    """The size that stands for one: itself, or for a large one all of up to twice as many rows."""
+    rows = size.rows if size.rows < MANY else MANY << (size.rows // MANY).bit_length()
+    return dataclasses.replace(size, rows=rows)
+
+
+def _quickest(plan: Plan, X: Tensor, W: Tensor, Y: Tensor) -> int:
+    """Which proposal takes the least time, of those with the first's result; Y is written to."""
+    if plan.size.adds:
+        Y = torch.empty_strided(Y.shape, Y.stride(), dtype=Y.dtype, device=Y.device)
+    # in a step the device's cache has X, and not the weight, which counts where rows are few
+    is_large = plan.size.rows >= MANY
+    weights = [W if is_large else W.clone() for _ in range(TIMES + 1)]
+
+    def by(which: int) -> Callable[[Tensor], None]:
+        return lambda W: plan.run(X, W, Y, which)
+
+    def result(which: int) -> Tensor:
+        if plan.size.adds:
+            Y.zero_()
+        plan.run(X, W, Y, which)
+        return Y[:: max(1, plan.size.rows // LOOKED_AT)].view(torch.int16).clone()
+
+    first, times = result(0), {}
+    for which in range(len(plan.proposals)):
+        try:
+            if which == 0 or torch.equal(result(which), first):
+                times[which] = min(_time(by(which), weights) for _ in range(1 if is_large else 2))
+        except BackendError:  # a proposal is not a promise
+            if which == 0:
+                raise
+    return min(times, key=lambda which: times[which])
 
 
 def _time(work: Callable[[Tensor], None], weights: list[Tensor]) -> float:
@@ -277,12 +311,14 @@ def _time(work: Callable[[Tensor], None], weights: list[Tensor]) -> float:
 
 @functools.cache
 def _library() -> Any:
-    """cuBLASLt as PyTorch has loaded it; None where it cannot be found."""
+    """cuBLASLt of PyTorch's version; None where it cannot be found."""
     if torch.version.cuda is None:
         return None
+    name = f"libcublasLt.so.{torch.version.cuda.partition('.')[0]}"
     try:
-        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.partition('.')[0]}")
+        return ctypes.CDLL(name)
     except OSError:
+        log.warning("decoding takes PyTorch's products, some of which are slower: no %s here", name)
         return None
 
 

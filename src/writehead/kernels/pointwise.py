@@ -21,7 +21,7 @@ def embed(
     clock: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """E[tokens] + P[positions], [rows, d]; adds one to `clock` [1] where there is one.
+    """E[tokens] + P[positions], [rows, d], in `out` if given; adds one to `clock` [1] if given.
 
     tokens and positions: [rows]; a position past the last row of P counts as the last.
     """

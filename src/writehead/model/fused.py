@@ -86,18 +86,15 @@ class FusedDecoder:
         return Feed(self.model.tokens.weight, self.model.decoder.positions.weight, X)
 
     def embed(self, rows: Rows, clock: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """The embeddings [rows, d] of rows.tokens at positions rows.lengths.
+        """The embeddings [rows, d] of rows.tokens at positions rows.lengths, in `out` if given.
 
-        `clock` is told by one that a step is taken.
+        `clock` [1] goes on by one.
         """
         E, P = self.model.tokens.weight, self.model.decoder.positions.weight
         return embed(rows.tokens, rows.lengths, E, P, clock, out)
 
     def step(self, X: Tensor, rows: Rows, cache: KVCache, memories: Memories | None) -> Tensor:
-        """Feeds X, the embeddings of `rows`, which stay as they are: logits of the next.
-
-        What X holds afterwards is not said.
-        """
+        """Logits of what follows X, the embeddings of `rows`, which stay as they are; X may not."""
         model, stack = self.model, self.model.decoder
         for i, layer in enumerate(self._layers):
             attention = layer.attention
