@@ -121,6 +121,10 @@ def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
         (["explain", "tiny/multi-head", "--set=model.g=3"], "choose g from 1, 2, 4, 8"),
         (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not a whole number"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
+        (
+            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocabulary=9"],
+            "the vocabulary is the dataset's",
+        ),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
         (["explain", "nothing-like-it"], "known: "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),

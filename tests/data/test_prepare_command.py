@@ -41,11 +41,23 @@ def test_files_become_a_dataset_and_a_table(prepare, text_options, tmp_path):
 
 def test_text_becomes_a_language_models_dataset(prepare, tmp_path):
     text = write(tmp_path / "books", sentences(200, seed=0))
-    code, _, _ = prepare("--text", text, "--vocabulary", "400", "--workers", "1", "--dev", "6")
+    options = ("--text", text, "--vocabulary", "400", "--workers", "1")
+    code, _, err = prepare(*options, "--dev", "6")
     assert code == 0
+    assert "held out" not in err
     dataset = Dataset.open(tmp_path / "ds")
     assert dataset.task == "language"
     assert (len(dataset.split("train")), len(dataset.split("dev"))) == (194, 6)
+
+
+def test_a_dev_split_smaller_than_asked_for_is_said(prepare, tmp_path):
+    text = write(tmp_path / "books", sentences(200, seed=0))
+    options = ("--text", text, "--vocabulary", "400", "--workers", "1")
+    code, _, err = prepare(*options, "--dev", "50")
+    assert code == 0
+    said = "10 lines are held out as dev, a twentieth of the text, where 50 were asked for"
+    assert said in " ".join(err.split())
+    assert len(Dataset.open(tmp_path / "ds").split("dev")) == 10
 
 
 def test_the_embedded_corpus_becomes_a_dataset_with_three_splits(prepare, tmp_path):

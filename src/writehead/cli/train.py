@@ -58,6 +58,11 @@ def train_command(
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
     """
     model, config = _configs(preset_name, settings)
+    if any(setting.startswith("model.vocabulary=") for setting in settings or ()):
+        raise ConfigError(
+            "--set model.vocabulary would change nothing, since the vocabulary is the dataset's; "
+            "prepare the dataset with another --vocabulary"
+        )
     folder = run or Path("runs") / dataset.name / preset_name
     from writehead.training.loop import train
 

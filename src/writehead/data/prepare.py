@@ -280,6 +280,11 @@ def _encode_split(
     aside = np.empty(0, dtype=np.int64)
     if train and not job.inputs.dev:
         aside = _held_out_lines(job.config, lines)
+        if len(aside) < job.config.dev:
+            job.report.say(
+                f"{len(aside):,} lines are held out as dev, a twentieth of the text, where "
+                f"{job.config.dev:,} were asked for"
+            )
     names = [split, "dev"] if len(aside) else [split]
     writers = {name: SplitWriter(job.fresh, name, SIDES[job.config.task]) for name in names}
     dropped: Counter[str] = Counter()
