@@ -86,10 +86,12 @@ def take(planner, rows: int, **changes: object) -> int:
     return planner._library.taken[-1]
 
 
-def test_the_first_proposal_is_taken_where_nothing_is_tried():
-    planner = cublas.Planner(Library([(5, 1), (6, 1)]))
-    assert [take(planner, 4), take(planner, 4)] == [0, 0]
-    assert planner._library.taken == [0, 0]
+def test_what_nobody_tried_is_pytorchs_to_make():
+    library = Library([(5, 1), (6, 1)])
+    planner = cublas.Planner(library)
+    assert not planner.run(size(4), *operands(4))
+    assert not library.taken
+    assert library.alive == 1  # and nothing was planned
 
 
 def test_the_quickest_is_taken_once_it_was_tried(clock):
@@ -98,17 +100,20 @@ def test_the_quickest_is_taken_once_it_was_tried(clock):
     with cublas.trying():
         assert take(planner, 4) == 2
     assert take(planner, 4) == 2
-    assert take(planner, 5) == 0  # of another size nothing is known
-    assert take(planner, 4, relu=True) == 0
+    assert not planner.run(size(5), *operands(5))  # of another size nothing is known
+    assert not planner.run(size(4, relu=True), *operands(4))
     assert not clock
 
 
-def test_nothing_is_timed_while_a_graph_is_captured(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def test_nothing_is_timed_while_a_graph_is_captured(monkeypatch, clock):
     planner = cublas.Planner(Library([(5, 1), (6, 1)]))
+    clock[:] = [2.0, 2.0, 1.0, 1.0]
     with cublas.trying():
-        assert take(planner, 4) == 0
-    assert take(planner, cublas.MANY) == 0
+        assert take(planner, 4) == 1
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert take(planner, 4) == 1
+        assert not planner.run(size(5), *operands(5))
+    assert not planner.run(size(cublas.MANY), *operands(cublas.MANY))
 
 
 def test_what_would_sum_in_parts_is_not_tried(clock):
@@ -190,13 +195,14 @@ def test_what_is_added_to_stays_as_it_is_while_proposals_are_timed(clock):
 
 
 def test_a_library_without_a_proposal_says_so():
-    assert not cublas.Planner(Library([])).run(size(4), *operands(4))
+    with cublas.trying():
+        assert not cublas.Planner(Library([])).run(size(4), *operands(4))
 
 
 def test_an_error_of_the_librarys_is_one_of_ours():
     planner = cublas.Planner(Library([(5, 1)]))
     planner._library.broken = {0}
-    with pytest.raises(BackendError, match="status 15"):
+    with cublas.trying(), pytest.raises(BackendError, match="status 15"):
         take(planner, 4)
 
 
@@ -206,15 +212,14 @@ def test_plans_that_give_way_give_their_memory_back_and_what_was_timed_stays_kno
     monkeypatch.setattr(cublas, "MOST_PLANS", 2)
     library = Library([(5, 1), (6, 1)])
     planner = cublas.Planner(library)
-    clock[:] = [2.0, 2.0, 1.0, 1.0]
+    clock[:] = [2.0, 2.0, 1.0, 1.0] * 4
     with cublas.trying():
-        assert take(planner, 4) == 1
-    for rows in (5, 6, 7):
-        take(planner, rows)
+        assert [take(planner, rows) for rows in (4, 5, 6, 7)] == [1, 1, 1, 1]
     assert [one.rows for one in planner._plans] == [6, 7]
     # the handle, and of each plan the product and three matrices
     assert library.alive == 1 + 2 * 4
     assert take(planner, 4) == 1
+    assert not clock
 
 
 def test_products_elsewhere_are_pytorchs():

@@ -6,7 +6,8 @@ the time alone: one whose result differs from the first's in any bit that is loo
 So are all that would sum over the depth in parts, unless the library's first is such, which stays.
 
 Proposals are timed within `trying`, which whoever captures a step does, and large products
-elsewhere too, once for all of about their size. Other products take the first.
+elsewhere too, once for all of about their size. Other products stay PyTorch's, which asks less of
+the host.
 """
 
 import ctypes
@@ -94,8 +95,8 @@ def product(
 ) -> Tensor | None:
     """X W^T, [rows, columns], through relu, in `out` where there is one: added to it if `adds`.
 
-    X: [rows, depth]. W: [columns, depth]. None where the library cannot be asked, and in a
-    rehearsal, which is no time to try anything.
+    X: [rows, depth]. W: [columns, depth]. None where it is PyTorch's to make: of a size that was
+    not tried, in a rehearsal, which is no time to try it, or where the library cannot be asked.
     """
     if not (X.is_cuda and len(X)) or X.dtype not in TYPES or is_rehearsal() or _library() is None:
         return None
@@ -230,32 +231,33 @@ class Planner:
         self._lock = threading.Lock()  # a plan that gives way must not be in use
 
     def run(self, size: Size, X: Tensor, W: Tensor, Y: Tensor) -> bool:
-        """Whether the library could make the product, which is then in Y."""
+        """Whether the product was made here, and is in Y."""
+        key, is_tried = _about(size), _is_trying.get() or size.rows >= MANY
         with self._lock:
+            if key not in self._quickest and (
+                not is_tried or torch.cuda.is_current_stream_capturing()
+            ):
+                return False
             plan = self._plans.pop(size, None) or Plan(self._library, self._handle, size)
             self._plans[size] = plan
             if len(self._plans) > MOST_PLANS:
                 self._plans.popitem(last=False)[1].destroy()
             if not plan.proposals:
                 return False
-            plan.run(X, W, Y, self._choose(plan, X, W, Y))
+            plan.run(X, W, Y, self._choose(plan, key, X, W, Y))
             return True
 
-    def _choose(self, plan: Plan, X: Tensor, W: Tensor, Y: Tensor) -> int:
+    def _choose(self, plan: Plan, key: Size, X: Tensor, W: Tensor, Y: Tensor) -> int:
         """The proposal to take."""
-        if plan.chosen is not None or len(plan.proposals) == 1:
-            return plan.chosen or 0
-        key = _about(plan.size)
-        if key not in self._quickest:
-            is_time = _is_trying.get() or plan.size.rows >= MANY
-            if not is_time or torch.cuda.is_current_stream_capturing():
-                return 0
-            try:
-                self._quickest[key] = plan.name(_quickest(plan, X, W, Y))
-            except torch.OutOfMemoryError:  # trying takes more than the product does
-                return 0
-        names, quickest = [plan.name(i) for i in range(len(plan.proposals))], self._quickest[key]
-        plan.chosen = names.index(quickest) if quickest in names else 0
+        if plan.chosen is None:
+            names = [plan.name(i) for i in range(len(plan.proposals))]
+            if key not in self._quickest:
+                try:
+                    self._quickest[key] = names[_quickest(plan, X, W, Y)]
+                except torch.OutOfMemoryError:  # trying takes more than the product does
+                    return 0
+            quickest = self._quickest[key]
+            plan.chosen = names.index(quickest) if quickest in names else 0
         return plan.chosen
 
 
@@ -267,6 +269,8 @@ def _about(size: Size) -> Size:
 
 def _quickest(plan: Plan, X: Tensor, W: Tensor, Y: Tensor) -> int:
     """Which proposal takes the least time, of those with the first's result; Y is written to."""
+    if len(plan.proposals) == 1:
+        return 0
     if plan.size.adds:
         Y = torch.empty_strided(Y.shape, Y.stride(), dtype=Y.dtype, device=Y.device)
     # in a step the device's cache has X, and not the weight, which counts where rows are few
