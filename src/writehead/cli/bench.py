@@ -146,7 +146,7 @@ def decode_command(
         source=_either(source, 128, ON_CPU.source, found.type),
         target=_either(target, 128, ON_CPU.target, found.type),
         beams=beam or [1, 4],
-        vocabulary=vocabulary or (32_768 if gpu else None),
+        vocabulary=32_768 if vocabulary is None and gpu else vocabulary,
         contexts=context or [8192 if gpu else 256],
         language_batches=batch or [16],
         lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),

@@ -24,6 +24,7 @@ SWEEP_FAMILIES = {"context": ("lm1b", "tiny-lm"), "batch": ("wmt14", "tiny")}
 SWEEP_ROWS = ("multi-head", "multi-query")
 CONTEXTS = ([2**i for i in range(7, 16)], [2**i for i in range(6, 11)])
 BATCHES = ([2**i for i in range(11)], [2**i for i in range(6)])
+LEAST = 4  # ids: one besides those of padding, of the end and of what is unknown
 PAPERS_SETTING = ("wmt14", 1024, 128, 128)  # family, batch, source and target of Table 2
 SWEEP_ROWS_TOGETHER = 16  # in the sweep over contexts
 
@@ -54,6 +55,8 @@ class DecodePlan:
         ):
             if min(numbers) < 1:
                 raise ConfigError(f"{name} {min(numbers)} is too little; give 1 or more")
+        if self.vocabulary is not None and self.vocabulary < LEAST:
+            raise ConfigError(f"--vocabulary {self.vocabulary} is too little; give {LEAST} or more")
         for batch in self.language_batches:
             for context in self.contexts:
                 Context(batch, context, _steps(context))

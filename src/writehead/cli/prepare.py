@@ -51,7 +51,12 @@ def prepare_command(
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep lines that come again.")
     ] = False,
-    dev: Annotated[int, typer.Option(help="Lines to hold out where no dev text is given.")] = 2000,
+    dev: Annotated[
+        int,
+        typer.Option(
+            help="Lines to hold out where no dev text is given: at most a twentieth of the text."
+        ),
+    ] = 2000,
     seed: Annotated[int, typer.Option(help="Of the sample and the held-out lines.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
 ) -> None:

@@ -282,8 +282,8 @@ def _encode_split(
         aside = _held_out_lines(job.config, lines)
         if len(aside) < job.config.dev:
             job.report.say(
-                f"{len(aside):,} lines are held out as dev, a twentieth of the text, where "
-                f"{job.config.dev:,} were asked for"
+                f"{len(aside):,} lines are held out as dev, a twentieth of the text, which is less "
+                f"than {job.config.dev:,}"
             )
     names = [split, "dev"] if len(aside) else [split]
     writers = {name: SplitWriter(job.fresh, name, SIDES[job.config.task]) for name in names}
