@@ -38,6 +38,16 @@ def typed(monkeypatch):
     return give
 
 
+@pytest.mark.parametrize("verb", [("translate", "--repeats=1"), ("tokens", "--lines=1")])
+def test_benches_of_text_take_the_box_where_they_are_given_no_run(verb, writehead, tmp_path):
+    text, path = tmp_path / "text", tmp_path / "result.json"
+    text.write_text("Good morning!\n")
+    options = ("--input", text, "--beam=1", "--device=cpu", "--output", path)
+    code, _, err = writehead("bench", *verb, *options)
+    assert code == 0, err
+    assert json.loads(path.read_text())["run"] == str(BOXED)
+
+
 def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead, boxed, typed):
     said = []
     for run in ((), (boxed,)):

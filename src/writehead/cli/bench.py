@@ -122,8 +122,8 @@ def decode_command(
 ) -> None:
     """Time whole decodings: Table 2's rows by greedy and beam-4 search, beside peers and the floor.
 
-    What is measured is written as it comes, marked as partial until all of it is there. The same
-    command again replaces a partial file; a whole one it replaces with --force only.
+    What is measured is written as it comes, marked as partial until all of it is there. A partial
+    file is replaced, from the beginning, by the next command; a whole one with --force only.
 
     Example: writehead bench decode --output results/decode.json
 
@@ -164,10 +164,15 @@ def decode_command(
         draw(result, plot)
 
 
+Run = Annotated[
+    Path | None, typer.Argument(help="The folder of a run; by default the model in the box.")
+]
+
+
 @bench_app.command(name="translate")
 def translate_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     input_path: Annotated[str, typer.Option("--input", "-i", help="A file of lines.")],
+    run: Run = None,
     beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens decoded together, padding and beams counted.")
@@ -195,12 +200,13 @@ def translate_command(
         from writehead.cli.bench_tables import show_translate
         from writehead.decoding import Batching
         from writehead.decoding.textio import read_lines
+        from writehead.model.boxed import boxed_run
 
         place, kind = _find(device, dtype)
         check(output, force)
         tell = stack.enter_context(telling())
         job = Job(
-            run=run,
+            run=run or boxed_run(),
             lines=list(read_lines(input_path)),
             device=place,
             dtype=kind,
@@ -222,8 +228,8 @@ def translate_command(
 
 @bench_app.command(name="tokens")
 def tokens_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     input_path: Annotated[str, typer.Option("--input", "-i", help="A file of lines.")],
+    run: Run = None,
     lines: Annotated[int, typer.Option(help="How many of its lines with text.")] = 500,
     beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
     dtype: Annotated[
@@ -237,8 +243,8 @@ def tokens_command(
     """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
 
     Where tokens differ, a near-tie is one that rounding explains. What it cannot explain makes exit
-    code 1. Counts are written as they come, marked as partial until all are there. The same command
-    again replaces a partial file; a whole one it replaces with --force only.
+    code 1. Counts are written as they come, marked as partial until all are there. A partial file
+    is replaced, from the beginning, by the next command; a whole one with --force only.
 
     Example: writehead bench tokens runs/ende --input newstest2013.en --output tokens.json
     """
@@ -246,6 +252,7 @@ def tokens_command(
     from writehead.bench.tokens import bench_tokens
     from writehead.cli.bench_runs import tokens_plan
     from writehead.cli.bench_tables import show_tokens
+    from writehead.model.boxed import boxed_run
 
     if lines < 1:
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
@@ -254,7 +261,9 @@ def tokens_command(
     check(output, force)
     with telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
-        plan = tokens_plan(run, input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell)
+        plan = tokens_plan(
+            run or boxed_run(), input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell
+        )
         result = {"bench": "tokens", "input": input_path, "environment": environment(place)}
         with keeping(result, output) as save:
             bench_tokens(plan, result, save)
