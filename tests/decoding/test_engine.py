@@ -424,6 +424,8 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
     save_run(tmp_path / "mute", translator.model)
     with pytest.raises(RunError, match=r"has no tokenizer\.model"):
         Engine.load(tmp_path / "mute")
+    with pytest.raises(ConfigError, match="the path of a folder, and int came"):
+        Engine.load(3)
 
 
 def test_devices_and_types_are_found_by_name():

@@ -96,6 +96,8 @@ class Engine:
                 raise RunError(
                     f"the model in the box: {error}; or install writehead again"
                 ) from error
+        if not isinstance(run, str | Path):
+            raise ConfigError(f"a run is the path of a folder, and {type(run).__name__} came")
         graphs = graphs and backend == "auto"
         place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
