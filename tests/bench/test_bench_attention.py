@@ -73,6 +73,8 @@ def test_a_result_has_every_way_its_error_and_the_floor(writehead, quick_chip, t
     ("arguments", "words"),
     [
         (["--shape=3,7"], "is not b,m,g"),
+        (["--heads=0"], "--heads 0 is too little"),
+        (["--depth=-1"], "--depth -1 is too little"),
         (["--shape=3,7,x"], "is not b,m,g"),
         (["--shape=0,7,1"], "both must be at least 1"),
         (["--shape=3,7,3"], "choose g from 1, 2, 4, 8"),

@@ -48,6 +48,9 @@ def attention_command(
     Example: writehead bench attention --shape 1024,128,1 --shape 1024,128,8
     """
     asked = [_shape(text) for text in shapes or []]
+    for option, number in (("--heads", heads), ("--depth", depth)):
+        if number < 1:
+            raise ConfigError(f"{option} {number} is too little; give 1 or more")
     from writehead.bench.attention import Shape, bench_attention, default_shapes
     from writehead.cli.bench_tables import show_attention
 
