@@ -264,6 +264,7 @@ def test_rows_without_a_family_are_those_of_the_one_there_is_by_default(
         (["--preset=tiny/multi-query", "--rows=multi-head"], "tiny/multi-query is one row"),
         (["--batch=0"], "--batch 0 is too little"),
         (["--vocabulary=0"], "--vocabulary 0 is too little; give 4 or more"),
+        (["--vocabulary=1"], "--vocabulary 1 is too little"),
         (["--vocabulary=3"], "--vocabulary 3 is too little"),
         (["--target=-1"], "--target -1 is too little"),
         (["--target=257"], "--target 257 is past the 256 learned positions of tiny/multi-head"),

@@ -40,9 +40,7 @@ class Decode:
     run: Call
     steps: int
     how: str
-    whole: Call | None = (
-        None  # a search from tokens to what was found, where that is more than both
-    )
+    whole: Call | None = None  # a search from tokens to what was found, where it is more than both
 
 
 def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from writehead.errors import ConfigError, RunError, nearest
 from writehead.paper.presets import FAMILIES, preset, rows
 from writehead.paper.tables import TABLE_2
 
+Run = Annotated[
+    Path | None, typer.Argument(help="The folder of a run; by default the model in the box.")
+]
 OutputFile = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[
@@ -165,11 +168,6 @@ def decode_command(
     show_decode(result, Page())
     if plot is not None:
         draw(result, plot)
-
-
-Run = Annotated[
-    Path | None, typer.Argument(help="The folder of a run; by default the model in the box.")
-]
 
 
 @bench_app.command(name="translate")

@@ -77,7 +77,7 @@ class GraphDecoder:
         prefixes: Sequence[Sequence[int]] | None = None,
         max_lengths: Sequence[int] | None = None,
     ) -> Sequence[list[Hypothesis]]:
-        """The n_best hypotheses of each sentence, best first, which are made as they are asked for.
+        """The n_best hypotheses of each sentence, best first, made when the first is asked for.
 
         tokens: [b, m], sources or prompts, padded on the right to `lengths`. A row's cache needs
         `capacity` positions. Raises OutOfRoom where the device's memory is too small.
