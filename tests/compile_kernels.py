@@ -20,6 +20,7 @@ from writehead.decoding.search import Constraints
 from writehead.kernels import (
     Visibility,
     beams,
+    begin,
     choose,
     decode,
     label_loss,
@@ -50,9 +51,9 @@ def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[...,
         signature, constants = {}, {}
         for parameter in kernel.params:
             value = values[parameter.name]
-            kind = type_of(value)
+            kind = "constexpr" if parameter.is_constexpr else type_of(value)
             # as at a real launch, an integer of 1 is known to the compiler
-            if parameter.is_constexpr or (kind == "i32" and value == 1):
+            if kind == "constexpr" or (kind == "i32" and value == 1):
                 kind, constants[(parameter.num,)] = "constexpr", value
             signature[parameter.name] = kind
         key = kernel.__name__, str((signature, constants, sorted(options.items())))
@@ -128,7 +129,7 @@ def label(dtype: torch.dtype) -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    for wrappers in (beams, choose, decode, linear, pointwise, tiles):
+    for wrappers in (beams, begin, choose, decode, linear, pointwise, tiles):
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
     greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
     take_a_step("translation", 20, greedy)

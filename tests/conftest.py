@@ -17,7 +17,7 @@ from writehead.cli import main
 if not torch.cuda.is_available() and find_spec("triton"):
     # a kernel is interpreted if this is set when it is defined, whichever test comes first
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        names = "beams choose decode label_loss linear packed_kernels pointwise tiles"
+        names = "beams begin choose decode label_loss linear packed_kernels pointwise tiles"
         for name in names.split():
             import_module(f"writehead.kernels.{name}")
 

@@ -20,6 +20,7 @@ KERNELS = {
     "_tiles_kernel",
     "_embed_kernel",
     "_normalize_kernel",
+    "_begin_kernel",
     "_survey_kernel",
     "pick_kernel",
     "_greedy_kernel",

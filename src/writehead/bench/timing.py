@@ -101,14 +101,15 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> 
 
 
 def capture(work: Call, device: torch.device) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is done twice before, so that whatever compiles has compiled."""
-    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
+    """A graph of `work`, which is done twice before, so that whatever compiles has compiled.
+
+    That is done on the stream there is. Once a process has used a second one, the kernels of some
+    graphs start later, for as long as it lives.
+    """
+    with torch.cuda.device(device):
         for _ in range(WARM_CALLS):
             work()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
     return graph

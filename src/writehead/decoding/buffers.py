@@ -8,7 +8,8 @@ from torch import Tensor
 from writehead.config import ModelConfig
 from writehead.decoding.search import Constraints
 from writehead.kernels.beams import Pool
-from writehead.kernels.choose import NEVER, Candidates, History, Limits, Rows
+from writehead.kernels.begin import begin_search
+from writehead.kernels.choose import Candidates, History, Limits, Rows
 from writehead.model.cache import KVCache
 from writehead.model.fused import Memories
 
@@ -161,20 +162,7 @@ class Buffers:
 
     def begin(self) -> None:
         """Forgets the sentences before, and begins with those that were noted."""
-        first, prefix_lengths, max_lengths, lengths = self._told
-        growing = max_lengths > 0  # and not of who is not there
-        self.limits.clock.zero_()
-        self.limits.prefix_lengths.copy_(prefix_lengths)
-        self.limits.max_lengths.copy_(max_lengths)
-        for ours, told in zip(_tensors(self.rows), (first, lengths, growing), strict=True):
-            ours.view(-1, self.shape.beam).copy_(told.unsqueeze(1))
-        self._told.zero_()
-        self.log_p.zero_()
-        self.live.fill_(NEVER)
-        self.live[:, 0] = 0.0  # all beams begin alike, so only the first may speak
-        self.pool.scores.fill_(NEVER)
-        self.pool.log_p.fill_(NEVER)
-        self.pool.steps.zero_()  # a place that stays empty leads back to no earlier batch
+        begin_search(self._told, self.limits, self.rows, self.log_p, self.live, self.pool)
         if self.cache.ancestors is not None:
             beam = self.shape.beam
             self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))

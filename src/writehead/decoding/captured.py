@@ -1,10 +1,9 @@
 """One step of a search over buffers of its own, captured as a CUDA graph: one launch.
 
-So is what comes before the first step of a batch. A graph is captured on the model's device, and in
-a rehearsal before it all kernels of the step are compiled at the same time.
+A graph is captured on the model's device, and in a rehearsal before it all kernels of the step, and
+of what comes before the first, are compiled at the same time.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -36,7 +35,6 @@ class Captured:
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
         self._fused, self._vocabulary, self._pool = fused, vocabulary, pool
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._first: torch.cuda.CUDAGraph | None = None  # which only those need that begin here
         if model.device.type == "cuda":
             with launching_on(model.device):
                 self._record()
@@ -51,7 +49,10 @@ class Captured:
         with trying():
             self._take()
         torch.cuda.synchronize()
-        self._graph = _recorded(self._take, self._pool)
+        self._graph = torch.cuda.CUDAGraph()
+        # what other threads do on the device meanwhile is theirs
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._take()
 
     def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
         """Makes sentences ready to be decoded, from what the caches hold of them.
@@ -60,15 +61,8 @@ class Captured:
         the first beam has K and V; by default none.
         """
         self.buffers.place(first, lengths, constraints)
-        device = self._fused.model.device
-        with launching_on(device):
-            if device.type == "cuda" and self._first is None:
-                self._first = _recorded(self.buffers.begin, self._pool)
-            if self._first is None:
-                self.buffers.begin()
-            else:
-                self._first.replay()
-            # no part of the graph: behind such a launch all steps started sooner, in some runs
+        with launching_on(self._fused.model.device):
+            self.buffers.begin()
             self._embed()
 
     def step(self) -> None:
@@ -80,6 +74,7 @@ class Captured:
 
     def _take_all(self) -> None:
         """A step, what comes before the first, and what follows beams back after the last."""
+        self.buffers.begin()
         self._embed()
         self._take()
         if self.buffers.shape.beam > 1:
@@ -126,15 +121,6 @@ class Captured:
             alpha=shape.alpha,
         )
         self._embed()
-
-
-def _recorded(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of what `work` does on the device."""
-    graph = torch.cuda.CUDAGraph()
-    # what other threads do on the device meanwhile is theirs
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        work()
-    return graph
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:

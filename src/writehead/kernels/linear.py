@@ -5,8 +5,10 @@ reads its part of the weight once. It begins to read before the kernel in front 
 (see `launch.py`), since a weight never changes.
 
 One row (`row_linear`) needs no tensor cores. The norm's gain is applied to the row as it is read
-and its root at the end, so that the sum of squares is taken on the way. Up to 32 rows
-(`rows_linear`) are one tile of tensor cores, and the warps of a program divide the depth.
+and its root at the end, so that the sum of squares is taken on the way. Large weights leave the
+device's cache first: they are wanted again only in the next step, and what stays is what this one
+writes and reads. Up to 32 rows (`rows_linear`) are one tile of tensor cores, and the warps of a
+program divide the depth.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 MOST_ROWS = 32  # of `rows_linear`
 DEEPEST = 1024  # of a weight for which more than 16 rows pay
+LARGE = 1 << 19  # bytes of a weight: all of a model with such are more than a device's cache keeps
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Norm:
 
 
 def choose_tile(depth: int) -> Tile:
-    """The tile for a weight of `depth` columns; on an H200 the best or nearly so of nine."""
-    return Tile(8, 1024, 4) if depth <= 1024 else Tile(4, 2048, 4)
+    """The tile for a weight of `depth` columns; on an H200 the best or nearly so of sixteen."""
+    return Tile(4, 1024, 4) if depth <= 1024 else Tile(4, 4096, 8)
 
 
 def row_linear(
@@ -87,6 +90,7 @@ def row_linear(
         RELU=relu,
         RESIDUAL=residual is not None,
         BESIDE=beside is not None,
+        EVICTION="evict_first" if W.nbytes >= LARGE else "",
         CHAINED=bool(chain),
         num_warps=tile.warps,
         **chain,
@@ -253,6 +257,7 @@ def _linear_kernel(
     RELU: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BESIDE: tl.constexpr,
+    EVICTION: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program owns some columns of the result: it reads their weights once, and the row."""
@@ -260,7 +265,8 @@ def _linear_kernel(
     is_column = (column < columns)[:, None]
     at = tl.arange(0, DEPTH)
     start = W + column[:, None].to(tl.int64) * depth
-    w = tl.load(start + at[None, :], mask=is_column & (at < depth)[None, :], other=0.0)
+    mask = is_column & (at < depth)[None, :]
+    w = tl.load(start + at[None, :], mask=mask, other=0.0, eviction_policy=EVICTION)
     wait_for_input(CHAINED)
     hand_over(CHAINED)
     acc = tl.zeros([COLUMNS], tl.float32)
@@ -269,9 +275,8 @@ def _linear_kernel(
         here = first + at
         coming = here + DEPTH
         x = tl.load(X + here, mask=here < depth, other=0.0).to(tl.float32)
-        w_next = tl.load(
-            start + coming[None, :], mask=is_column & (coming < depth)[None, :], other=0.0
-        )
+        mask = is_column & (coming < depth)[None, :]
+        w_next = tl.load(start + coming[None, :], mask=mask, other=0.0, eviction_policy=EVICTION)
         if NORM:
             squares += tl.sum(x * x, axis=0)
             x = x * tl.load(gain + here, mask=here < depth, other=0.0).to(tl.float32)
