@@ -95,11 +95,13 @@ class FoundGreedy(Found):
 
     def put(self, sentences: Places, buffers: Buffers, places: Places) -> None:
         """Reads it in one piece, and waits for it."""
-        written, mirror = buffers.written, buffers.mirror
-        here = written if mirror is None else mirror.written.copy_(written)  # which waits
-        parts = split_written(here, buffers.shape.capacity)
-        texts, log_p = (T.cpu().numpy() for T in parts)
-        self._texts[sentences] = texts[places, : self._texts.shape[1]]
+        written, mirror, steps = buffers.written, buffers.mirror, self._texts.shape[1]
+        if steps < buffers.shape.capacity:  # as behind a prompt, which may be long
+            told = buffers.texts[:, :steps].flatten(), buffers.log_p.view(torch.int32)
+            written = torch.cat(told)
+        here = written if mirror is None else mirror.written[: len(written)].copy_(written)  # waits
+        texts, log_p = (T.cpu().numpy() for T in split_written(here, steps))
+        self._texts[sentences] = texts[places]
         self._log_p[sentences] = totals = log_p[places]
         check_numbers([float(totals.sum())])
 

@@ -24,9 +24,10 @@ from torch import Tensor
 from writehead.kernels.decode_kernels import attend_kernel, combine_kernel
 from writehead.kernels.launch import chained, launch
 
-FEW, MANY = 132, 8192  # programs: one for each multiprocessor of an H200, and far more
+FEW, SOME, MANY = 132, 1024, 8192  # programs: one for each multiprocessor of an H200, and far more
 SPLITS = 128  # at most; more would make the second kernel the longer one
-SHORT, LONG = 64, 512  # positions up to which a memory is short, and from which on it is long
+# positions up to which a memory is short, and from which on it is long, or longer
+SHORT, LONG, LONGER = 64, 512, 4096
 LOG2E = 1.4426950408889634
 MOST_QUERIES = 128  # rows of a tile: read-heads that share a write-head, times beams
 
@@ -68,8 +69,10 @@ def choose_tile(
     that reads long memories for most. `room` is the shared memory that a program may have.
     """
     # size: bytes of K in a tile
-    if positions > LONG:
-        size, warps, stages, early = 16384, 4, 4, False
+    if positions > LONGER and programs > FEW:
+        size, warps, stages, early = 32768, 4, 3, False
+    elif positions > LONG:
+        size, warps, stages, early = 16384, 4, 4 if programs <= SOME else 3, False
     elif programs <= FEW:
         size, warps, stages, early = 16384 if appends else 32768, 4, 2, True
     elif programs >= MANY and not appends and not beams:
