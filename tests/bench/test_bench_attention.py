@@ -43,6 +43,24 @@ def test_every_way_gives_what_a_slow_loop_gives(g):
         torch.testing.assert_close(way(one)(), expected)
 
 
+def test_an_interrupted_run_keeps_the_shapes_it_has(writehead, monkeypatch, quick_chip, tmp_path):
+    measure = attention._measure
+
+    def stop(shape: Shape, *given: object) -> object:
+        if shape.g == 4:
+            raise KeyboardInterrupt
+        return measure(shape, *given)
+
+    monkeypatch.setattr(attention, "_measure", stop)
+    path = tmp_path / "attention.json"
+    code, out, err = writehead("bench", "attention", *SMALL, "--device=cpu", "--output", path)
+    assert (code, out) == (130, "")
+    assert f"interrupted; {path} has what there is so far, marked as partial" in err
+    result = json.loads(path.read_text())
+    assert [shape["g"] for shape in result["shapes"]] == [1]
+    assert result["partial"] is True
+
+
 def test_a_result_has_every_way_its_error_and_the_floor(writehead, quick_chip, tmp_path):
     path = tmp_path / "results" / "attention.json"
     code, out, _ = writehead("bench", "attention", *SMALL, "--device=cpu", "--output", path)

@@ -7,7 +7,7 @@ against products in float32 of its first rows.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -100,17 +100,13 @@ def bench_attention(
     *,
     repeats: int,
     tell: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """For each shape, microseconds of every way there is, beside bytes over bandwidth."""
-    if repeats < 1:
-        raise ConfigError(f"{repeats} repeats cannot be timed; ask for 1 or more")
-    found = []
+) -> Iterator[dict[str, Any]]:
+    """Shape by shape, microseconds of every way there is, beside bytes over bandwidth."""
     for shape in shapes:
         tell(f"attention b={shape.b:,} m={shape.m:,} {shape.attention.kind}")
-        found.append(_measure(shape, chip, device, dtype, repeats))
+        yield _measure(shape, chip, device, dtype, repeats)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return found
 
 
 def _measure(

@@ -46,7 +46,8 @@ def attention_command(
 ) -> None:
     """Time attention of one new position a row: ours, SDPA, plain products, FlashInfer.
 
-    Without --shape: eight sizes, each with one write-head and with one for each read-head.
+    Without --shape: eight sizes, each with one write-head and with one for each read-head. What is
+    measured is written as it comes, marked as partial until all of it is there.
 
     Example: writehead bench attention --shape 1024,128,1 --shape 1024,128,8
     """
@@ -63,15 +64,12 @@ def attention_command(
     check(output, force)
     with telling() as tell:
         result, chip = begin("attention", place, kind, tell)
-        result["shapes"] = bench_attention(
-            chosen or default_shapes(place, heads, depth),
-            chip,
-            place,
-            kind,
-            repeats=times,
-            tell=tell,
-        )
-    finish(result, output)
+        result["shapes"] = []
+        wanted = chosen or default_shapes(place, heads, depth)
+        with keeping(result, output) as save:
+            for measured in bench_attention(wanted, chip, place, kind, repeats=times, tell=tell):
+                result["shapes"].append(measured)
+                save()
     show_attention(result, Page())
 
 
