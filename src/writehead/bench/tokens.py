@@ -33,6 +33,7 @@ from writehead.decoding.engine import ROOM
 from writehead.decoding.worker import Worker
 from writehead.errors import ConfigError, DataError
 from writehead.model import TranslationModel
+from writehead.model.boxed import name_of
 
 BATCH_TOKENS = 16_384  # of the reference
 TOGETHER = 8  # sentences whose logits at all positions are held at once
@@ -83,7 +84,7 @@ def bench_tokens(plan: Plan, result: dict[str, Any], save: Callable[[], None]) -
     sentences, too_long = _sentences(plan.lines, engine.tokenizer, model)
     rows: list[dict[str, Any]] = []
     result |= {
-        "run": str(plan.run),
+        "run": name_of(plan.run),
         "sentences": len(sentences.jobs),
         "left_out": too_long,
         "empty": sorted([*plan.empty, *_without(plan.lines, sentences.numbers + too_long)]),

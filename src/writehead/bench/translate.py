@@ -14,6 +14,7 @@ from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine
 from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError, DataError
+from writehead.model.boxed import name_of
 
 OURS, PLAIN = "ours", "plain PyTorch"
 ALPHA = 0.6  # as in §4.2
@@ -53,7 +54,7 @@ def bench_translate(job: Job) -> dict[str, Any]:
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
     result: dict[str, Any] = {
-        "run": str(job.run),
+        "run": name_of(job.run),
         **facts,
         "sentences": len(job.lines),
         "dtype": str(job.dtype).removeprefix("torch."),

@@ -21,3 +21,11 @@ def boxed_run() -> Path:
             f"folder of a model that you have"
         )
     return BOXED
+
+
+def name_of(run: Path) -> str:
+    """What results call a run: its path, or the package's where it is the model in the box.
+
+    Where a package is installed says nothing about what was measured.
+    """
+    return "writehead/boxed/en-de" if run == BOXED else str(run)
