@@ -19,10 +19,8 @@ from writehead.decoding import beam_search
 from writehead.errors import BackendError, ConfigError
 from writehead.paper.presets import FAMILIES
 
-TINY = (
-    *("--device=cpu", "--vocabulary=50", "--batch=3", "--source=5", "--target=6"),
-    *("--repeats=2", "--no-peers"),
-)
+SMALL = ("--device=cpu", "--vocabulary=50", "--batch=3", "--repeats=2", "--no-peers")
+TINY = (*SMALL, "--source=5", "--target=6")
 BOTH = ("--preset=tiny", "--rows=multi-head,multi-query")
 LANGUAGE = ("--preset=tiny-lm", "--rows=multi-head,multi-query", "--context=24", "--context=40")
 
@@ -144,7 +142,7 @@ def test_the_papers_figure_is_that_of_its_own_setting(name, batch, source, targe
 
 def test_a_language_model_is_timed_behind_its_contexts(writehead, quick_chip, tmp_path):
     path = tmp_path / "contexts.json"
-    code, out, _ = writehead("bench", "decode", *LANGUAGE, *TINY, "--output", path)
+    code, out, _ = writehead("bench", "decode", *LANGUAGE, *SMALL, "--output", path)
     assert code == 0
     result = json.loads(path.read_text())
     assert result["rows"] == []
@@ -170,7 +168,7 @@ def test_attention_behind_a_context_reads_more_than_the_cache_in_turn(
 ):
     monkeypatch.setattr(timing, "CACHE_BYTES", 20_000)
     path = tmp_path / "contexts.json"
-    code, _, _ = writehead("bench", "decode", *LANGUAGE, *TINY, "--output", path)
+    code, _, _ = writehead("bench", "decode", *LANGUAGE, *SMALL, "--output", path)
     assert code == 0
     result = json.loads(path.read_text())
     for row in result["contexts"]:
@@ -191,8 +189,8 @@ def test_where_ours_fails_the_benchmark_does(writehead, quick_chip, monkeypatch,
 
     monkeypatch.setattr("writehead.bench.decode.plain_decode", fails)
     monkeypatch.setattr("writehead.bench.context.stepped_greedy", fails)
-    context = ["--context=24"] if "lm" in preset else []
-    code, out, err = writehead("bench", "decode", f"--preset={preset}", *context, *TINY)
+    options = (*SMALL, "--context=24") if "lm" in preset else TINY
+    code, out, err = writehead("bench", "decode", f"--preset={preset}", *options)
     assert (code, out) == (2, "")
     assert "no kernel for this" in err
 
@@ -273,6 +271,10 @@ def test_rows_without_a_family_are_those_of_the_one_there_is_by_default(
             ["--preset=tiny-lm/multi-query", "--context=64", "--target=257", "--plot=figures"],
             "--target 257 is past the 256 learned positions of tiny; give 256 or less",
         ),
+        (["--preset=tiny-lm", "--source=16"], "--source is for translation models"),
+        (["--preset=tiny-lm", "--target=16"], "--target is for translation models"),
+        (["--preset=tiny-lm", "--beam=4"], "--beam is for translation models"),
+        (["--preset=tiny-lm", "--true-lengths"], "--true-lengths is for translation models"),
         (["--beam=0"], "--beam 0 is too little"),
         (["--context=1"], "more context than steps"),
         (["--repeats=0"], "0 repeats cannot be timed"),

@@ -6,6 +6,7 @@ variable WRITEHEAD_COMMIT may say which commit it is.
 
 import errno
 import json
+import math
 import os
 import platform
 import subprocess
@@ -59,12 +60,21 @@ def run_facts(run: Path) -> dict[str, Any]:
     }
 
 
+def finite(value: Any) -> Any:
+    """A value with None for numbers that are infinite or none at all, which JSON cannot say."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Writes a result as JSON, whole or not at all."""
     fresh = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         fresh.write_text(text, encoding="utf-8")
         os.replace(fresh, path)
     except OSError as error:

@@ -141,6 +141,16 @@ def decode_command(
 
     if context and models and not any(model.task == "language" for model in models.values()):
         raise ConfigError("--context is for language models; name one, such as --preset lm1b")
+    if models and not any(model.task == "translation" for model in models.values()):
+        given: dict[str, object] = {"--beam": beam, "--padded or --true-lengths": padded}
+        if plot is None:  # whose sweep over batches translates
+            given |= {"--source": source, "--target": target}
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is for translation models, and of a language model steps behind a "
+                    f"context are timed; leave it out"
+                )
     found, kind = _find(device, dtype)
     times = _repeats(repeats, 5, 3, found.type)
     gpu = found.type == "cuda"

@@ -1,7 +1,6 @@
 """`writehead train`, `writehead average`, `writehead evaluate` and `writehead bench`."""
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,7 +127,13 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import check_output, environment, run_facts, write_result
+    from writehead.bench.record import (
+        check_output,
+        environment,
+        finite,
+        run_facts,
+        write_result,
+    )
     from writehead.decoding import Engine, textio
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -157,9 +162,9 @@ def evaluate_command(
         **environment(engine.model.device),
     }
     if output is not None:
-        write_result(output, _finite(result))
+        write_result(output, result)
     if as_json:
-        typer.echo(json.dumps(_finite(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(finite(result), indent=2, ensure_ascii=False))
     else:
         page = Page()
         if not page.is_terminal:
@@ -230,14 +235,6 @@ def _configs(name: str, settings: list[str] | None) -> tuple[ModelConfig, TrainC
     changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(name), changes["model"])
     return model, with_settings(TrainConfig(), changes["train"])
-
-
-def _finite(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with None for scores that are infinite or no number, which JSON cannot say."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in result.items()
-    }
 
 
 def _score_table(result: dict[str, Any]) -> Table:

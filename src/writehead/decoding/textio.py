@@ -164,7 +164,8 @@ class Tally:
         """What an interruption leaves of the lines for a path."""
         whole = int(self.decoded + 1e-6)  # thirds of a line may add up to a little less than one
         if path != "-" and (Path(path).is_file() or not Path(path).exists()):
-            return f"{whole:,} lines were decoded; {path} is left as it was, since it comes whole"
+            fate = "is left as it was" if Path(path).exists() else "was not made"
+            return f"{whole:,} lines were decoded; {path} {fate}, since it comes whole"
         said = f"{self.written:,} of {whole:,} decoded lines are written"
         if self.written >= whole:
             return said

@@ -39,13 +39,13 @@ class Measure:
     printed_digits: int = 1  # the paper's
 
     def of(self, result: Result) -> float | None:
-        """The figure in a result; None where it was not measured."""
+        """The figure in a result; None where it was not measured, or was no finite number."""
         value: Any = result["scores"]
         for name in self.path:
             if name not in value:
                 return None
             value = value[name]
-        return float(value)
+        return None if value is None else float(value)
 
     def show(self, value: float) -> str:
         """A figure of ours."""
@@ -163,7 +163,7 @@ class Sheet:
             int(one["seed"]): {
                 int(entry["step"]): float(entry["dev_ln_ppl"])
                 for entry in one["log"]
-                if "dev_ln_ppl" in entry
+                if entry.get("dev_ln_ppl") is not None
             }
             for one in self.of_row(paper_row)
         }

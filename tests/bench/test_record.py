@@ -1,0 +1,17 @@
+"""What is written of a result can be read again, by whoever reads JSON."""
+
+import json
+import math
+
+import pytest
+
+from writehead.bench.record import write_result
+
+
+def test_numbers_that_json_cannot_say_are_null(tmp_path):
+    path = tmp_path / "result.json"
+    scores = {"ppl": math.inf, "log": [{"loss": math.nan}, (1.5, -math.inf)], "steps": 3}
+    write_result(path, {"scores": scores, "name": "a run"})
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    log = [{"loss": None}, [1.5, None]]
+    assert read == {"scores": {"ppl": None, "log": log, "steps": 3}, "name": "a run"}
