@@ -86,6 +86,21 @@ def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) 
         beams.trace_back(taken.buffers.history, taken.buffers.pool, options.n_best)
 
 
+def multiply_one_row(dtype: torch.dtype) -> None:
+    """A product of one row with weights that leave the cache first."""
+    for depth in (1024, 5440):
+        X, W = (torch.zeros(size, depth, dtype=dtype) for size in (1, 1280))
+        linear.row_linear(X, W, residual=torch.zeros(1, 1280, dtype=dtype), passing=True)
+
+
+def attend_far_with_many(dtype: torch.dtype) -> None:
+    """Attention of many rows to long memories, whose tiles are the largest."""
+    K, V = (torch.zeros(150, 1, 4160, 128, dtype=dtype) for _ in range(2))
+    ones = torch.ones(150, dtype=torch.long)
+    Q = torch.zeros(150, 8 * 128, dtype=dtype)
+    decode.attend_memory(Q, K, V, ones, ones, heads=8, scale=0.1)
+
+
 def attend_far(dtype: torch.dtype) -> None:
     """Attention to a memory so long that it is read in parts."""
     K, V = (torch.zeros(1, 2, 4096, width, dtype=dtype) for width in (128, 64))
@@ -139,7 +154,10 @@ def main() -> None:
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)
     take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
+    take_a_step("language", 2, DecodeConfig(max_length=3, beam=5))
+    multiply_one_row(torch.bfloat16)
     attend_far(torch.bfloat16)
+    attend_far_with_many(torch.bfloat16)
     for noisy in (False, True):
         attend_packed(torch.bfloat16, noisy=noisy)
     attend_packed(torch.float32, noisy=False)  # which takes the most time to compile

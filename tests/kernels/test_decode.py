@@ -309,7 +309,8 @@ def test_tiles_and_parts_suit_the_shapes_that_peers_were_measured_at(rows, posit
 
 @pytest.mark.parametrize("room", [48 << 10, 99 << 10, 227 << 10])
 def test_where_shared_memory_is_small_a_tile_is_so_too(room):
-    for width, itemsize, rows, positions in ((16, 2, 1, 64), (128, 2, 9, 900), (256, 4, 1, 9000)):
+    sizes = ((16, 2, 1, 64), (128, 2, 9, 900), (256, 4, 1, 9000), (128, 2, 512, 9000))
+    for width, itemsize, rows, positions in sizes:
         whole = decode.choose_tile(width, itemsize, rows, positions)
         tile = decode.choose_tile(width, itemsize, rows, positions, room)
         kept = (tile.stages - 1) * 2 * tile.positions * width * itemsize
@@ -321,7 +322,7 @@ def test_where_shared_memory_is_small_a_tile_is_so_too(room):
 
 def test_every_count_of_rows_and_positions_has_a_tile_and_at_least_one_part():
     for rows in (1, 2, 3, 100, 132, 133, 4000):
-        for positions in (1, 15, 16, 64, 513):
+        for positions in (1, 15, 16, 64, 513, 4096, 4097):
             tile = decode.choose_tile(k, 2, rows, positions)
             assert 16 <= tile.positions <= 128
             splits = decode.choose_splits(rows, positions, tile)

@@ -102,11 +102,16 @@ def bench_attention(
     tell: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Shape by shape, microseconds of every way there is, beside bytes over bandwidth."""
-    for shape in shapes:
+    if repeats < 1:
+        raise ConfigError(f"{repeats} repeats cannot be timed; ask for 1 or more")
+
+    def measured(shape: Shape) -> dict[str, Any]:
         tell(f"attention b={shape.b:,} m={shape.m:,} {shape.attention.kind}")
-        yield _measure(shape, chip, device, dtype, repeats)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        return _measure(shape, chip, device, dtype, repeats)
+
+    return map(measured, shapes)
 
 
 def _measure(

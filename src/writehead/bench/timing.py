@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from writehead.decoding.devices import wait_for
+from writehead.decoding.devices import capture_stream, wait_for
 
 WARM_CALLS = 2  # before a capture
 CACHES = 4  # times the device's cache that is read in turn, so that memory is what is timed
@@ -103,13 +103,12 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> 
 def capture(work: Call, device: torch.device) -> torch.cuda.CUDAGraph:
     """A graph of `work`, which is done twice before, so that whatever compiles has compiled.
 
-    That is done on the stream there is. Once a process has used a second one, the kernels of some
-    graphs start later, for as long as it lives.
+    That is done on the stream there is. Once a process has run work on a second one, the kernels of
+    some graphs start later, for as long as it lives.
     """
-    with torch.cuda.device(device):
-        for _ in range(WARM_CALLS):
-            work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+    for _ in range(WARM_CALLS):
+        work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=capture_stream(device)):
+        work()
     return graph

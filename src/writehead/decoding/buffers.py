@@ -97,6 +97,7 @@ class Buffers:
         )
         if beam > 1:
             self.cache.share()
+        self._first_beams = (self.cache.rows // beam * beam).unsqueeze(1)  # of each row's sentence
         self.memories: Memories | None = None
         if shape.source:
             read = config.encoder_attention
@@ -164,8 +165,7 @@ class Buffers:
         """Forgets the sentences before, and begins with those that were noted."""
         begin_search(self._told, self.limits, self.rows, self.log_p, self.live, self.pool)
         if self.cache.ancestors is not None:
-            beam = self.shape.beam
-            self.cache.ancestors.copy_((self.cache.rows // beam * beam).unsqueeze(1))
+            self.cache.ancestors.copy_(self._first_beams)
 
     def move(self, sentences: Tensor, to: "Buffers") -> None:
         """Puts some of the sentences [count] into the first places of other buffers.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from writehead.decoding.buffers import Buffers, Shape
+from writehead.decoding.devices import capture_stream
 from writehead.decoding.search import Constraints
 from writehead.kernels.beams import choose_beam, trace_back
 from writehead.kernels.choose import choose_greedy, survey
@@ -51,7 +52,12 @@ class Captured:
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         # what other threads do on the device meanwhile is theirs
-        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            self._graph,
+            pool=self._pool,
+            stream=capture_stream(self._fused.model.device),
+            capture_error_mode="thread_local",
+        ):
             self._take()
 
     def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:

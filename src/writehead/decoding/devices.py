@@ -1,5 +1,7 @@
 """Where to decode and in which type, from the words that a user says."""
 
+import functools
+
 import torch
 
 from writehead.errors import ConfigError, nearest
@@ -39,6 +41,16 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
     if name not in DTYPES:
         raise ConfigError(f"there is no dtype {name!r}; {nearest(name, DTYPES)}")
     return DTYPES[name]
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs of a GPU are captured, and nothing is run.
+
+    PyTorch would take a stream of whichever GPU a process captured on first. It is one for all
+    graphs of a GPU, since what one lets go of is given only to others of the same stream.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def wait_for(device: torch.device) -> None:

@@ -96,12 +96,14 @@ class FoundGreedy(Found):
     def put(self, sentences: Places, buffers: Buffers, places: Places) -> None:
         """Reads it in one piece, and waits for it."""
         written, mirror, steps = buffers.written, buffers.mirror, self._texts.shape[1]
-        if steps < buffers.shape.capacity:  # as behind a prompt, which may be long
+        width = buffers.shape.capacity
+        assert steps <= width
+        if steps <= width // 2:  # as behind a long prompt: most of it was never written
             told = buffers.texts[:, :steps].flatten(), buffers.log_p.view(torch.int32)
-            written = torch.cat(told)
+            written, width = torch.cat(told), steps
         here = written if mirror is None else mirror.written[: len(written)].copy_(written)  # waits
-        texts, log_p = (T.cpu().numpy() for T in split_written(here, steps))
-        self._texts[sentences] = texts[places]
+        texts, log_p = (T.cpu().numpy() for T in split_written(here, width))
+        self._texts[sentences] = texts[places, :steps]
         self._log_p[sentences] = totals = log_p[places]
         check_numbers([float(totals.sum())])
 

@@ -1,7 +1,7 @@
 """What a search on the device knows before its first step, set in one launch.
 
-It is a launch of its own, and no captured graph: where another graph had come before the steps',
-each step of 16 rows took 4% longer, in processes that had used a second stream.
+It is a launch of its own, and no captured graph, behind which the steps of 16 rows took 4% longer
+in one process (docs/benchmarks.md, "Two speeds").
 """
 
 import triton
@@ -12,7 +12,7 @@ from writehead.kernels.beams import Pool
 from writehead.kernels.choose import Limits, Rows
 from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
-MOST = 256  # rows that one program sets, or one sentence's
+ROWS = 256  # that one program sets, or those of one sentence; the time of it was not seen
 
 
 def begin_search(
@@ -28,7 +28,7 @@ def begin_search(
     assert told.shape == (4, b)
     assert told.is_contiguous()
     size = triton.next_power_of_2(beam)
-    sentences = max(1, MOST // size)
+    sentences = max(1, ROWS // size)
     chain = chained(told)
     launch(_begin_kernel, (triton.cdiv(b, sentences),))(
         told,
@@ -84,6 +84,7 @@ def _begin_kernel(
     forced = tl.load(told + b + sentence, mask=is_there, other=0)
     most = tl.load(told + 2 * b + sentence, mask=is_there, other=0)
     length = tl.load(told + 3 * b + sentence, mask=is_there, other=0)
+    tl.debug_barrier()  # all threads have read it, in whichever order they share it out
     for i in tl.static_range(4):
         tl.store(told + i * b + sentence, tl.zeros_like(first), mask=is_there)
     tl.store(prefix_lengths + sentence, forced.to(tl.int32), mask=is_there)
@@ -94,11 +95,11 @@ def _begin_kernel(
     which = tl.arange(0, SIZE)[None, :]
     row = sentence[:, None] * beam + which
     is_row = is_there[:, None] & (which < beam)
-    none = tl.zeros([SENTENCES, SIZE], tl.int64)
+    zeros = tl.zeros([SENTENCES, SIZE], tl.int64)
     grows = (most > 0)[:, None].to(growing.dtype.element_ty)
-    tl.store(tokens + row, first[:, None] + none, mask=is_row)
-    tl.store(lengths + row, length[:, None] + none, mask=is_row)
-    tl.store(growing + row, grows + none.to(growing.dtype.element_ty), mask=is_row)
+    tl.store(tokens + row, first[:, None] + zeros, mask=is_row)
+    tl.store(lengths + row, length[:, None] + zeros, mask=is_row)
+    tl.store(growing + row, grows + zeros.to(growing.dtype.element_ty), mask=is_row)
     # all beams begin alike, so only the first may speak
     never = tl.full([SENTENCES, SIZE], float("-inf"), tl.float32)
     tl.store(live + row, tl.where(which == 0, 0.0, never), mask=is_row)
@@ -107,4 +108,4 @@ def _begin_kernel(
     tl.store(pool_scores + row, never, mask=is_row)
     tl.store(pool_log_p + row, never, mask=is_row)
     # a place that stays empty leads back to no earlier batch
-    tl.store(pool_steps + row, none.to(tl.int32), mask=is_row)
+    tl.store(pool_steps + row, zeros.to(tl.int32), mask=is_row)

@@ -5,10 +5,10 @@ reads its part of the weight once. It begins to read before the kernel in front 
 (see `launch.py`), since a weight never changes.
 
 One row (`row_linear`) needs no tensor cores. The norm's gain is applied to the row as it is read
-and its root at the end, so that the sum of squares is taken on the way. Large weights leave the
-device's cache first: they are wanted again only in the next step, and what stays is what this one
-writes and reads. Up to 32 rows (`rows_linear`) are one tile of tensor cores, and the warps of a
-program divide the depth.
+and its root at the end, so that the sum of squares is taken on the way. Where all weights together
+do not stay in the device's cache until the next step, they may leave it first, so that what this
+step writes and reads stays. Up to 32 rows (`rows_linear`) are one tile of tensor cores, and the
+warps of a program divide the depth.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from writehead.kernels.launch import chained, hand_over, launch, wait_for_input
 
 MOST_ROWS = 32  # of `rows_linear`
 DEEPEST = 1024  # of a weight for which more than 16 rows pay
-LARGE = 1 << 19  # bytes of a weight: all of a model with such are more than a device's cache keeps
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,13 @@ def row_linear(
     residual: Tensor | None = None,
     beside: Tensor | None = None,
     scale: float = 1.0,
+    passing: bool = False,
     tile: Tile | None = None,
 ) -> Tensor:
     """scale × norm(X) W^T + bias, [1, columns], through relu, plus `residual`.
 
     X: [1, depth]. W: [columns, depth]. Where `residual` has fewer columns, those of `beside` go on.
+    `passing` has W leave the device's cache before all else.
     """
     columns, depth = W.shape
     added = [T.shape[1] for T in (residual, beside) if T is not None]
@@ -90,7 +91,7 @@ def row_linear(
         RELU=relu,
         RESIDUAL=residual is not None,
         BESIDE=beside is not None,
-        EVICTION="evict_first" if W.nbytes >= LARGE else "",
+        EVICTION="evict_first" if passing else "",
         CHAINED=bool(chain),
         num_warps=tile.warps,
         **chain,

@@ -28,4 +28,4 @@ def name_of(run: Path) -> str:
 
     Where a package is installed says nothing about what was measured.
     """
-    return "writehead/boxed/en-de" if run == BOXED else str(run)
+    return "writehead/boxed/en-de" if run.resolve() == BOXED.resolve() else str(run)

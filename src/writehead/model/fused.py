@@ -21,6 +21,7 @@ from writehead.model.transformer import Transformer
 from writehead.model.translation import TranslationModel
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+STAYS = 0.5  # of a device's cache: more weights than that are not there at the next step
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,8 @@ class FusedDecoder:
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
         self.model, self.config = model, model.config
-        self._layers = fused_layers(model.decoder.layers, rooted=True)
+        self._passing = _is_large(model)
+        self._layers = fused_layers(model.decoder.layers, rooted=True, passing=self._passing)
         self._encoder: list[FusedLayer] = []
         if isinstance(model, TranslationModel):
             self._encoder = fused_layers(model.encoder.layers, rooted=False)
@@ -129,7 +131,7 @@ class FusedDecoder:
             X = layer.feed(X)
         output = model.tokens.weight if self.config.tied else model.output.weight
         scale = self.config.effective_logit_scale
-        return normed_product(stack.norm, X, output, None, scale=scale)
+        return normed_product(stack.norm, X, output, None, scale=scale, passing=self._passing)
 
     @torch.no_grad()
     def encode(self, source: Tensor, lengths: Tensor | None, into: Memories) -> None:
@@ -159,6 +161,15 @@ class FusedDecoder:
             _put(X, layer.cross.P_k, into.K[i, :b, :, :m])
             _put(X, layer.cross.P_v, into.V[i, :b, :, :m])
         into.lengths[:b] = m if lengths is None else lengths
+
+
+def _is_large(model: Transformer) -> bool:
+    """Whether the weights that a step reads are more than the device's cache keeps for the next."""
+    if model.device.type != "cuda":
+        return False
+    output = model.tokens if model.config.tied else model.output
+    read = sum(P.nbytes for P in (*model.decoder.layers.parameters(), output.weight))
+    return read > STAYS * torch.cuda.get_device_properties(model.device).L2_cache_size
 
 
 def _put(X: Tensor, P: nn.Linear, into: Tensor) -> None:

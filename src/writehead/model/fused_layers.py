@@ -46,6 +46,7 @@ class FusedLayer:
     bias_widen: Tensor
     P_widen: Tensor | None  # with the norm's gain, where that is all it needs
     rooted: bool
+    passing: bool  # whether weights do not stay in the device's cache anyway
 
     def project(self, X: Tensor) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values of X [rows, d], and where it pays P_q(X) for `add_and_ask`."""
@@ -53,8 +54,8 @@ class FusedLayer:
             return normed_product(self.norm_attention, X, self.P_qkv, self.bias_qkv), None
         first, second = self.P_first, self.P_second
         if first is None or second is None or not _pays(X, first, second):
-            return _product(X, self.P_qkv), None
-        wide, width = _merged_product(X, first), len(self.P_qkv)
+            return _product(X, self.P_qkv, passing=self.passing), None
+        wide, width = _merged_product(X, first, passing=self.passing), len(self.P_qkv)
         return wide[:, :width], wide[:, width:]
 
     def add_and_ask(
@@ -68,7 +69,8 @@ class FusedLayer:
             X = self.add(X, O, self.attention.P_o)
             return X, None if self.cross is None else self.project_cross(X)
         assert self.P_second is not None
-        both, d = _merged_product(O, self.P_second, X, asked), X.shape[1]
+        both = _merged_product(O, self.P_second, X, asked, passing=self.passing)
+        d = X.shape[1]
         return both[:, :d], both[:, d:]
 
     def project_cross(self, X: Tensor) -> Tensor:
@@ -77,7 +79,7 @@ class FusedLayer:
         assert self.norm_cross is not None
         assert self.P_q is not None
         if self.rooted:
-            return _product(X, self.P_q)
+            return _product(X, self.P_q, passing=self.passing)
         return normed_product(self.norm_cross, X, self.P_q, self.cross.P_q.bias)
 
     def unnormed(self, X: Tensor) -> Unnormed | None:
@@ -87,8 +89,8 @@ class FusedLayer:
     def add(self, X: Tensor, H: Tensor, P: nn.Linear) -> Tensor:
         """X [rows, d] + P(H), which may be X itself."""
         if len(X) == 1:
-            return row_linear(H, P.weight, P.bias, residual=X)
-        own = _own_product(H, P.weight, X) if self.rooted else None
+            return row_linear(H, P.weight, P.bias, residual=X, passing=self.passing)
+        own = _own_product(H, P.weight, X, passing=self.passing) if self.rooted else None
         if own is not None:
             return own
         if cublas.product(H, P.weight, out=X, adds=True) is None:
@@ -108,7 +110,9 @@ class FusedLayer:
             approximate = "tanh" if self.feed_forward.activation == "gelu_tanh" else "none"
             H = gelu(normed_product(norm, X, widen.weight, widen.bias), approximate=approximate)
         elif len(X) == 1 and isinstance(norm, nn.RMSNorm):
-            H = row_linear(X, widen.weight, widen.bias, norm=_rms(norm), relu=True)
+            H = row_linear(
+                X, widen.weight, widen.bias, norm=_rms(norm), relu=True, passing=self.passing
+            )
         elif self.P_widen is not None and few_rows(X, narrow.weight):
             # a root is not negative, so it may wait until after relu, and after the next product
             H = self._widened(X, self.P_widen)
@@ -124,12 +128,15 @@ class FusedLayer:
         return torch._addmm_activation(self.bias_widen, X, W.t()) if H is None else H
 
 
-def fused_layers(layers: nn.ModuleList, *, rooted: bool) -> list[FusedLayer]:
-    """The layers of a stack; `rooted` where all that reads their projections takes the root."""
-    return [_fused_layer(layer, rooted) for layer in layers if isinstance(layer, Layer)]
+def fused_layers(layers: nn.ModuleList, *, rooted: bool, passing: bool = False) -> list[FusedLayer]:
+    """The layers of a stack; `rooted` where all that reads their projections takes the root.
+
+    passing: whether the weights of one row leave the device's cache first.
+    """
+    return [_fused_layer(layer, rooted, passing) for layer in layers if isinstance(layer, Layer)]
 
 
-def _fused_layer(layer: Layer, rooted: bool) -> FusedLayer:
+def _fused_layer(layer: Layer, rooted: bool, passing: bool) -> FusedLayer:
     attention, feed = layer.attention, layer.feed_forward
     parts = (attention.P_q, attention.P_k, attention.P_v)
     P_qkv = torch.cat([P.weight for P in parts])
@@ -167,6 +174,7 @@ def _fused_layer(layer: Layer, rooted: bool) -> FusedLayer:
         none if widen.bias is None else widen.bias,
         P_widen,
         rooted,
+        passing,
     )
 
 
@@ -191,9 +199,9 @@ def apply_norm(norm: nn.Module, X: Tensor, scale: float = 1.0) -> Tensor:
     return normalize(X, own.gain, None, epsilon=own.epsilon, centred=False, scale=scale)
 
 
-def _product(X: Tensor, W: Tensor) -> Tensor:
+def _product(X: Tensor, W: Tensor, *, passing: bool) -> Tensor:
     """X W^T of X [rows, d]."""
-    own = _own_product(X, W)
+    own = _own_product(X, W, passing=passing)
     return _library_product(X, W) if own is None else own
 
 
@@ -210,20 +218,27 @@ def _pays(X: Tensor, first: Tensor, second: Tensor) -> bool:
 
 
 def _merged_product(
-    X: Tensor, W: Tensor, residual: Tensor | None = None, beside: Tensor | None = None
+    X: Tensor,
+    W: Tensor,
+    residual: Tensor | None = None,
+    beside: Tensor | None = None,
+    *,
+    passing: bool,
 ) -> Tensor:
     """X W^T, plus `residual` and, in the columns past it, `beside`, where `_pays`."""
     if len(X) == 1:
-        return row_linear(X, W, residual=residual, beside=beside)
+        return row_linear(X, W, residual=residual, beside=beside, passing=passing)
     shape = choose_shape(X, W, WIDEST)
     assert shape is not None
     return tiled_linear(X, W, shape, residual=residual, beside=beside)
 
 
-def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor | None:
+def _own_product(
+    X: Tensor, W: Tensor, residual: Tensor | None = None, *, passing: bool
+) -> Tensor | None:
     """X W^T of X [rows, d], plus `residual`; None where the library's product is as quick."""
     if len(X) == 1:
-        return row_linear(X, W, residual=residual)
+        return row_linear(X, W, residual=residual, passing=passing)
     shape = choose_shape(X, W)
     if shape is not None:
         return tiled_linear(X, W, shape, residual=residual)
@@ -231,9 +246,15 @@ def _own_product(X: Tensor, W: Tensor, residual: Tensor | None = None) -> Tensor
 
 
 def normed_product(
-    norm: nn.Module, X: Tensor, W: Tensor, bias: Tensor | None, *, scale: float = 1.0
+    norm: nn.Module,
+    X: Tensor,
+    W: Tensor,
+    bias: Tensor | None,
+    *,
+    scale: float = 1.0,
+    passing: bool = False,
 ) -> Tensor:
     """scale × norm(X) W^T + bias of X [rows, d]."""
     if len(X) == 1 and isinstance(norm, nn.RMSNorm):
-        return row_linear(X, W, bias, norm=_rms(norm), scale=scale)
+        return row_linear(X, W, bias, norm=_rms(norm), scale=scale, passing=passing)
     return _library_product(apply_norm(norm, X, scale), W, bias)
