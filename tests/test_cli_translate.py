@@ -188,6 +188,7 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
         (["translate", "--beam", "0"], b"", "beam=0 must be at least 1"),
         (["translate", "--n-best", "9"], b"", "n_best=9 hypotheses need a beam as wide"),
         (["translate", "--top-k", "3"], b"", "set temperature too"),
+        (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
         (["translate", "--max-length", "99"], b"", "max_length=99 is past the model's 40"),
         (["translate", "--batch-tokens", "0"], b"", "tokens=0 must be at least 1"),
         (["translate", "--device", "gpu"], b"", "there is no device 'gpu'"),

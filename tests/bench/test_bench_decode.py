@@ -279,6 +279,9 @@ def test_rows_without_a_family_are_those_of_the_one_there_is_by_default(
         (["--context=1"], "more context than steps"),
         (["--repeats=0"], "0 repeats cannot be timed"),
         (["--output=/dev/null/x.json"], "could not be written"),
+        (["--plot=/dev/null"], "could not be written"),
+        (["--compiled"], "--compiled is of steps in a graph, and needs a GPU"),
+        (["--beam=1025"], "--beam 1025 is past the 1024 tokens of tiny/multi-head"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_anything_is_measured(

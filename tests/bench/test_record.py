@@ -5,7 +5,18 @@ import math
 
 import pytest
 
-from writehead.bench.record import write_result
+from writehead.bench.record import check_output, write_result
+from writehead.errors import RunError
+
+
+def test_what_another_bench_left_is_not_replaced_unasked(tmp_path):
+    path = tmp_path / "result.json"
+    write_result(path, {"bench": "decode", "partial": True})
+    check_output(path, False, "decode")
+    for other in ("attention", None):
+        with pytest.raises(RunError, match="exists; choose another place"):
+            check_output(path, False, other)
+        check_output(path, True, other)
 
 
 def test_numbers_that_json_cannot_say_are_null(tmp_path):

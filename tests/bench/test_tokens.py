@@ -208,6 +208,8 @@ def test_where_nothing_was_counted_nothing_is_written(stopped, error):
     (code, out, err), path = stopped(1, error)
     assert (code, out) == (130 if isinstance(error, KeyboardInterrupt) else 2, "")
     assert not path.exists()
+    if isinstance(error, KeyboardInterrupt):
+        assert f"interrupted; nothing was measured yet, and {path} was not made" in err
     path.write_text("a whole result")
     (_, _, err), path = stopped(1, error, "--force")
     assert path.read_text() == "a whole result"

@@ -419,6 +419,22 @@ def test_readme_is_filled_between_its_markers_exactly_and_once(writehead, tmp_pa
     assert writehead(*command, "--check") == (0, "", "")
 
 
+def test_results_of_somebodys_own_leave_readme_and_card_alone(writehead, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    card = tmp_path / "src" / "writehead" / "boxed" / "MODEL_CARD.md"
+    card.parent.mkdir(parents=True)
+    card.write_text("figures")
+    write_table(tmp_path / "mine", "table1", as_in_the_paper())
+    before = readme(tmp_path).read_text(encoding="utf-8")
+    command = ("report", "--results=mine", "--output=mine/report")
+    assert writehead(*command) == (0, "report: mine/report/report.html\n", "")
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == before
+    assert "no README.md here to check" in writehead(*command, "--check")[2]
+    code, _, err = writehead(*command, "--readme=README.md")
+    assert (code, err) == (0, "README.md: brought up to date\n")
+    assert card.read_text() == "figures"
+
+
 def test_check_says_in_a_sentence_that_readme_is_behind_and_writes_nothing(writehead, tmp_path):
     write_table(tmp_path / "results", "table1", as_in_the_paper())
     path = readme(tmp_path)

@@ -223,7 +223,7 @@ def marian_decode(model: Model, setting: Setting) -> Decode:
     try:
         library: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise BackendError("transformers is not installed") from error
+        raise BackendError("transformers is not installed; pip install transformers") from error
     library.logging.set_verbosity_error()
     marian = library.MarianMTModel(_marian_config(library, config, setting))
     marian = marian.to(device=device, dtype=model.dtype).eval()
@@ -291,7 +291,7 @@ def flashinfer_call(
     try:
         library: Any = importlib.import_module("flashinfer")
     except ImportError as error:
-        raise BackendError("flashinfer is not installed") from error
+        raise BackendError("flashinfer is not installed; pip install flashinfer-python") from error
     b, h, _, k = Q.shape
     g, m = K.shape[1:3]
     page = math.gcd(m, PAGE)

@@ -96,22 +96,27 @@ def check_writable(path: Path) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
-def check_output(path: Path | None, force: bool) -> None:
-    """Raises RunError where a result cannot be written, or would replace a whole one unasked."""
+def check_output(path: Path | None, force: bool, bench: str | None = None) -> None:
+    """Raises RunError where a result cannot be written, or would replace a whole one unasked.
+
+    What an interrupted run of the same `bench` left may be replaced.
+    """
     if path is None:
         return
-    if path.is_file() and not force and not _is_partial(path):
+    if path.is_file() and not force and not _is_partial(path, bench):
         raise RunError(f"{path} exists; choose another place, or pass --force to replace it")
     check_writable(path)
 
 
-def _is_partial(path: Path) -> bool:
-    """Whether a file is a result that says of itself that a run was interrupted."""
+def _is_partial(path: Path, bench: str | None) -> bool:
+    """Whether a file is a result of a bench that says of itself that a run was interrupted."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(result, dict) and result.get("partial") is True
+    if not isinstance(result, dict) or result.get("bench") != bench:
+        return False
+    return result.get("partial") is True
 
 
 def version_of(package: str) -> str | None:

@@ -61,7 +61,7 @@ def attention_command(
     place, kind = _find(device, dtype)
     times = _repeats(repeats, 20, 3, place.type)
     chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
-    check(output, force)
+    check(output, force, "attention")
     with telling() as tell:
         result, chip = begin("attention", place, kind, tell)
         result["shapes"] = []
@@ -154,6 +154,8 @@ def decode_command(
     found, kind = _find(device, dtype)
     times = _repeats(repeats, 5, 3, found.type)
     gpu = found.type == "cuda"
+    if compiled and not gpu:
+        raise ConfigError("--compiled is of steps in a graph, and needs a GPU; leave it out")
     plan = DecodePlan(
         models=models or default_models(gpu, rows_wanted, language=bool(context)),
         batches=batch or [1024 if gpu else ON_CPU.batch],
@@ -167,7 +169,7 @@ def decode_command(
         sweeps=plot is not None,
         gpu=gpu,
     )
-    check(output, force)
+    check(output, force, "decode", plot)
     with telling() as tell:
         result, chip = begin("decode", found, kind, tell)
         place = Place(chip, found, kind, times, peers, tell, compiled)
@@ -212,7 +214,7 @@ def translate_command(
         from writehead.model.boxed import boxed_run
 
         place, kind = _find(device, dtype)
-        check(output, force)
+        check(output, force, "translate")
         tell = stack.enter_context(telling())
         job = Job(
             run=run or boxed_run(),
@@ -267,7 +269,7 @@ def tokens_command(
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
     kinds = dtype or (["float32"] if _find(device, None)[0].type == "cpu" else TOKENS_DTYPES)
     found = [_find(device, kind) for kind in dict.fromkeys(kinds)]
-    check(output, force)
+    check(output, force, "tokens")
     with telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
         plan = tokens_plan(

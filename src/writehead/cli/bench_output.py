@@ -29,11 +29,13 @@ def begin(
     return result, chip
 
 
-def check(output: Path | None, force: bool) -> None:
-    """Complains of a file that could not be written, before anything is measured for it."""
-    from writehead.bench.record import check_output
+def check(output: Path | None, force: bool, bench: str, plot: Path | None = None) -> None:
+    """Complains of files that could not be written, before anything is measured for them."""
+    from writehead.bench.record import check_output, check_writable
 
-    check_output(output, force)
+    check_output(output, force, bench)
+    if plot is not None:
+        check_writable(plot / "decode-context.svg")
 
 
 def finish(result: dict[str, Any], output: Path | None) -> None:
@@ -61,12 +63,13 @@ def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[]
         yield save
     except KeyboardInterrupt:
         if output is None:
-            raise
-        if calls:
+            kept = "nothing is kept, since no --output was given"
+        elif calls:
             save()
             kept = f"{output} has what there is so far, marked as partial"
         else:
-            kept = f"nothing was measured yet, and {output} is left as it was"
+            fate = "is left as it was" if output.exists() else "was not made"
+            kept = f"nothing was measured yet, and {output} {fate}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
     finish(result, output)

@@ -62,6 +62,12 @@ class DecodePlan:
                 Context(batch, context, _steps(context))
         for task in ("translation", "language"):
             self.of_task(task)
+        for name, config in self.of_task("translation").items():
+            if max(self.beams) > config.vocabulary:
+                raise ConfigError(
+                    f"--beam {max(self.beams)} is past the {config.vocabulary} tokens of {name}, "
+                    f"of which a beam has one each at first; give fewer"
+                )
         self._check_lengths()
 
     def _check_lengths(self) -> None:

@@ -106,13 +106,16 @@ def report_command(
     ] = Path("docs/report"),
     readme: Annotated[
         Path | None,
-        typer.Option(help="The file whose <!-- report --> is filled; README.md if there is one."),
+        typer.Option(
+            help="The file whose <!-- report --> is filled; README.md if the results are those "
+            "beside it."
+        ),
     ] = None,
     card: Annotated[
         Path | None,
         typer.Option(
-            help="The file whose <!-- figures --> is filled; the model card beside README, "
-            f"{CARD}, if there is one."
+            help="The file whose <!-- figures --> is filled; the model card "
+            f"{CARD} if the results are those of its project."
         ),
     ] = None,
     check: Annotated[
@@ -126,12 +129,14 @@ def report_command(
 
     Example: writehead report --results results --output docs/report
     """
-    if readme is None and Path("README.md").is_file():
+    if readme is None and Path("README.md").is_file() and _are_beside(results, Path("README.md")):
         readme = Path("README.md")
     if readme is None and card is None and check:
-        raise ConfigError("there is no README.md here to check; name one with --readme")
-    if card is None and readme is not None and (readme.parent / CARD).is_file():
-        card = readme.parent / CARD
+        raise ConfigError(
+            "there is no README.md here to check beside these results; name one with --readme"
+        )
+    if card is None and readme is not None and _are_beside(results, readme):
+        card = readme.parent / CARD if (readme.parent / CARD).is_file() else None
     from writehead.paper import report as reports
     from writehead.paper.page import write_page
 
@@ -153,6 +158,11 @@ def report_command(
         reports.write_file(path, new)
         typer.echo(f"{path}: brought up to date", err=True)
     typer.echo(f"report: {page}")
+
+
+def _are_beside(results: Path, readme: Path) -> bool:
+    """Whether results are those of the project that a README is of, and not somebody's own."""
+    return results.resolve() == (readme.parent / "results").resolve()
 
 
 def _speed(

@@ -192,6 +192,11 @@ class Engine:
     def _checked(self, options: DecodeConfig) -> DecodeConfig:
         """The options, if the model's positions allow them."""
         check_options(options)
+        if options.beam > self.tokenizer.vocabulary:
+            raise ConfigError(
+                f"beam={options.beam} is past the {self.tokenizer.vocabulary} tokens of the "
+                f"vocabulary, of which a beam has one each at first; ask for fewer"
+            )
         positions = self.model.config.target_positions
         for name in ("max_length", "min_length"):
             if (getattr(options, name) or 0) > positions:
