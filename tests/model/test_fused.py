@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from helpers import config, model, tokens
+from writehead import cost
 from writehead.kernels import Visibility
-from writehead.model import DecoderState, LanguageModel, TranslationModel
+from writehead.model import DecoderState, LanguageModel, TranslationModel, make_model
+from writehead.paper.presets import preset
 
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 fused_layers = pytest.importorskip("writehead.model.fused_layers")
@@ -204,3 +206,42 @@ def test_types_that_the_kernels_do_not_know_are_refused_by_name():
 def test_the_widest_beam_is_that_of_which_all_queries_fit_one_tile():
     for g, beam in ((1, 21), (2, 42), (6, 128)):
         assert fused.largest_beam(LanguageModel(config("language", k=16, v=16, g=g))) == beam
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [("boxed/multi-query", True), ("wmt14-small/multi-query", False), ("wmt14/multi-head", False)],
+)
+def test_only_the_model_in_the_box_is_small_beside_an_h200s_cache(name, stays):
+    with torch.device("meta"):
+        made = make_model(preset(name)).to(torch.bfloat16)
+    assert (fused.decoder_bytes(made) <= fused.STAYS * 62_914_560) == stays
+    counted = cost.parameters(made.config)
+    parts = ("decoder self-attention", "encoder-decoder attention", "decoder feed-forward")
+    norms = 3 * made.config.d * made.config.decoder_layers
+    expected = sum(counted[part] for part in (*parts, "token embedding")) + norms
+    assert fused.decoder_bytes(made) == 2 * expected
+
+
+@torch.no_grad()
+def test_where_weights_are_to_leave_the_cache_first_all_of_one_rows_are(monkeypatch):
+    taken = []
+
+    def noted(*args, **options):
+        taken.append(options["passing"])
+        return row_linear(*args, **options)
+
+    row_linear = fused_layers.row_linear
+    monkeypatch.setattr(fused_layers, "row_linear", noted)
+    made = make("translation", {"decoder_layers": 2})
+    state = start(made, 1)
+    for passing in (False, True):
+        decoder, own = fused.FusedDecoder(made), deepcopy(state)
+        decoder._passing = passing
+        decoder._layers = fused_layers.fused_layers(
+            made.decoder.layers, rooted=True, passing=passing
+        )
+        rows = fused.Rows(state.first, own.cache.lengths, own.cache.growing)
+        decoder.step(decoder.embed(rows), rows, own.cache, memories_of(state))
+        assert taken == [passing] * (5 * 2 + 1)  # a layer's products with queries merged; logits
+        taken.clear()

@@ -77,7 +77,10 @@ class FusedDecoder:
     @torch.no_grad()
     def __init__(self, model: Transformer) -> None:
         self.model, self.config = model, model.config
-        self._passing = _is_large(model)
+        self._passing = False
+        if model.device.type == "cuda":
+            cache = torch.cuda.get_device_properties(model.device).L2_cache_size
+            self._passing = decoder_bytes(model) > STAYS * cache
         self._layers = fused_layers(model.decoder.layers, rooted=True, passing=self._passing)
         self._encoder: list[FusedLayer] = []
         if isinstance(model, TranslationModel):
@@ -129,9 +132,10 @@ class FusedDecoder:
                 )
                 X = layer.add(X, O, layer.cross.P_o)
             X = layer.feed(X)
-        output = model.tokens.weight if self.config.tied else model.output.weight
         scale = self.config.effective_logit_scale
-        return normed_product(stack.norm, X, output, None, scale=scale, passing=self._passing)
+        return normed_product(
+            stack.norm, X, _output(model), None, scale=scale, passing=self._passing
+        )
 
     @torch.no_grad()
     def encode(self, source: Tensor, lengths: Tensor | None, into: Memories) -> None:
@@ -163,13 +167,14 @@ class FusedDecoder:
         into.lengths[:b] = m if lengths is None else lengths
 
 
-def _is_large(model: Transformer) -> bool:
-    """Whether the weights that a step reads are more than the device's cache keeps for the next."""
-    if model.device.type != "cuda":
-        return False
-    output = model.tokens if model.config.tied else model.output
-    read = sum(P.nbytes for P in (*model.decoder.layers.parameters(), output.weight))
-    return read > STAYS * torch.cuda.get_device_properties(model.device).L2_cache_size
+def decoder_bytes(model: Transformer) -> int:
+    """Bytes of the decoder's weights, of which a step reads all but what the memory is made by."""
+    return sum(P.nbytes for P in (*model.decoder.layers.parameters(), _output(model)))
+
+
+def _output(model: Transformer) -> Tensor:
+    """What makes logits."""
+    return model.tokens.weight if model.config.tied else model.output.weight
 
 
 def _put(X: Tensor, P: nn.Linear, into: Tensor) -> None:
