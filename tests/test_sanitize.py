@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 
@@ -42,31 +40,59 @@ def test_a_machine_without_the_sanitizer_is_told_where_it_comes_from(nothing_ins
 
 def test_every_kernel_that_is_launched_is_watched():
     names = set(sanitize.kernels())
-    assert names >= KERNELS | {"_out_of_bounds_kernel"}
+    assert names >= KERNELS | {"_out_of_bounds_kernel", "_racing_kernel"}
     assert "_load_tile" not in names
 
 
+BOUNDS = b"""========= Invalid __global__ write of size 4 bytes
+=========     at _out_of_bounds_kernel+0xb0 in faults.py:16
+=========     by thread (0,0,0) in block (0,0,0)
+"""
+RACE = b"""========= Error: Race reported between Write access at _racing_kernel+0x90 in faults.py:2
+=========     and Read access at _racing_kernel+0xa0 in faults.py:24 [124 hazards]
+"""
+THEIRS = b""".========= Error: Race reported between Read access at nvjet_sm90_tst_64x16_v_bz+0xb30
+=========     and Write access at nvjet_sm90_tst_64x16_v_bz+0x2f90 [256 hazards]
+"""
+OURS = RACE.replace(b"_racing_kernel", b"attend_kernel")
+FAULTS = [(sanitize.FOUND, BOUNDS), (0, RACE)]
+
+
 @pytest.mark.parametrize(
-    ("codes", "words"),
+    ("answers", "words"),
     [
-        ([0], "would see nothing else"),
-        ([sanitize.FOUND, 0, sanitize.FOUND], "memcheck found errors"),
-        ([sanitize.FOUND, 0, 0, 5], "ended with 5 under racecheck"),
-        ([sanitize.FOUND, 0, 0, 0], None),
+        ([(0, b"")], "memcheck did not see the fault"),
+        ([FAULTS[0], (0, THEIRS)], "racecheck did not see the fault"),
+        ([*FAULTS, (0, b""), (sanitize.FOUND, BOUNDS)], "memcheck found errors in _out_of_bounds"),
+        ([*FAULTS, (0, b""), (sanitize.FOUND, b"")], "ended with 86 under memcheck"),
+        ([*FAULTS, (0, b""), (0, b""), (5, THEIRS)], "ended with 5 under racecheck"),
+        ([*FAULTS, (0, b""), (0, b""), (0, THEIRS + OURS)], "found errors in attend_kernel;"),
+        ([*FAULTS, (0, b""), (0, b""), (0, THEIRS)], None),
     ],
 )
-def test_errors_and_what_hides_them_are_both_failures(monkeypatch, codes, words):
+def test_errors_and_what_hides_them_are_both_failures(monkeypatch, capsys, answers, words):
     seen = []
 
-    def run(command, *, env, **_):
-        seen.append((command, env))
-        return type("Done", (), {"returncode": codes[len(seen) - 1]})
+    class Running:
+        def __init__(self, command, **_):
+            self.returncode, said = answers[len(seen)]
+            self.stdout = said.splitlines(keepends=True)
+            seen.append(command)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
 
     monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "sanitizer")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(sanitize.subprocess, "run", run)
-    monkeypatch.setattr(sanitize.os, "environ", dict(os.environ))
+    monkeypatch.setattr(sanitize.subprocess, "Popen", Running)
     answer = sanitize.main()
     assert (answer is None) if words is None else (words in answer)
-    assert len(seen) == len(codes)
-    assert "kns=attend_kernel" in seen[0][0]
+    assert len(seen) == len(answers)
+    out = capsys.readouterr().out
+    assert all(said.decode() in out for _, said in answers)
+    watched = {command[command.index("--tool") + 1]: command for command in seen}
+    assert "kns=attend_kernel" in watched["memcheck"]
+    assert "--kernel-name" not in watched.get("racecheck", [])

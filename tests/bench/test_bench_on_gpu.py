@@ -6,7 +6,8 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-SMALL = ("--batch=5", "--source=24", "--target=40", "--vocabulary=512", "--repeats=2")
+QUICK = ("--batch=5", "--vocabulary=512", "--repeats=2")
+SMALL = (*QUICK, "--source=24", "--target=40")
 
 
 def test_attention_is_measured_every_way_that_pytorch_has(writehead, quick_chip, tmp_path):
@@ -46,7 +47,7 @@ def test_plain_pytorch_is_measured_compiled_where_asked_for(writehead, quick_chi
 def test_language_models_are_measured_behind_contexts(writehead, quick_chip, tmp_path):
     path = tmp_path / "contexts.json"
     contexts = ("--preset=tiny-lm", "--context=128", "--context=512")
-    code, _, err = writehead("bench", "decode", *contexts, *SMALL, "--output", path)
+    code, _, err = writehead("bench", "decode", *contexts, *QUICK, "--output", path)
     assert code == 0, err
     for row in json.loads(path.read_text())["contexts"]:
         assert "us" in row["attention"], row["attention"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from helpers import config, model, tokens
 from texts import engine, sentences, tokenizer
@@ -18,6 +19,8 @@ from writehead.model import LanguageModel, TranslationModel
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
 buffers = pytest.importorskip("writehead.decoding.buffers", reason="Triton is not installed")
+captures = pytest.importorskip("writehead.decoding.captured", reason="Triton is not installed")
+fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -319,6 +322,27 @@ def test_the_same_buffers_serve_another_batch(options):
     assert len(shapes) == 1
     assert_same(found[0], plain(made, first, options, prefixes=[[3, 4], [5]]))
     assert_same(found[1], plain(made, second, shorter))
+
+
+def test_an_encoder_whose_sources_are_padded_fills_memories_as_one_whose_are_not():
+    decoder = fused.FusedDecoder(make())
+    sizes, layers = decoder.config.encoder_attention, decoder.config.decoder_layers
+
+    def room_for(b: int, m: int) -> fused.Memories:
+        return fused.Memories.make(sizes, layers, b, m, torch.float32, torch.device(DEVICE))
+
+    padded = room_for(3, 8)
+    encoder = captures.CapturedEncoder(decoder, padded)
+    for source, lengths in (read(5, 2, 4), read(7, 3), read(2)):  # each over what the last left
+        b, m = source.shape
+        known = torch.tensor(lengths, device=DEVICE) if b > 1 else None
+        alone = room_for(b, m)
+        decoder.encode(source, known, alone)
+        encoder.encode(source, known)
+        assert padded.lengths.tolist() == lengths + [1] * (3 - b)
+        for i, n in enumerate(lengths):
+            for found, right in ((padded.K, alone.K), (padded.V, alone.V)):
+                assert_close(found[:, i, :, :n], right[:, i, :, :n], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])

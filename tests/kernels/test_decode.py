@@ -307,6 +307,15 @@ def test_tiles_and_parts_suit_the_shapes_that_peers_were_measured_at(rows, posit
         assert splits > 1 or rows * g > decode.FEW // 2
 
 
+def test_of_few_programs_that_read_long_memories_a_multiprocessor_has_room_for_one():
+    whole = 227 << 10  # bytes of shared memory on an H200
+    for programs in (1, 16, decode.FEW):
+        for positions in (decode.LONG + 1, 2048, 32768):
+            tile = decode.choose_tile(128, 2, programs, positions, whole)
+            taken = (tile.stages - 1) * 2 * tile.positions * 128 * 2
+            assert whole < 2 * taken <= 2 * whole
+
+
 @pytest.mark.parametrize("room", [48 << 10, 99 << 10, 227 << 10])
 def test_where_shared_memory_is_small_a_tile_is_so_too(room):
     sizes = ((16, 2, 1, 64), (128, 2, 9, 900), (256, 4, 1, 9000), (128, 2, 512, 9000))

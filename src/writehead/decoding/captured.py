@@ -1,9 +1,11 @@
 """One step of a search over buffers of its own, captured as a CUDA graph: one launch.
 
 A graph is captured on the model's device, and in a rehearsal before it all kernels of the step, and
-of what comes before the first, are compiled at the same time.
+of what comes before the first, are compiled at the same time. An encoder of few tokens is captured
+too, since the host takes longer to launch its kernels than the device to run them.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,8 +18,10 @@ from writehead.decoding.search import Constraints
 from writehead.kernels.beams import choose_beam, trace_back
 from writehead.kernels.choose import choose_greedy, survey
 from writehead.kernels.cublas import trying
-from writehead.kernels.launch import rehearse
-from writehead.model.fused import FusedDecoder
+from writehead.kernels.launch import is_rehearsal, rehearse
+from writehead.model.fused import FusedDecoder, Memories
+
+FEW_TOKENS = 1 << 13  # of padded sources, up to which the launches take longer than the device
 
 
 class Captured:
@@ -36,9 +40,12 @@ class Captured:
         self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
         self._fused, self._vocabulary, self._pool = fused, vocabulary, pool
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._encoder: CapturedEncoder | None = None
         if model.device.type == "cuda":
             with launching_on(model.device):
                 self._record()
+            if self.buffers.memories is not None and shape.sentences * shape.source <= FEW_TOKENS:
+                self._encoder = CapturedEncoder(fused, self.buffers.memories, pool)
 
     def _record(self) -> None:
         """Captures the step, once its kernels are compiled and its products were tried.
@@ -49,16 +56,21 @@ class Captured:
         self._embed()  # numbers that products may be timed with
         with trying():
             self._take()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        # what other threads do on the device meanwhile is theirs
-        with torch.cuda.graph(
-            self._graph,
-            pool=self._pool,
-            stream=capture_stream(self._fused.model.device),
-            capture_error_mode="thread_local",
-        ):
-            self._take()
+        self._graph = _record(self._take, self._fused.model.device, self._pool)
+
+    def encode(self, source: Tensor, lengths: Tensor | None) -> None:
+        """Puts K and V of sources [b, m] into the memories.
+
+        lengths: [b], the tokens that each has; by default m.
+        """
+        memories = self.buffers.memories
+        assert memories is not None
+        with launching_on(self._fused.model.device):
+            if self._encoder is not None:
+                self._encoder.encode(source, lengths)
+            else:
+                memories.lengths.fill_(1)  # of a sentence that is not there
+                self._fused.encode(source, lengths, memories)
 
     def begin(self, first: Tensor, lengths: Tensor | None, constraints: Constraints) -> None:
         """Makes sentences ready to be decoded, from what the caches hold of them.
@@ -127,6 +139,48 @@ class Captured:
             alpha=shape.alpha,
         )
         self._embed()
+
+
+class CapturedEncoder:
+    """An encoder whose sources are padded to the memories it fills: on a GPU one launch.
+
+    The first sources are encoded as it is written, and the graph is then captured for the others.
+    """
+
+    def __init__(self, fused: FusedDecoder, memories: Memories, pool: Any = None) -> None:
+        _, b, _, m, _ = memories.K.shape
+        self._fused, self._memories, self._pool = fused, memories, pool
+        self._source = torch.zeros(b, m, dtype=torch.long, device=memories.K.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def encode(self, source: Tensor, lengths: Tensor | None) -> None:
+        """As of `Captured`."""
+        b, m = source.shape
+        self._source.zero_()
+        self._source[:b, :m] = source
+        self._memories.lengths.fill_(1)
+        self._memories.lengths[:b] = m if lengths is None else lengths
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._take()
+        if source.is_cuda and not is_rehearsal():
+            self._graph = _record(self._take, source.device, self._pool)
+
+    def _take(self) -> None:
+        self._fused.encode(self._source, self._memories.lengths, self._memories)
+
+
+def _record(work: Callable[[], None], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    """The graph of `work`, which has been done before: its kernels are there."""
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    # what other threads do on the device meanwhile is theirs
+    with torch.cuda.graph(
+        graph, pool=pool, stream=capture_stream(device), capture_error_mode="thread_local"
+    ):
+        work()
+    return graph
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:

@@ -173,14 +173,10 @@ class GraphDecoder:
         buffers = captured.buffers
         known = torch.tensor(lengths, device=tokens.device)
         if isinstance(self.model, TranslationModel):
-            assert buffers.memories is not None
-            buffers.memories.lengths.fill_(1)
-            mask = known if min(lengths) < m else None
-            encode = functools.partial(self.fused.encode, tokens, mask, buffers.memories)
-            with launching_on(self.model.device):
-                if not self._has_encoded and self.model.device.type == "cuda":
-                    rehearse(encode)
-                encode()
+            encode = functools.partial(captured.encode, tokens, known if min(lengths) < m else None)
+            if not self._has_encoded and self.model.device.type == "cuda":
+                rehearse(encode)
+            encode()
             self._has_encoded = True
             first = torch.full((b,), self.model.config.start, device=tokens.device)
             captured.begin(first, None, constraints)

@@ -28,8 +28,8 @@ from writehead.kernels.launch import chained, launch
 # which 2048 took 1% less with a stage less; far more
 FEW, SOME, MANY = 132, 1024, 8192
 SPLITS = 128  # at most; more would make the second kernel the longer one
-# positions up to which a memory is short, and past which it is long; past 4096, with more programs
-# than FEW, tiles twice as large took 1% less (measured with 8192)
+# positions up to which a memory is short, and past which it is long; past 4096 tiles twice as large
+# took 1% less (measured with 8192)
 SHORT, LONG, LONGER = 64, 512, 4096
 LOG2E = 1.4426950408889634
 MOST_QUERIES = 128  # rows of a tile: read-heads that share a write-head, times beams
@@ -72,7 +72,9 @@ def choose_tile(
     that reads long memories for most. `room` is the shared memory that a program may have.
     """
     # size: bytes of K in a tile
-    if positions > LONGER and programs > FEW:
+    if positions > LONGER or (positions > LONG and programs <= FEW):
+        # of these a multiprocessor has room for one: of smaller ones, which are launched while
+        # others still run, some would have two and some none
         size, warps, stages, early = 32768, 4, 3, False
     elif positions > LONG:
         size, warps, stages, early = 16384, 4, 4 if programs <= SOME else 3, False
