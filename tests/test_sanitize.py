@@ -55,19 +55,23 @@ THEIRS = b""".========= Error: Race reported between Read access at nvjet_sm90_t
 =========     and Write access at nvjet_sm90_tst_64x16_v_bz+0x2f90 [256 hazards]
 """
 OURS = RACE.replace(b"_racing_kernel", b"attend_kernel")
-FAULTS = [(sanitize.FOUND, BOUNDS), (0, RACE)]
+END = b"========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+BROKEN = b"========= Internal Sanitizer Error: The Sanitizer failed to handle an exception.\n"
+FAULTS = [(sanitize.FOUND, BOUNDS + END), (0, RACE + END)]
 
 
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ([(0, b"")], "memcheck did not see the fault"),
-        ([FAULTS[0], (0, THEIRS)], "racecheck did not see the fault"),
-        ([*FAULTS, (0, b""), (sanitize.FOUND, BOUNDS)], "memcheck found errors in _out_of_bounds"),
-        ([*FAULTS, (0, b""), (sanitize.FOUND, b"")], "ended with 86 under memcheck"),
-        ([*FAULTS, (0, b""), (0, b""), (5, THEIRS)], "ended with 5 under racecheck"),
-        ([*FAULTS, (0, b""), (0, b""), (0, THEIRS + OURS)], "found errors in attend_kernel;"),
-        ([*FAULTS, (0, b""), (0, b""), (0, THEIRS)], None),
+        ([(0, END)], "memcheck did not see the fault"),
+        ([FAULTS[0], (0, THEIRS + END)], "racecheck did not see the fault"),
+        ([*FAULTS, (0, END), (sanitize.FOUND, BOUNDS + END)], "found errors in _out_of_bounds"),
+        ([*FAULTS, (0, END), (sanitize.FOUND, END)], "ended with 86 under memcheck"),
+        ([*FAULTS, (0, END), (0, END), (5, THEIRS + END)], "ended with 5 under racecheck"),
+        ([*FAULTS, (0, END), (0, END), (0, THEIRS + OURS + END)], "errors in attend_kernel;"),
+        ([*FAULTS, (0, END), (0, END), (0, THEIRS)], "ended with 86 under racecheck"),
+        ([*FAULTS, (0, END), (0, END), (0, BROKEN + END)], "ended with 86 under racecheck"),
+        ([*FAULTS, (0, END), (0, END), (0, THEIRS + END)], None),
     ],
 )
 def test_errors_and_what_hides_them_are_both_failures(monkeypatch, capsys, answers, words):
@@ -96,3 +100,4 @@ def test_errors_and_what_hides_them_are_both_failures(monkeypatch, capsys, answe
     watched = {command[command.index("--tool") + 1]: command for command in seen}
     assert "kns=attend_kernel" in watched["memcheck"]
     assert "--kernel-name" not in watched.get("racecheck", [])
+    assert all(command[command.index("--print-limit") + 1] == "0" for command in seen)

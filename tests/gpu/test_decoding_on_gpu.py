@@ -19,6 +19,7 @@ from writehead.model import LanguageModel, TranslationModel
 choose = pytest.importorskip("writehead.kernels.choose", reason="Triton is not installed")
 decode = pytest.importorskip("writehead.kernels.decode", reason="Triton is not installed")
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+captures = pytest.importorskip("writehead.decoding.captured", reason="Triton is not installed")
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 linear = pytest.importorskip("writehead.kernels.linear", reason="Triton is not installed")
 tiles = pytest.importorskip("writehead.kernels.tiles", reason="Triton is not installed")
@@ -335,7 +336,8 @@ def test_two_hundred_mixed_batches_leave_the_memory_as_it_was():
         gc.collect()
         return torch.cuda.memory_allocated()
 
-    first = [captured(decoder, batch, options, **limits) for batch, options, limits in batches]
+    for _ in range(2):  # the second time an encoder of few tokens is captured
+        first = [captured(decoder, batch, options, **limits) for batch, options, limits in batches]
     before = held()
     draw = plain_random.Random(6)
     for _ in range(200):
@@ -344,6 +346,31 @@ def test_two_hundred_mixed_batches_leave_the_memory_as_it_was():
         found = captured(decoder, batch, options, **limits)
         assert found == first[i]
     assert held() == before
+
+
+def test_an_encoder_of_few_tokens_is_captured_the_second_time(monkeypatch):
+    made = make("translation", dtype=torch.bfloat16, v=SIZES["k"])  # which SDPA takes
+    batches = [read(b, longest, seed) for seed, longest in enumerate((9, 12, 7))]
+    right = [captured(graphs.GraphDecoder(made), batch, GREEDY) for batch in batches]
+    decoder = graphs.GraphDecoder(made)
+    found = [captured(decoder, batch, GREEDY) for batch in batches[:2]]
+    monkeypatch.setattr(fused.FusedDecoder, "encode", lambda *_: pytest.fail("it is not captured"))
+    found.append(captured(decoder, batches[2], GREEDY))
+    assert found == right
+
+
+def test_an_encoder_of_more_tokens_is_not_captured(monkeypatch):
+    monkeypatch.setattr(captures, "FEW_TOKENS", 40 * 40 - 1)  # less than sources padded have
+    made, encoded = make("translation", dtype=torch.bfloat16), []
+    encode = fused.FusedDecoder.encode
+    monkeypatch.setattr(
+        fused.FusedDecoder, "encode", lambda *given: encoded.append(given[1]) or encode(*given)
+    )
+    decoder, batch = graphs.GraphDecoder(made), read(b, 9)
+    for _ in range(3):
+        captured(decoder, batch, GREEDY)
+    assert len(encoded) >= 3
+    assert all(source is batch[0] for source in encoded)  # as they are, not padded
 
 
 def test_graphs_that_were_not_used_for_long_give_their_memory_back():

@@ -1,5 +1,7 @@
 """Decoding's attention kernels against plain products; interpreted where there is no GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -307,13 +309,24 @@ def test_tiles_and_parts_suit_the_shapes_that_peers_were_measured_at(rows, posit
         assert splits > 1 or rows * g > decode.FEW // 2
 
 
-def test_of_few_programs_that_read_long_memories_a_multiprocessor_has_room_for_one():
+@pytest.mark.parametrize(("width", "itemsize"), [(128, 2), (64, 4), (256, 2), (128, 4)])
+def test_of_few_programs_that_fill_the_chip_a_multiprocessor_has_room_for_one(width, itemsize):
     whole = 227 << 10  # bytes of shared memory on an H200
-    for programs in (1, 16, decode.FEW):
-        for positions in (decode.LONG + 1, 2048, 32768):
-            tile = decode.choose_tile(128, 2, programs, positions, whole)
-            taken = (tile.stages - 1) * 2 * tile.positions * 128 * 2
-            assert whole < 2 * taken <= 2 * whole
+    for programs, positions in ((1, 32768), (4, 8448), (16, 2048), (100, 513), (128, 32768)):
+        tile = decode.choose_tile(width, itemsize, programs, positions, whole)
+        assert decode.choose_splits(programs, positions, tile) == min(132 // programs, 128)
+        taken = (tile.stages - 1) * 2 * tile.positions * width * itemsize
+        assert whole < 2 * taken <= 2 * whole
+
+
+def test_no_tile_is_so_large_that_fewer_programs_read_a_long_memory():
+    for width in (16, 64, 128, 256):
+        for programs in (1, 4, 8, 16, 32, 64):
+            for positions in (576, 1024, 2048, 8192, 32768):
+                tile = decode.choose_tile(width, 2, programs, positions)
+                splits = decode.choose_splits(programs, positions, tile)
+                small = replace(tile, positions=min(128, 8192 // width))
+                assert splits == decode.choose_splits(programs, positions, small)
 
 
 @pytest.mark.parametrize("room", [48 << 10, 99 << 10, 227 << 10])

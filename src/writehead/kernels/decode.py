@@ -28,9 +28,10 @@ from writehead.kernels.launch import chained, launch
 # which 2048 took 1% less with a stage less; far more
 FEW, SOME, MANY = 132, 1024, 8192
 SPLITS = 128  # at most; more would make the second kernel the longer one
-# positions up to which a memory is short, and past which it is long; past 4096 tiles twice as large
-# took 1% less (measured with 8192)
+# positions up to which a memory is short, and past which it is long; past 4096, with more programs
+# than FEW, tiles twice as large took 1% less (measured with 8192)
 SHORT, LONG, LONGER = 64, 512, 4096
+WIDE = 256  # bytes of a head, from which on 32 KB of K are as many positions as a tile may have
 LOG2E = 1.4426950408889634
 MOST_QUERIES = 128  # rows of a tile: read-heads that share a write-head, times beams
 
@@ -72,7 +73,10 @@ def choose_tile(
     that reads long memories for most. `room` is the shared memory that a program may have.
     """
     # size: bytes of K in a tile
-    if positions > LONGER or (positions > LONG and programs <= FEW):
+    each = width * itemsize
+    if positions > LONGER and programs > FEW:
+        size, warps, stages, early = 32768, 4, 3, False
+    elif positions > LONG and each >= WIDE and _fills(programs, positions, 32768 // each):
         # of these a multiprocessor has room for one: of smaller ones, which are launched while
         # others still run, some would have two and some none
         size, warps, stages, early = 32768, 4, 3, False
@@ -86,7 +90,6 @@ def choose_tile(
         size, warps, stages, early = 4096, 1, 3 if appends else 2, False
     else:
         size, warps, stages, early = 8192 if positions > SHORT else 4096, 1, 2, True
-    each = width * itemsize
     count = max(16, min(128, triton.next_power_of_2(size // each)))
     needed = MOST_QUERIES * each // 2  # for queries and results; it is less but for wide beams
     while (stages - 1) * 2 * count * each + needed > room and (stages > 2 or count > 16):
@@ -105,7 +108,18 @@ def _room(device: torch.device) -> float:
 
 def choose_splits(programs: int, positions: int, tile: Tile) -> int:
     """In how many parts to read up to `positions`, so that the chip is full of programs."""
-    return max(1, min(FEW // programs, SPLITS, positions // (2 * tile.positions)))
+    return max(1, min(FEW // programs, SPLITS, _most_splits(positions, tile.positions)))
+
+
+def _most_splits(positions: int, at_a_time: int) -> int:
+    """In how many parts it pays to read `positions`."""
+    return positions // (2 * at_a_time)
+
+
+def _fills(programs: int, positions: int, at_a_time: int) -> bool:
+    """Whether a few programs become as many as the chip takes."""
+    wanted = min(FEW // programs, SPLITS)
+    return programs <= FEW and _most_splits(positions, at_a_time) >= wanted
 
 
 def append_and_attend(
