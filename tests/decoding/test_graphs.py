@@ -325,7 +325,10 @@ def test_the_same_buffers_serve_another_batch(options):
 
 
 def test_an_encoder_whose_sources_are_padded_fills_memories_as_one_whose_are_not():
-    decoder = fused.FusedDecoder(make())
+    made, bad = make(), 9
+    with torch.no_grad():
+        made.tokens.weight[bad] = torch.nan
+    decoder = fused.FusedDecoder(made)
     sizes, layers = decoder.config.encoder_attention, decoder.config.decoder_layers
 
     def room_for(b: int, m: int) -> fused.Memories:
@@ -333,7 +336,9 @@ def test_an_encoder_whose_sources_are_padded_fills_memories_as_one_whose_are_not
 
     padded = room_for(3, 8)
     encoder = captures.CapturedEncoder(decoder, padded)
+    encoder.encode(torch.full((3, 8), bad, device=DEVICE), None)
     for source, lengths in (read(5, 2, 4), read(7, 3), read(2)):  # each over what the last left
+        source[source == bad] = 8
         b, m = source.shape
         known = torch.tensor(lengths, device=DEVICE) if b > 1 else None
         alone = room_for(b, m)

@@ -157,11 +157,9 @@ class CapturedEncoder:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> None:
-        """Puts K and V of sources [b, m] into the memories, as `Captured.encode` says.
-
-        Behind them is what the last ones left, which nobody sees.
-        """
+        """Puts K and V of sources [b, m] into the memories, as `Captured.encode` says."""
         b, m = source.shape
+        self._source.zero_()  # what nobody sees must be a number all the same
         self._source[:b, :m] = source
         self._lengths.fill_(1)  # of a sentence that is not there
         self._lengths[:b] = m if lengths is None else lengths
