@@ -329,6 +329,8 @@ class DecodeConfig:
             raise ConfigError(
                 f"min_length={self.min_length} must be between 0 and max_length={self.max_length}"
             )
+        if self.n_best > 1 and self.temperature is not None:
+            raise ConfigError(f"sampling follows one hypothesis; set n_best={self.n_best} to 1")
         if self.n_best > self.beam:
             raise ConfigError(
                 f"n_best={self.n_best} hypotheses need a beam as wide; raise beam={self.beam}"

@@ -99,7 +99,8 @@ def test_a_result_has_every_way_its_error_and_the_floor(writehead, quick_chip, t
         (["--repeats=0"], "0 repeats cannot be timed"),
         (["--dtype=float31"], "there is no dtype"),
         (["--device=gpu"], "there is no device"),
-        (["--output=/dev/null/x.json"], "could not be written"),
+        (["--output=/dev/null/x.json"], "/dev/null is no folder, and one is wanted"),
+        (["--output=/dev/full"], "/dev/full is a pipe or a device, which nothing replaces"),
         (["--output=/"], "could not be written: Is a directory"),
     ],
 )

@@ -67,8 +67,9 @@ def test_operations_and_labels_are_those_of_the_batches_timed(dataset, tmp_path,
 
 @pytest.mark.parametrize("warmup", [0, WARM, WARM + 1])
 def test_on_a_gpu_the_capture_of_a_graph_is_not_timed(warmup):
+    device = torch.device("cuda")
     with pytest.raises(ConfigError, match="ask for 5 or more"):
-        bench_train("x", MODEL, CONFIG, iter([]), torch.device("cuda"), steps=1, warmup=warmup)
+        bench_train("x", MODEL, CONFIG, iter([]), device, steps=1, warmup=warmup, tell=print)
 
 
 def test_an_output_is_checked_before_steps_are_taken(dataset, tmp_path, monkeypatch, capsys):
@@ -77,17 +78,31 @@ def test_an_output_is_checked_before_steps_are_taken(dataset, tmp_path, monkeypa
 
     monkeypatch.setattr("writehead.bench.train.bench_preset", timed)
     assert bench(monkeypatch, "--output=/dev/null/x.json") == 2
-    assert "could not be written" in capsys.readouterr().err.replace("\n", " ")
+    assert "/dev/null is no folder" in capsys.readouterr().err.replace("\n", " ")
     (tmp_path / "mine.json").write_text("mine")
     assert bench(monkeypatch, "--output", tmp_path / "mine.json") == 2
     assert "mine.json exists; choose another place, or pass --force" in capsys.readouterr().err
     assert (tmp_path / "mine.json").read_text() == "mine"
 
 
+def test_an_interruption_says_what_is_left(dataset, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.training.step.Stepper.update", interrupted)
+    path = tmp_path / "train.json"
+    assert bench(monkeypatch, "--dataset", dataset, "--output", path) == 130
+    err = capsys.readouterr().err
+    assert "tiny/multi-query: step 1 of 2 to warm up" in err
+    assert err.endswith(f"interrupted; nothing was measured yet, and {path} was not made\n")
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--steps=0"], "cannot be timed"),
+        (["--steps=0"], "0 steps cannot be timed"),
+        (["--warmup=-1"], "a warm-up of -1 steps cannot be"),
         (["--preset=tiny/multi-quary"], "did you mean"),
         (["--set=model.vocabulary=300"], "choose one that fits"),
     ],

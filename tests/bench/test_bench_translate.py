@@ -28,7 +28,8 @@ def test_a_file_is_timed_from_loading_to_the_last_line(writehead, run, text, tmp
     options = ("--device=cpu", "--dtype=float64", "--repeats=2", "--output", path)
     code, out, err = writehead("bench", "translate", run, "--input", text, *options)
     assert code == 0
-    assert "ours: 8 lines, beam-4" in err
+    assert "ours: 8 lines, beam-4, pass 3 of 3" in err
+    assert err.endswith(f"written: {path}\n")
     assert "On a CPU the engine is plain PyTorch" in out
     result = json.loads(path.read_text())
     assert result["sentences"] == 8
@@ -54,6 +55,7 @@ def test_a_file_is_timed_from_loading_to_the_last_line(writehead, run, text, tmp
         ({"--input": "empty"}, "there is no line to translate"),
         ({"--repeats": "0"}, "0 repeats cannot be timed"),
         ({"--beam": "0"}, "beam=0"),
+        ({"--beam": "9000"}, "--beam 9000 is past the"),
         ({"RUN": "nowhere"}, "nowhere"),
     ],
 )
@@ -68,3 +70,18 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     code, out, err = writehead("bench", "translate", place, *options)
     assert (code, out) == (2, "")
     assert words in err.splitlines()[-1]
+    assert "loading" not in err or place == "nowhere"  # it is said before anything is done
+
+
+def test_an_interrupted_pass_says_what_is_left(writehead, run, text, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.bench.translate.clocked", interrupted)
+    path = tmp_path / "translate.json"
+    code, _, err = writehead(
+        "bench", "translate", run, "-i", text, "--device=cpu", "--output", path
+    )
+    assert (code, path.exists()) == (130, False)
+    assert "pass 1 of 3" in err
+    assert err.endswith(f"interrupted; nothing was measured yet, and {path} was not made\n")

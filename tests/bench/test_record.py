@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -17,6 +18,23 @@ def test_what_another_bench_left_is_not_replaced_unasked(tmp_path):
         with pytest.raises(RunError, match="exists; choose another place"):
             check_output(path, False, other)
         check_output(path, True, other)
+
+
+def test_what_is_no_file_is_not_replaced_and_a_link_stays_one(tmp_path):
+    pipe, link, folder = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "file.json"
+    os.mkfifo(pipe)
+    for force in (False, True):
+        with pytest.raises(RunError, match="is a pipe or a device, which nothing replaces"):
+            check_output(pipe, force)
+    folder.touch()
+    with pytest.raises(RunError, match=r"file.json is no folder, and one is wanted"):
+        check_output(folder / "x.json", False)
+    link.symlink_to("there/target.json")
+    for number in range(2):  # a link that leads nowhere yet, and one that leads to a file
+        check_output(link, number == 1)
+        write_result(link, {"number": number})
+        assert link.is_symlink()
+        assert json.loads((tmp_path / "there" / "target.json").read_text()) == {"number": number}
 
 
 def test_numbers_that_json_cannot_say_are_null(tmp_path):

@@ -74,9 +74,9 @@ def test_float32_finds_the_references_tokens_in_every_batch(compare, folder):
         assert row["same"] >= len(LINES) - 2
         assert set(row["batches"]) == {"one at a time", "shuffled"}
         assert not any(found["others"] for found in row["batches"].values())
-    assert "Left out: 1 lines longer than the model reads." in out
+    assert "Left out, being longer than the model reads: 1 line." in out
     assert result["empty"] == [1]
-    assert "Passed over: 1 empty lines" in out
+    assert "Passed over, being empty: 1 line." in out
 
 
 def test_only_the_empty_lines_before_the_last_that_is_compared_are_passed_over(
@@ -89,7 +89,7 @@ def test_only_the_empty_lines_before_the_last_that_is_compared_are_passed_over(
     assert code == 0, err
     result = json.loads(path.read_text())
     assert (result["sentences"], result["empty"]) == (2, [2, 3])
-    assert "Passed over: 2 empty lines" in out
+    assert "Passed over, being empty: 2 lines." in out
 
 
 def test_rounding_is_told_from_errors(compare):
@@ -236,6 +236,7 @@ def test_a_partial_result_is_replaced_by_the_same_command_and_a_whole_one_when_t
         ({"--input": "long"}, "none of 1 lines has from 1 to 39 tokens"),
         ({"--lines": "0"}, "--lines 0 compares nothing"),
         ({"--beam": "0"}, "beam=0"),
+        ({"--beam": "9000"}, "--beam 9000 is past the"),
         ({"--dtype": "bfloat61"}, "did you mean 'bfloat16'?"),
         ({"--output": "."}, "could not be written"),
         ({"RUN": "nowhere"}, "nowhere"),

@@ -435,6 +435,17 @@ def test_results_of_somebodys_own_leave_readme_and_card_alone(writehead, tmp_pat
     assert card.read_text() == "figures"
 
 
+def test_a_report_that_is_made_elsewhere_leaves_readme_alone(writehead, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    write_table(project / "results", "table1", as_in_the_paper())
+    before = readme(project).read_text(encoding="utf-8")
+    monkeypatch.chdir(project)
+    page = "report: ../elsewhere/report.html\n"
+    assert writehead("report", "--output=../elsewhere") == (0, page, "")
+    assert (project / "README.md").read_text(encoding="utf-8") == before
+    assert writehead("report")[2] == "README.md: brought up to date\n"
+
+
 def test_check_says_in_a_sentence_that_readme_is_behind_and_writes_nothing(writehead, tmp_path):
     write_table(tmp_path / "results", "table1", as_in_the_paper())
     path = readme(tmp_path)

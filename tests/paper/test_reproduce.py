@@ -38,6 +38,11 @@ def run(writehead, folder: Path, table: str, *more: object) -> tuple[int, str, s
     return writehead("reproduce", table, "--scale=tiny", *places, *more)
 
 
+def to_report(folder: Path) -> str:
+    """What is said of results that are all there."""
+    return f"writehead report --results {folder / 'results'} makes tables of them"
+
+
 def result(folder: Path, table: str, name: str) -> dict[str, object]:
     path = folder / "results" / table / "tiny" / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))
@@ -216,7 +221,7 @@ def test_a_row_that_was_passed_over_is_taken_once_its_process_has_stopped(
     assert code == 0
     assert "multi-head, seed 0: another process is at it; passed over\n" in err
     assert err.index("row 1 of 2, multi-query") < err.index("row 2 of 2, multi-head")
-    assert err.endswith("2 of 2 results are there; writehead report makes tables of them\n")
+    assert err.endswith(f"2 of 2 results are there; {to_report(tmp_path)}\n")
 
 
 def test_rows_begun_on_another_dataset_are_refused_before_any_is_trained(
@@ -328,7 +333,7 @@ def test_whoever_waited_goes_on_with_the_dataset_that_is_there(writehead, whole,
     assert len(looks) == 3
     assert err.count("waiting for it") == 1
     assert "is already prepared from the same text" in err
-    assert "1 of 1 results are there; writehead report makes tables of them" in err
+    assert f"1 of 1 results are there; {to_report(whole)}" in err
     assert not lock.exists()
 
 
@@ -452,7 +457,7 @@ def test_two_processes_of_table_2_share_the_rows_unless_they_share_a_chip(
     done = 0 if is_same_chip else 1
     assert f"{done} of 2 results are there; other processes are at work on the rest" in theirs
     assert ("multi-query: another process has it; skipped\n" in err) is not is_same_chip
-    assert err.endswith("2 of 2 results are there; writehead report makes tables of them\n")
+    assert err.endswith(f"2 of 2 results are there; {to_report(tmp_path)}\n")
     assert not list((tmp_path / "runs").rglob("*.lock"))
 
 

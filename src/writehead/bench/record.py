@@ -70,13 +70,14 @@ def finite(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Writes a result as JSON, whole or not at all."""
-    fresh = path.with_name(f".{path.name}")
+    """Writes a result as JSON, whole or not at all; where there is a link, to what it leads to."""
+    place = path.resolve()
+    fresh = place.with_name(f".{place.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
+        os.replace(fresh, place)
     except OSError as error:
         with suppress(OSError):
             fresh.unlink()
@@ -85,11 +86,16 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises RunError unless a result can be written there; makes its folder."""
+    place = path.resolve()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.exists() and not path.parent.is_dir():
+            raise RunError(f"{path.parent} is no folder, and one is wanted; choose another place")
+        place.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")  # others may look at the same time
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is a pipe or a device, which nothing replaces; name a file")
+        fresh = place.with_name(f".{place.name}.{os.getpid()}")  # others may look at the same time
         fresh.touch()
         fresh.unlink()
     except OSError as error:

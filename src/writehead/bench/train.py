@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ from writehead.data.dataset import Dataset
 from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, embedded, text_files
-from writehead.decoding.devices import find_device, wait_for
+from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
 from writehead.training.replay import WARM
@@ -30,20 +31,35 @@ VOCABULARY = 2_000  # of them, at most
 BLOCK = 10  # steps between two looks at the clock, which wait for the device
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much is timed unless it is asked for."""
+
+    rows: int
+    steps: int
+    warmup: int
+
+
+ON_GPU, ON_CPU = Sizes(rows=128, steps=20, warmup=8), Sizes(rows=8, steps=5, warmup=2)
+
+
 def bench_preset(
     name: str,
     model: ModelConfig,
     config: TrainConfig,
     dataset: Path | None,
     *,
-    device: str,
+    device: torch.device,
     steps: int,
     warmup: int,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """`bench_train` on a dataset's text, or on the built-in grammar's, with the preset's sizes.
 
     The model keeps its own vocabulary, of which the text uses a part: the time is the same.
     """
+    _check(steps, warmup, device)
+    tell("text")
     with ExitStack() as stack:
         if dataset is None:
             folder = stack.enter_context(TemporaryDirectory())
@@ -65,10 +81,23 @@ def bench_preset(
             target_length=config.target_length,
             seed=config.seed,
         )
-        place = find_device(device)
-        if place.type == "cuda":
-            torch.cuda.set_device(place.index or 0)  # where a step is captured
-        return bench_train(name, model, config, batches, place, steps=steps, warmup=warmup)
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or 0)  # where a step is captured
+        return bench_train(
+            name, model, config, batches, device, steps=steps, warmup=warmup, tell=tell
+        )
+
+
+def _check(steps: int, warmup: int, device: torch.device) -> None:
+    if steps < 1:
+        raise ConfigError(f"{steps} steps cannot be timed; ask for 1 or more")
+    if warmup < 0:
+        raise ConfigError(f"a warm-up of {warmup} steps cannot be; ask for 0 or more")
+    if device.type == "cuda" and warmup < WARM + 2:
+        raise ConfigError(
+            f"a warm-up of {warmup} steps would leave the capture of the step's graph in the time "
+            f"on a GPU; ask for {WARM + 2} or more"
+        )
 
 
 def _grammar(task: Task, folder: Path) -> Inputs:
@@ -90,6 +119,7 @@ def bench_train(
     *,
     steps: int,
     warmup: int,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Times `steps` training steps on packed batches, after `warmup`, in blocks of a few.
 
@@ -98,22 +128,19 @@ def bench_train(
     visible pairs only, over the rate of one large matrix product, measured before and after. As in
     the paper, microseconds a token are the time of a step over its target positions.
     """
-    if steps < 1 or warmup < 0:
-        raise ConfigError(f"{steps} steps after {warmup} cannot be timed; ask for 1 or more")
-    if device.type == "cuda" and warmup < WARM + 2:
-        raise ConfigError(
-            f"a warm-up of {warmup} steps would leave the capture of the step's graph in the time "
-            f"on a GPU; ask for {WARM + 2} or more"
-        )
+    _check(steps, warmup, device)
     stepper = Stepper(model, config, World(0, 1, device))
     dtype = torch.bfloat16 if stepper.half else torch.float32
+    tell("matrix rate")
     rates = [matrix_rate(device, dtype)]
     for i in range(warmup):
+        tell(f"{name}: step {i + 1} of {warmup} to warm up")
         stepper.update(next(batches), i)
     wait_for(device)
     times, operations, labels = [], [], []
     for first in range(0, steps, BLOCK):
         block = range(first, min(first + BLOCK, steps))
+        tell(f"{name}: steps {block[0] + 1} to {block[-1] + 1} of {steps}")
         began = time.perf_counter()
         for i in block:
             batch = next(batches)

@@ -89,20 +89,26 @@ def _measure(job: Job, name: str) -> tuple[dict[str, Any], dict[str, list[str]]]
     searches, texts = {}, {}
     for beam in job.beams:
         search = "greedy" if beam == 1 else f"beam-{beam}"
-        job.tell(f"{name}: {len(job.lines):,} lines, {search}")
-        searches[search], texts[search] = _time_search(job, engine, beam)
+        told = f"{name}: {len(job.lines):,} lines, {search}"
+        searches[search], texts[search] = _time_search(job, engine, beam, told)
     return {"load_s": loaded, "first_sentence_s": first, "searches": searches}, texts
 
 
-def _time_search(job: Job, engine: Engine, beam: int) -> tuple[dict[str, Any], list[str]]:
+def _time_search(
+    job: Job, engine: Engine, beam: int, told: str
+) -> tuple[dict[str, Any], list[str]]:
     """The whole file once, which may compile and capture, and then as often as asked."""
     texts: list[str] = []
 
     def work() -> None:
         texts[:] = [output.text for output in engine.translate(job.lines, _options(beam))]
 
-    once = clocked(work, job.device)
-    times = Times(tuple(clocked(work, job.device) for _ in range(job.repeats)))
+    def timed(number: int) -> float:
+        job.tell(f"{told}, pass {number} of {job.repeats + 1}")
+        return clocked(work, job.device)
+
+    once = timed(1)
+    times = Times(tuple(timed(number) for number in range(2, job.repeats + 2)))
     tokens = sum(len(engine.tokenizer.encode(text)) + 1 for text in texts)
     return {
         "first_pass_s": once,

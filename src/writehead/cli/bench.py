@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from writehead.cli.app import Page
-from writehead.cli.bench_output import begin, check, draw, finish, keeping, telling
+from writehead.cli.bench_output import begin, check, draw, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.train import bench_app
 from writehead.config import ModelConfig
@@ -208,32 +208,30 @@ def translate_command(
             os.environ["TRITON_CACHE_DIR"] = folder
         from writehead.bench.record import environment
         from writehead.bench.translate import Job, bench_translate
+        from writehead.cli.bench_runs import check_beams
         from writehead.cli.bench_tables import show_translate
         from writehead.decoding import Batching
         from writehead.decoding.textio import read_lines
         from writehead.model.boxed import boxed_run
 
         place, kind = _find(device, dtype)
+        chosen, beams = run or boxed_run(), tuple(beam or (1, 4))
         check(output, force, "translate")
+        check_beams(beams, chosen)
         tell = stack.enter_context(telling())
         job = Job(
-            run=run or boxed_run(),
+            run=chosen,
             lines=list(read_lines(input_path)),
             device=place,
             dtype=kind,
-            beams=tuple(beam or (1, 4)),
+            beams=beams,
             repeats=repeats,
             batching=Batching(tokens=batch_tokens),
             tell=tell,
         )
-        result = {
-            "bench": "translate",
-            "input": input_path,
-            "cold": cold,
-            **bench_translate(job),
-            "environment": environment(place),
-        }
-    finish(result, output)
+        result: dict[str, Any] = {"bench": "translate", "input": input_path, "cold": cold}
+        with keeping(result, output):
+            result |= bench_translate(job) | {"environment": environment(place)}
     show_translate(result, Page())
 
 

@@ -38,26 +38,21 @@ def check(output: Path | None, force: bool, bench: str, plot: Path | None = None
         check_writable(plot / "decode-context.svg")
 
 
-def finish(result: dict[str, Any], output: Path | None) -> None:
-    """Writes the result, where it is wanted."""
-    from writehead.bench.record import write_result
-
-    if output is not None:
-        write_result(output, result)
-
-
 @contextmanager
 def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[], None]]:
     """A call that writes the result so far, marked as partial until the block has ended.
 
     Before the first call nothing is written: what was there may be worth more than nothing.
     """
+    from writehead.bench.record import write_result
+
     calls = 0
 
     def save() -> None:
         nonlocal calls
         calls += 1
-        finish({**result, "partial": True}, output)
+        if output is not None:
+            write_result(output, {**result, "partial": True})
 
     try:
         yield save
@@ -72,7 +67,9 @@ def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[]
             kept = f"nothing was measured yet, and {output} {fate}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
-    finish(result, output)
+    if output is not None:
+        write_result(output, result)
+        typer.echo(f"written: {output}", err=True)
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:

@@ -10,10 +10,11 @@ import torch
 from writehead.bench.context import Context, context_sweep, language_row
 from writehead.bench.decode import Place, batch_sweep, fitted, translation_row
 from writehead.bench.tokens import Plan
-from writehead.config import ModelConfig
+from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.textio import read_lines
 from writehead.errors import ConfigError
+from writehead.model.runs import read_config
 from writehead.paper.presets import FAMILIES, rows
 from writehead.paper.tables import TABLE_2
 
@@ -167,6 +168,18 @@ def _steps(context: int) -> int:
     return min(32, context // 2)
 
 
+def check_beams(beams: tuple[int, ...], run: Path) -> None:
+    """Raises ConfigError unless a run's model can be searched with each of them."""
+    vocabulary = read_config(run).vocabulary
+    for beam in beams:
+        DecodeConfig(beam=beam)
+        if beam > vocabulary:
+            raise ConfigError(
+                f"--beam {beam} is past the {vocabulary} tokens of {run}, of which a beam has one "
+                f"each at first; ask for fewer"
+            )
+
+
 def tokens_plan(
     run: Path,
     path: str,
@@ -177,6 +190,7 @@ def tokens_plan(
     tell: Callable[[str], None],
 ) -> Plan:
     """What `bench tokens` decodes: the first lines of a file that have text in them."""
+    check_beams(beams, run)
     some: list[tuple[int, str]] = []
     empty: list[int] = []
     read = enumerate(read_lines(path), start=1)

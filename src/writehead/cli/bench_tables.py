@@ -185,9 +185,9 @@ def _where(row: dict[str, Any]) -> tuple[str, str, str]:
 def _contexts(rows: list[dict[str, Any]]) -> Table:
     """A language model's step and one layer's attention, and what multi-query gains in both."""
     table = _table(
-        "A language model's step behind a context: ms; one layer of it attends: µs",
+        "A language model's step behind a context: ms; attention of one layer: µs",
         *("model", "batch", "context", "step", "floor", "share", "PyTorch"),
-        *("attends", "floor", "GB/s"),
+        *("layer", "floor", "GB/s"),
     )
     for batch, length in dict.fromkeys((row["batch"], row["context"]) for row in rows):
         here = {
@@ -287,12 +287,17 @@ def show_tokens(result: dict[str, Any], page: Console) -> None:
             lines = ", ".join(str(one["line"]) for one in row["others"][:8])
             notes.append(f"{where}: no near-tie explains line {lines}; the JSON has all.")
     if result["left_out"]:
-        notes.append(f"Left out: {len(result['left_out']):,} lines longer than the model reads.")
+        left = _lines(len(result["left_out"]))
+        notes.append(f"Left out, being longer than the model reads: {left}.")
     if result["empty"]:
-        notes.append(f"Passed over: {len(result['empty']):,} empty lines, of which none counts.")
+        notes.append(f"Passed over, being empty: {_lines(len(result['empty']))}.")
     _show(page, table)
     page.print()
     _say(page, notes)
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count:,} lines"
 
 
 def _absences(rows: list[dict[str, Any]]) -> list[str]:

@@ -95,7 +95,7 @@ def reproduce_command(
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to go on", err=True)
         raise typer.Exit(130) from None
-    _say_ending(ending)
+    _say_ending(ending, results)
 
 
 @app.command(name="report")
@@ -108,7 +108,7 @@ def report_command(
         Path | None,
         typer.Option(
             help="The file whose <!-- report --> is filled; README.md if the results are those "
-            "beside it."
+            "beside it, and the report is made in its project."
         ),
     ] = None,
     card: Annotated[
@@ -129,7 +129,7 @@ def report_command(
 
     Example: writehead report --results results --output docs/report
     """
-    if readme is None and Path("README.md").is_file() and _are_beside(results, Path("README.md")):
+    if readme is None and _is_of(Path("README.md"), results, output):
         readme = Path("README.md")
     if readme is None and card is None and check:
         raise ConfigError(
@@ -160,6 +160,12 @@ def report_command(
     typer.echo(f"report: {page}")
 
 
+def _is_of(readme: Path, results: Path, output: Path) -> bool:
+    """Whether there is a README of the project that results are of and a report is made in."""
+    within = output.resolve().is_relative_to(readme.resolve().parent)
+    return readme.is_file() and within and _are_beside(results, readme)
+
+
 def _are_beside(results: Path, readme: Path) -> bool:
     """Whether results are those of the project that a README is of, and not somebody's own."""
     return results.resolve() == (readme.parent / "results").resolve()
@@ -186,11 +192,12 @@ def _speed(
     return reproduce_speed(SpeedJob(chosen, rows, results, runs, device, minutes))
 
 
-def _say_ending(ending: "Ending") -> None:
+def _say_ending(ending: "Ending", results: Path) -> None:
     """How far it came; exits as training does where it was stopped."""
     have = f"{ending.done} of {ending.of} results are there"
     if ending.stopped_by is None:
-        rest = "writehead report makes tables of them"
+        where = "" if results == Path("results") else f" --results {results}"
+        rest = f"writehead report{where} makes tables of them"
         if ending.done < ending.of:
             rest = "other processes are at work on the rest, and none is left for this one"
         typer.echo(f"{have}; {rest}", err=True)

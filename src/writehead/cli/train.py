@@ -1,5 +1,6 @@
 """`writehead train`, `writehead average`, `writehead evaluate` and `writehead bench`."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 from rich.table import Table
 
 from writehead.cli.app import Page, app
+from writehead.cli.bench_output import check, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.cli.settings import read_settings
@@ -179,26 +181,41 @@ def bench_train_command(
         Path | None, typer.Option(help="Text to pack; the built-in grammar's by default.")
     ] = None,
     settings: Settings = None,
-    steps: Annotated[int, typer.Option(help="Steps to time.")] = 20,
-    warmup: Annotated[int, typer.Option(help="Steps before them; on a GPU 5 or more.")] = 8,
+    steps: Annotated[int | None, typer.Option(help="Steps to time: 20, or 5 on a CPU.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps before them: 8, on a GPU 5 or more; or 2 on a CPU.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Time training steps on packed batches: µs a token, and the share of the chip's matrix rate.
 
+    A step reads train.rows rows: 128, or 8 on a CPU.
+
     Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
     """
     model, config = _configs(preset_name, settings)
-    from writehead.bench.record import check_output, write_result
-    from writehead.bench.train import bench_preset
+    from writehead.bench.train import ON_CPU, ON_GPU, bench_preset
+    from writehead.decoding.devices import find_device
 
-    check_output(output, force)
-    result = bench_preset(
-        preset_name, model, config, dataset, device=device, steps=steps, warmup=warmup
-    )
-    if output is not None:
-        write_result(output, result)
+    place = find_device(device)
+    sizes = ON_CPU if place.type == "cpu" else ON_GPU
+    if not any(setting.startswith("train.rows=") for setting in settings or ()):
+        config = dataclasses.replace(config, rows=sizes.rows)
+    check(output, force, "train")
+    result: dict[str, Any] = {}
+    with telling() as tell, keeping(result, output):
+        result |= bench_preset(
+            preset_name,
+            model,
+            config,
+            dataset,
+            device=place,
+            steps=sizes.steps if steps is None else steps,
+            warmup=sizes.warmup if warmup is None else warmup,
+            tell=tell,
+        )
     page = Page()
     page.print(
         f"{preset_name}: {result['us_per_token']:.3g} µs a token ({result['step_ms']:.4g} ms a "

@@ -29,7 +29,7 @@ class Batching:
         check_types(self)
         for name, value in (("tokens", self.tokens), ("lines", self.lines)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
+                raise ConfigError(f"{value} {name} a batch are too few; give 1 or more")
 
     def budget(self, device: str) -> int:
         """Tokens a batch on a kind of device."""

@@ -228,10 +228,16 @@ def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) ->
         )
         for beam in BEAMS
     ]
-    place.tell(f"{name}: a training step")
     clear(place.device)
     training = bench_preset(
-        name, config, speed.train, dataset, device=job.device, steps=speed.steps, warmup=WARMUP
+        name,
+        config,
+        speed.train,
+        dataset,
+        device=place.device,
+        steps=speed.steps,
+        warmup=WARMUP,
+        tell=lambda text: place.tell(f"a training step: {text}"),
     )
     place.free()
     return {
