@@ -191,6 +191,7 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
         (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
         (["translate", "--max-length", "99"], b"", "max_length=99 is past the model's 40"),
         (["translate", "--batch-tokens", "0"], b"", "0 tokens a batch are too few"),
+        (["translate", "--seed", "3"], b"", "--seed is for sampling"),
         (["translate", "--device", "gpu"], b"", "there is no device 'gpu'"),
         (["translate", "--dtype", "half"], b"", "there is no dtype 'half'"),
         (["generate", "--samples", "2", "a"], b"", "set a temperature"),

@@ -202,11 +202,20 @@ def test_hugging_faces_growing_cache_is_held_against_the_floor_of_true_lengths(m
     monkeypatch.setattr("writehead.bench.decode.marian_decode", peer)
     chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
     place = Place(chip, torch.device("cpu"), torch.float32, 1, True, lambda text: None)
-    row = translation_row("x", config("translation"), Setting(2, 3, 4), place)
+    row = translation_row("x", config("translation", d=12, g=6, k=2, v=2), Setting(2, 3, 4), place)
     found = row["measured"]["Hugging Face"]
     assert found["lengths"] == "true"
     assert found["floor_step_ms"] == row["floor"]["step_ms"]["true"]
     assert row["floor"]["step_ms"]["true"] < row["floor"]["step_ms"]["padded"]
+
+
+def test_of_a_row_that_hugging_face_has_not_nothing_is_told_but_why():
+    told: list[str] = []
+    chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
+    place = Place(chip, torch.device("cpu"), torch.float32, 1, True, told.append)
+    row = translation_row("x", config("translation"), Setting(2, 3, 4), place)
+    assert "no multi-query or local" in row["measured"]["Hugging Face"]["absent"]
+    assert not any("Hugging Face" in line for line in told)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,19 @@ def test_the_command_prints_a_table_and_writes_json(run, tmp_path, writehead):
     assert printed["command"].startswith("writehead evaluate")
 
 
+def test_scoring_that_is_interrupted_says_what_is_left(run, tmp_path, monkeypatch, writehead):
+    def interrupted(*_, **options):
+        raise KeyboardInterrupt
+
+    (tmp_path / "text").write_text("\n".join(SOURCES) + "\n")
+    path, text = tmp_path / "s.json", tmp_path / "text"
+    monkeypatch.setattr("writehead.training.evaluate.evaluate_translation", interrupted)
+    command = ("evaluate", run, "--source", text, "--reference", text, "--device=cpu")
+    code, out, err = writehead(*command, "--output", path)
+    assert (code, out, path.exists()) == (130, "", False)
+    assert err.endswith(f"interrupted; nothing was measured yet, and {path} was not made\n")
+
+
 def test_a_signature_is_not_folded_where_there_is_no_terminal(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("\n".join(SOURCES) + "\n")
     text = ("--source", tmp_path / "text", "--reference", tmp_path / "text", "--device=cpu")

@@ -26,6 +26,7 @@ from writehead.bench.peers import (
     random_source,
     search_config,
     tried,
+    why_not_marian,
 )
 from writehead.bench.timing import Times, clocked, time_work
 from writehead.config import ModelConfig
@@ -125,7 +126,9 @@ def translation_row(
                 measure(f"{label}{COMPILED * compiled}, {backend}", "padded", make, backend)
     if place.peers and not place.is_gpu:
         found[GRAPH] = {"absent": "on a CPU it is what ours is"}
-    if place.peers and marian:
+    if place.peers and marian and (sentence := why_not_marian(config)):
+        found[MARIAN] = {"absent": sentence}
+    elif place.peers and marian:
         # its cache grows with what is there
         measure(MARIAN, "true", partial(marian_decode, setting=setting))
     return {

@@ -37,7 +37,9 @@ TopK = Annotated[int | None, typer.Option(help="Draw among the k likeliest token
 TopP = Annotated[
     float | None, typer.Option(help="Draw among the fewest tokens of this probability together.")
 ]
-Seed = Annotated[int, typer.Option(help="What draws depend on; line i draws by seed + i.")]
+Seed = Annotated[
+    int | None, typer.Option(help="What draws depend on, 0 by default; line i draws by seed + i.")
+]
 BatchTokens = Annotated[
     int | None,
     typer.Option(help="Tokens decoded together, padding and beams counted; less takes less room."),
@@ -46,6 +48,13 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, …; bfloat16 on a GPU by default.")
 ]
+
+
+def _seed(given: int | None, temperature: float | None) -> int:
+    """The seed of draws, where there are any."""
+    if given is not None and temperature is None:
+        raise ConfigError("--seed is for sampling, and nothing is drawn; set --temperature too")
+    return given or 0
 
 
 @app.command(name="translate")
@@ -66,7 +75,7 @@ def translate_command(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     prefix_file: Annotated[
         str | None, typer.Option(help="A file of what each translation must begin with.")
     ] = None,
@@ -90,7 +99,7 @@ def translate_command(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        seed=seed,
+        seed=_seed(seed, temperature),
     )
     _check_place(run)
     from writehead.decoding import Batching, Engine, textio  # brings PyTorch, which takes seconds
@@ -135,7 +144,7 @@ def generate_command(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before what follows it.")] = True,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
@@ -154,7 +163,7 @@ def generate_command(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        seed=seed,
+        seed=_seed(seed, temperature),
     )
     if prompt is not None and input_path != "-":
         raise ConfigError("give a prompt or a file of prompts with --input, not both")
@@ -169,7 +178,7 @@ def generate_command(
             typer.echo("type a prompt and Enter; Ctrl-D ends", err=True)
         if (interactive or prompt is not None) and samples == 1 and beam == 1:
             for i, begun in enumerate(prompts):
-                own = dataclasses.replace(options, seed=seed + i)
+                own = dataclasses.replace(options, seed=options.seed + i)
                 pieces = engine.stream(begun, own)
                 write(begun.rstrip() if echo else "")
                 for piece in pieces:

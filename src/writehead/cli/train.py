@@ -129,13 +129,7 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import (
-        check_output,
-        environment,
-        finite,
-        run_facts,
-        write_result,
-    )
+    from writehead.bench.record import check_output, environment, finite, run_facts
     from writehead.decoding import Engine, textio
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -150,21 +144,15 @@ def evaluate_command(
     engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
-    if given is None:
-        scores = evaluate_text(engine, wanted)
-    else:
-        with textio.counting(not as_json) as progress:
-            scores = evaluate_translation(engine, given, wanted, search or None, show=progress)
-    result = {
-        "run": str(run),
-        **facts,
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
-        "on": on,
-        **scores,
-        **environment(engine.model.device),
-    }
-    if output is not None:
-        write_result(output, result)
+    dtype = str(engine.model.dtype).removeprefix("torch.")
+    result: dict[str, Any] = {"run": str(run), **facts, "dtype": dtype, "on": on}
+    with keeping(result, output):
+        if given is None:
+            result |= evaluate_text(engine, wanted)
+        else:
+            with textio.counting(not as_json) as progress:
+                result |= evaluate_translation(engine, given, wanted, search or None, show=progress)
+        result |= environment(engine.model.device)
     if as_json:
         typer.echo(json.dumps(finite(result), indent=2, ensure_ascii=False))
     else:
