@@ -52,6 +52,19 @@ def test_a_result_says_what_made_it_and_adds_up(dataset, tmp_path, monkeypatch, 
     assert result["floor_us_per_token"] == pytest.approx(floor / positions * 1e6)
 
 
+@pytest.mark.parametrize(("changes", "rows"), [([], 8), (["--set=train.accumulate=16"], 16)])
+def test_on_a_cpu_less_is_timed_unless_it_is_asked_for(
+    dataset, tmp_path, monkeypatch, changes, rows
+):
+    output, own = tmp_path / "train.json", [one for one in SETTINGS if "train.rows" not in one]
+    monkeypatch.setitem(globals(), "SETTINGS", own)
+    assert bench(monkeypatch, "--dataset", dataset, "--output", output, *changes) == 0
+    result = json.loads(output.read_text())
+    assert (result["train"]["rows"], result["steps"], result["warmup"]) == (rows, 5, 2)
+    low, high = result["step_ms_spread"]
+    assert low < high  # of single steps, since nothing waits in line
+
+
 def test_operations_and_labels_are_those_of_the_batches_timed(dataset, tmp_path, monkeypatch):
     output = tmp_path / "train.json"
     bench(monkeypatch, "--dataset", dataset, "--steps=3", "--warmup=2", "--output", output)
@@ -94,7 +107,7 @@ def test_an_interruption_says_what_is_left(dataset, tmp_path, monkeypatch, capsy
     assert bench(monkeypatch, "--dataset", dataset, "--output", path) == 130
     err = capsys.readouterr().err
     assert "tiny/multi-query: step 1 of 2 to warm up" in err
-    assert err.endswith(f"interrupted; nothing was measured yet, and {path} was not made\n")
+    assert err.endswith(f"interrupted; there is no result yet, and {path} was not made\n")
     assert not path.exists()
 
 

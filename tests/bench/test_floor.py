@@ -17,6 +17,21 @@ H200 = cost.CHIPS["h200"]
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate", "name"),
+    [(torch.float16, 7e9, "float32"), (torch.bfloat16, 9e9, "bfloat16"), (torch.float64, 2e9, "")],
+)
+def test_on_a_cpu_halves_are_held_against_whole_numbers_where_those_are_quicker(
+    monkeypatch, dtype, rate, name
+):
+    rates = {torch.float16: 1e9, torch.bfloat16: 9e9, torch.float32: 7e9, torch.float64: 2e9}
+    monkeypatch.setattr(floor, "matrix_rate", lambda device, dtype, size: rates[dtype])
+    monkeypatch.setattr(floor, "_bandwidths", lambda device, size: (1e9, 2e9))
+    chip = measure_chip(CPU, dtype)
+    assert chip.flops == rate
+    assert f"³ {name or 'float64'} product" in chip.source
+
+
 def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
     config = ModelConfig(
         task="translation",

@@ -29,6 +29,10 @@ def test_what_is_no_file_is_not_replaced_and_a_link_stays_one(tmp_path):
     folder.touch()
     with pytest.raises(RunError, match=r"file.json is no folder, and one is wanted"):
         check_output(folder / "x.json", False)
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(RunError, match="loop could not be written"):
+        check_output(loop, False)
     link.symlink_to("there/target.json")
     for number in range(2):  # a link that leads nowhere yet, and one that leads to a file
         check_output(link, number == 1)

@@ -209,12 +209,12 @@ def test_where_nothing_was_counted_nothing_is_written(stopped, error):
     assert (code, out) == (130 if isinstance(error, KeyboardInterrupt) else 2, "")
     assert not path.exists()
     if isinstance(error, KeyboardInterrupt):
-        assert f"interrupted; nothing was measured yet, and {path} was not made" in err
+        assert f"interrupted; there is no result yet, and {path} was not made" in err
     path.write_text("a whole result")
     (_, _, err), path = stopped(1, error, "--force")
     assert path.read_text() == "a whole result"
     if isinstance(error, KeyboardInterrupt):
-        assert f"interrupted; nothing was measured yet, and {path} is left as it was" in err
+        assert f"interrupted; there is no result yet, and {path} is left as it was" in err
 
 
 def test_a_partial_result_is_replaced_by_the_same_command_and_a_whole_one_when_told_to(stopped):

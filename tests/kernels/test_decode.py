@@ -320,12 +320,12 @@ def test_of_few_programs_that_fill_the_chip_a_multiprocessor_has_room_for_one(wi
 
 
 def test_no_tile_is_so_large_that_fewer_programs_read_a_long_memory():
-    for width in (16, 64, 128, 256):
+    for width, itemsize in ((16, 2), (64, 2), (96, 4), (128, 2), (160, 2), (192, 2), (256, 4)):
         for programs in (1, 4, 8, 16, 32, 64):
-            for positions in (576, 1024, 2048, 8192, 32768):
-                tile = decode.choose_tile(width, 2, programs, positions)
+            for positions in (576, 960, 1024, 2048, 8192, 21760, 32768):
+                tile = decode.choose_tile(width, itemsize, programs, positions)
                 splits = decode.choose_splits(programs, positions, tile)
-                small = replace(tile, positions=min(128, 8192 // width))
+                small = replace(tile, positions=decode._count(16384, width * itemsize))
                 assert splits == decode.choose_splits(programs, positions, small)
 
 

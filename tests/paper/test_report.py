@@ -441,9 +441,15 @@ def test_a_report_that_is_made_elsewhere_leaves_readme_alone(writehead, tmp_path
     before = readme(project).read_text(encoding="utf-8")
     monkeypatch.chdir(project)
     page = "report: ../elsewhere/report.html\n"
-    assert writehead("report", "--output=../elsewhere") == (0, page, "")
+    alone = "README.md is left alone, since the report is made elsewhere\n"
+    assert writehead("report", "--output=../elsewhere") == (0, page, alone)
     assert (project / "README.md").read_text(encoding="utf-8") == before
+    assert writehead("report", "--output=../elsewhere", "--check")[0] == 1
+    (project / "docs").mkdir()
+    (project / "docs" / "report").symlink_to(tmp_path / "elsewhere")
     assert writehead("report")[2] == "README.md: brought up to date\n"
+    assert writehead("report", "--output=../elsewhere", "--check")[0] == 1  # where links differ
+    assert writehead("report", "--check") == (0, "", "")
 
 
 def test_check_says_in_a_sentence_that_readme_is_behind_and_writes_nothing(writehead, tmp_path):

@@ -182,7 +182,7 @@ def test_scoring_that_is_interrupted_says_what_is_left(run, tmp_path, monkeypatc
     command = ("evaluate", run, "--source", text, "--reference", text, "--device=cpu")
     code, out, err = writehead(*command, "--output", path)
     assert (code, out, path.exists()) == (130, "", False)
-    assert err.endswith(f"interrupted; nothing was measured yet, and {path} was not made\n")
+    assert err.endswith(f"interrupted; there is no result yet, and {path} was not made\n")
 
 
 def test_a_signature_is_not_folded_where_there_is_no_terminal(run, tmp_path, monkeypatch, capsys):

@@ -71,7 +71,7 @@ def finite(value: Any) -> Any:
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Writes a result as JSON, whole or not at all; where there is a link, to what it leads to."""
-    place = path.resolve()
+    place = _led_to(path)
     fresh = place.with_name(f".{place.name}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +84,17 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
+def _led_to(path: Path) -> Path:
+    """Where a path leads to, through links."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # of a loop, which the next Python calls an OSError
+        raise RunError(f"{path} could not be written: its links lead nowhere") from error
+
+
 def check_writable(path: Path) -> None:
     """Raises RunError unless a result can be written there; makes its folder."""
-    place = path.resolve()
+    place = _led_to(path)
     try:
         if path.parent.exists() and not path.parent.is_dir():
             raise RunError(f"{path.parent} is no folder, and one is wanted; choose another place")

@@ -28,7 +28,7 @@ from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
 VOCABULARY = 2_000  # of them, at most
-BLOCK = 10  # steps between two looks at the clock, which wait for the device
+BLOCK = 10  # steps between two looks at the clock, which wait for a GPU
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,9 @@ def bench_train(
         stepper.update(next(batches), i)
     wait_for(device)
     times, operations, labels = [], [], []
-    for first in range(0, steps, BLOCK):
-        block = range(first, min(first + BLOCK, steps))
+    size = BLOCK if device.type == "cuda" else 1
+    for first in range(0, steps, size):
+        block = range(first, min(first + size, steps))
         tell(f"{name}: steps {block[0] + 1} to {block[-1] + 1} of {steps}")
         began = time.perf_counter()
         for i in block:
@@ -159,7 +160,7 @@ def bench_train(
         "train": config.to_json(),
         "steps": steps,
         "warmup": warmup,
-        "steps_a_block": BLOCK,
+        "steps_a_block": size,
         "step_ms": seconds * 1e3,
         "step_ms_spread": [min(times) * 1e3, max(times) * 1e3],
         "us_per_token": seconds / positions * 1e6,

@@ -58,13 +58,13 @@ def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[]
         yield save
     except KeyboardInterrupt:
         if output is None:
-            kept = "nothing is kept, since no --output was given"
+            kept = "nothing is kept" + (", since no --output was given" if calls else "")
         elif calls:
             save()
             kept = f"{output} has what there is so far, marked as partial"
         else:
             fate = "is left as it was" if output.exists() else "was not made"
-            kept = f"nothing was measured yet, and {output} {fate}"
+            kept = f"there is no result yet, and {output} {fate}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
     if output is not None:

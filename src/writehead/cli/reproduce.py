@@ -129,8 +129,12 @@ def report_command(
 
     Example: writehead report --results results --output docs/report
     """
-    if readme is None and _is_of(Path("README.md"), results, output):
-        readme = Path("README.md")
+    own = Path("README.md")
+    if readme is None and own.is_file() and _are_beside(results, own):
+        if check or Path(os.path.abspath(output)).is_relative_to(Path.cwd()):
+            readme = own
+        else:
+            typer.echo(f"{own} is left alone, since the report is made elsewhere", err=True)
     if readme is None and card is None and check:
         raise ConfigError(
             "there is no README.md here to check beside these results; name one with --readme"
@@ -158,12 +162,6 @@ def report_command(
         reports.write_file(path, new)
         typer.echo(f"{path}: brought up to date", err=True)
     typer.echo(f"report: {page}")
-
-
-def _is_of(readme: Path, results: Path, output: Path) -> bool:
-    """Whether there is a README of the project that results are of and a report is made in."""
-    within = output.resolve().is_relative_to(readme.resolve().parent)
-    return readme.is_file() and within and _are_beside(results, readme)
 
 
 def _are_beside(results: Path, readme: Path) -> bool:

@@ -188,9 +188,10 @@ def bench_train_command(
     from writehead.decoding.devices import find_device
 
     place = find_device(device)
-    sizes = ON_CPU if place.type == "cpu" else ON_GPU
+    sizes = ON_GPU if place.type == "cuda" else ON_CPU
     if not any(setting.startswith("train.rows=") for setting in settings or ()):
-        config = dataclasses.replace(config, rows=sizes.rows)
+        parts = config.accumulate
+        config = dataclasses.replace(config, rows=-(-sizes.rows // parts) * parts)
     check(output, force, "train")
     result: dict[str, Any] = {}
     with telling() as tell, keeping(result, output):

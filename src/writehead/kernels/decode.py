@@ -76,7 +76,7 @@ def choose_tile(
     each = width * itemsize
     if positions > LONGER and programs > FEW:
         size, warps, stages, early = 32768, 4, 3, False
-    elif positions > LONG and each >= WIDE and _fills(programs, positions, 32768 // each):
+    elif positions > LONG and each >= WIDE and _fills(programs, positions, _count(32768, each)):
         # of these a multiprocessor has room for one: of smaller ones, which are launched while
         # others still run, some would have two and some none
         size, warps, stages, early = 32768, 4, 3, False
@@ -90,11 +90,16 @@ def choose_tile(
         size, warps, stages, early = 4096, 1, 3 if appends else 2, False
     else:
         size, warps, stages, early = 8192 if positions > SHORT else 4096, 1, 2, True
-    count = max(16, min(128, triton.next_power_of_2(size // each)))
+    count = _count(size, each)
     needed = MOST_QUERIES * each // 2  # for queries and results; it is less but for wide beams
     while (stages - 1) * 2 * count * each + needed > room and (stages > 2 or count > 16):
         stages, count = (stages - 1, count) if stages > 2 else (stages, count // 2)
     return Tile(count, warps, stages, early)
+
+
+def _count(size: int, each: int) -> int:
+    """The positions of a tile: how many of `each` bytes are about `size`."""
+    return max(16, min(128, int(triton.next_power_of_2(size // each))))
 
 
 @functools.cache
