@@ -74,9 +74,9 @@ def test_float32_finds_the_references_tokens_in_every_batch(compare, folder):
         assert row["same"] >= len(LINES) - 2
         assert set(row["batches"]) == {"one at a time", "shuffled"}
         assert not any(found["others"] for found in row["batches"].values())
-    assert "Left out, being longer than the model reads: 1 line." in out
+    assert "Lines longer than the model reads, left out: 1." in out
     assert result["empty"] == [1]
-    assert "Passed over, being empty: 1 line." in out
+    assert "Empty lines, passed over: 1." in out
 
 
 def test_only_the_empty_lines_before_the_last_that_is_compared_are_passed_over(
@@ -89,7 +89,7 @@ def test_only_the_empty_lines_before_the_last_that_is_compared_are_passed_over(
     assert code == 0, err
     result = json.loads(path.read_text())
     assert (result["sentences"], result["empty"]) == (2, [2, 3])
-    assert "Passed over, being empty: 2 lines." in out
+    assert "Empty lines, passed over: 2." in out
 
 
 def test_rounding_is_told_from_errors(compare):

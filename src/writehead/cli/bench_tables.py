@@ -287,17 +287,12 @@ def show_tokens(result: dict[str, Any], page: Console) -> None:
             lines = ", ".join(str(one["line"]) for one in row["others"][:8])
             notes.append(f"{where}: no near-tie explains line {lines}; the JSON has all.")
     if result["left_out"]:
-        left = _lines(len(result["left_out"]))
-        notes.append(f"Left out, being longer than the model reads: {left}.")
+        notes.append(f"Lines longer than the model reads, left out: {len(result['left_out']):,}.")
     if result["empty"]:
-        notes.append(f"Passed over, being empty: {_lines(len(result['empty']))}.")
+        notes.append(f"Empty lines, passed over: {len(result['empty']):,}.")
     _show(page, table)
     page.print()
     _say(page, notes)
-
-
-def _lines(count: int) -> str:
-    return "1 line" if count == 1 else f"{count:,} lines"
 
 
 def _absences(rows: list[dict[str, Any]]) -> list[str]:
