@@ -40,7 +40,8 @@ class Sizes:
     warmup: int
 
 
-ON_GPU, ON_CPU = Sizes(rows=128, steps=20, warmup=8), Sizes(rows=8, steps=5, warmup=2)
+ON_GPU = Sizes(rows=TrainConfig.rows, steps=20, warmup=8)
+ON_CPU = Sizes(rows=8, steps=5, warmup=2)
 
 
 def bench_preset(
@@ -141,7 +142,7 @@ def bench_train(
     size = BLOCK if device.type == "cuda" else 1
     for first in range(0, steps, size):
         block = range(first, min(first + size, steps))
-        tell(f"{name}: steps {block[0] + 1} to {block[-1] + 1} of {steps}")
+        tell(f"{name}: up to step {block[-1] + 1} of {steps}")
         began = time.perf_counter()
         for i in block:
             batch = next(batches)

@@ -213,11 +213,12 @@ def translate_command(
         from writehead.decoding import Batching
         from writehead.decoding.textio import read_lines
         from writehead.model.boxed import boxed_run
+        from writehead.model.runs import read_config
 
         place, kind = _find(device, dtype)
         chosen, beams = run or boxed_run(), tuple(beam or (1, 4))
         check(output, force, "translate")
-        check_beams(beams, chosen)
+        check_beams(beams, read_config(chosen).vocabulary, chosen)
         tell = stack.enter_context(telling())
         job = Job(
             run=chosen,

@@ -1,6 +1,6 @@
 """What `bench decode` does, in order, and what the paper says of the same rows; `tokens`' plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,11 +64,7 @@ class DecodePlan:
         for task in ("translation", "language"):
             self.of_task(task)
         for name, config in self.of_task("translation").items():
-            if max(self.beams) > config.vocabulary:
-                raise ConfigError(
-                    f"--beam {max(self.beams)} is past the {config.vocabulary} tokens of {name}, "
-                    f"of which a beam has one each at first; give fewer"
-                )
+            check_beams(self.beams, config.vocabulary, name)
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -168,15 +164,14 @@ def _steps(context: int) -> int:
     return min(32, context // 2)
 
 
-def check_beams(beams: tuple[int, ...], run: Path) -> None:
-    """Raises ConfigError unless a run's model can be searched with each of them."""
-    vocabulary = read_config(run).vocabulary
+def check_beams(beams: Iterable[int], vocabulary: int, name: str | Path) -> None:
+    """Raises ConfigError unless the model of a name can be searched with each of them."""
     for beam in beams:
         DecodeConfig(beam=beam)
         if beam > vocabulary:
             raise ConfigError(
-                f"--beam {beam} is past the {vocabulary} tokens of {run}, of which a beam has one "
-                f"each at first; ask for fewer"
+                f"--beam {beam} is past the {vocabulary} tokens of {name}, of which a beam has one "
+                f"each at first; give fewer"
             )
 
 
@@ -190,7 +185,7 @@ def tokens_plan(
     tell: Callable[[str], None],
 ) -> Plan:
     """What `bench tokens` decodes: the first lines of a file that have text in them."""
-    check_beams(beams, run)
+    check_beams(beams, read_config(run).vocabulary, run)
     some: list[tuple[int, str]] = []
     empty: list[int] = []
     read = enumerate(read_lines(path), start=1)

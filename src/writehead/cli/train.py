@@ -144,8 +144,8 @@ def evaluate_command(
     engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
-    dtype = str(engine.model.dtype).removeprefix("torch.")
-    result: dict[str, Any] = {"run": str(run), **facts, "dtype": dtype, "on": on}
+    used = str(engine.model.dtype).removeprefix("torch.")
+    result: dict[str, Any] = {"run": str(run), **facts, "dtype": used, "on": on}
     with keeping(result, output):
         if given is None:
             result |= evaluate_text(engine, wanted)
