@@ -12,6 +12,7 @@ SOURCE = Path(writehead.__file__).parent
 # from the ground up; a room may import itself and the rooms before it
 ROOMS = (
     "errors",
+    "util",
     "schema",
     "config",
     "cost",

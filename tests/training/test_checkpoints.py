@@ -332,7 +332,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_what_was_saved_stays(
     elif at == "journal":
         monkeypatch.setattr("writehead.training.journal.Journal.log", full)
     else:
-        monkeypatch.setattr("writehead.training.plan.write_whole", full)
+        monkeypatch.setattr("writehead.training.plan.write_file", full)
     code, _, err = writehead(*command)
     assert code == 2
     assert "No space left on device" in err.replace("\n", " ")

@@ -159,7 +159,7 @@ def report_command(
     pictures = reports.write_pictures(report, output)
     page = write_page(output / "report.html", report, pictures)
     for path, new in stale.items():
-        reports.write_file(path, new)
+        reports.write_page_file(path, new)
         typer.echo(f"{path}: brought up to date", err=True)
     typer.echo(f"report: {page}")
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from writehead import __version__
 from writehead.config import PrepareConfig
-from writehead.data.claim import claimed
 from writehead.data.cleaning import DUPLICATE, HELD_OUT, REASONS, Seen
 from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
 from writehead.data.progress import Reporter
@@ -28,8 +27,10 @@ from writehead.data.sampling import Reservoir
 from writehead.data.sources import Chunk, Corpus, Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocabulary
 from writehead.data.workers import Encoded, Encoder, cores, encode, learn_tokenizer
-from writehead.data.writing import SplitWriter, sync, write_whole
+from writehead.data.writing import SplitWriter
 from writehead.errors import DataError
+from writehead.util.files import sync, write_file
+from writehead.util.locks import locked
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FEW = 20_000  # lines that are encoded sooner than processes have started
@@ -144,7 +145,7 @@ def _is_prepared(job: _Job) -> bool:
 @contextmanager
 def _workspace(job: _Job) -> Iterator[None]:
     """The hidden folder, for this process alone; after an error, what a next run can use stays."""
-    with claimed(job.lock) as free:
+    with locked(job.lock) as free:
         if not free:
             raise DataError(
                 f"another process is preparing {job.directory}; wait for it, or end it first"
@@ -167,7 +168,7 @@ def _workspace(job: _Job) -> Iterator[None]:
 def _tidy(job: _Job) -> None:
     """Removes what a run that was killed after its last step left."""
     if job.partial.exists() or job.lock.exists():
-        with suppress(OSError), claimed(job.lock) as free:  # where nothing can be written, it stays
+        with suppress(OSError), locked(job.lock) as free:  # where nothing can be written, it stays
             if free:
                 _remove(job.partial)
 
@@ -180,16 +181,16 @@ def _make(job: _Job) -> None:
         job.report.say(f"learning a vocabulary of {job.config.vocabulary:,} …")
         tokenizer = learn_tokenizer(job.partial / SAMPLE, job.config, job.workers)
         (job.partial / SAMPLE).unlink()
-        write_whole(job.partial / TOKENIZER, tokenizer.model)
-        write_whole(job.partial / STATE, json.dumps(state).encode())  # last: now both count
+        write_file(job.partial / TOKENIZER, tokenizer.model)
+        write_file(job.partial / STATE, json.dumps(state).encode())  # last: now both count
     else:
         job.report.say("the tokenizer of the interrupted run is kept")
     tokenizer = Tokenizer.load(job.partial / TOKENIZER)
     job.fresh.mkdir()
     info = _encode_splits(job, tokenizer, state["lines"])
-    write_whole(job.fresh / TOKENIZER, tokenizer.model)
+    write_file(job.fresh / TOKENIZER, tokenizer.model)
     text = json.dumps(info, indent=2, ensure_ascii=False) + "\n"
-    write_whole(job.fresh / INFO, text.encode())
+    write_file(job.fresh / INFO, text.encode())
     sync(job.fresh)
     job.fresh.rename(job.directory)
     sync(job.directory.parent)

@@ -1,4 +1,4 @@
-"""Files that are written whole, and the token files of a split."""
+"""The token files of a split."""
 
 import os
 from contextlib import suppress
@@ -10,30 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.data.workers import Encoded
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its place, waits until it is on disk, and moves it there."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        with suppress(OSError):
-            beside.unlink()
-    sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    """Waits until a folder's entries are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class SplitWriter:

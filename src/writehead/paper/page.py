@@ -14,7 +14,7 @@ from writehead.paper.report import (
     Picture,
     Report,
     Section,
-    write_file,
+    write_page_file,
 )
 
 TITLE = "Fast Transformer Decoding: its tables, run again"
@@ -61,7 +61,7 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
         body.append(f"<p class='note'>Not run: {html.escape('; '.join(report.not_run))}.</p>")
     if report.boxed is not None:
         body.append(_section(Section(report.boxed)))
-    write_file(path, html_page(TITLE, "\n".join(body), STYLE))
+    write_page_file(path, html_page(TITLE, "\n".join(body), STYLE))
     return path
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from writehead.bench.plots import draw
-from writehead.data.writing import write_whole
 from writehead.errors import RunError
 from writehead.paper.boxed import FOLDER, boxed_grid, read_boxed, what_is_not_run
 from writehead.paper.captions import kv_caption, loss_caption
@@ -20,6 +19,7 @@ from writehead.paper.layout import TITLES, Grid, claims_grid, quality_grid, spee
 from writehead.paper.repeats import read_repeats, repeats_grid
 from writehead.paper.results import Result, read_results
 from writehead.paper.sheets import Sheet
+from writehead.util import files
 
 BEGIN, END = "<!-- report -->", "<!-- /report -->"
 FIGURES = "<!-- figures -->", "<!-- /figures -->"  # of the model's card
@@ -181,18 +181,18 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
     files = []
     for picture in (one for section in report.sections for one in section.pictures):
         path = folder / f"{picture.name}.svg"
-        write_file(path, picture.svg)
+        write_page_file(path, picture.svg)
         files.append(path)
     if report.sweep is not None:
         files += draw(report.sweep, folder)
     return files
 
 
-def write_file(path: Path, text: str) -> None:
+def write_page_file(path: Path, text: str) -> None:
     """Writes a file, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
+        files.write_file(path, text)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 

@@ -23,11 +23,9 @@ import torch
 from writehead import cost
 from writehead.bench.record import check_writable, environment, write_result
 from writehead.config import TrainConfig
-from writehead.data.claim import claimed
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
-from writehead.data.writing import write_whole
 from writehead.decoding.devices import find_device
 from writehead.errors import RunError
 from writehead.model.runs import read_config
@@ -39,6 +37,8 @@ from writehead.training.checkpoint import list_checkpoints
 from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 from writehead.training.plan import PLAN, read_plan
+from writehead.util.files import write_file
+from writehead.util.locks import locked
 
 SESSIONS = "sessions.json"  # in a run's folder: what each sitting did, for its time
 TICK = 0.01  # seconds between two reminders that the time is up
@@ -158,7 +158,7 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
     while True:
         passed = []
         for row, seed in todo:
-            with claimed(job.lock(row, seed)) as free:
+            with locked(job.lock(row, seed)) as free:
                 if not free:
                     report.say(f"{row}, seed {seed}: another process is at it; passed over")
                     passed.append((row, seed))
@@ -245,7 +245,7 @@ def turn(dataset: Path, clock: Clock, report: Reporter) -> Iterator[bool]:
     """Whether this process may prepare a dataset, once no other does; not if the time is up."""
     is_told = False
     while True:
-        with claimed(dataset.with_name(f".{dataset.name}.turn")) as free:
+        with locked(dataset.with_name(f".{dataset.name}.turn")) as free:
             if free or clock.is_up:
                 yield free
                 return
@@ -289,7 +289,7 @@ def _train(job: Job, row: str, seed: int, dataset: Path, clock: Clock) -> Outcom
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         text = json.dumps([*_sessions(run), sitting], indent=2) + "\n"
-        write_whole(run / SESSIONS, text.encode())
+        write_file(run / SESSIONS, text.encode())
     if outcome.stopped_by is None and outcome.step != config.steps:
         raise RunError(
             f"{run} has {outcome.step} steps and {config.steps} were asked for, so it is not "

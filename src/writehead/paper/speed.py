@@ -16,7 +16,6 @@ from writehead.bench.record import environment, write_result
 from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.cost import Setting
-from writehead.data.claim import claimed
 from writehead.data.dataset import INFO
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
@@ -28,6 +27,7 @@ from writehead.paper.presets import rows
 from writehead.paper.reproduce import AT_THE_DATASET, Clock, Ending, clear, turn
 from writehead.paper.results import FORMAT, read_result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
+from writehead.util.locks import locked
 
 BEAMS = (1, 4)
 WARMUP = 8  # training steps before those that are timed: compiling and capturing
@@ -131,7 +131,7 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Ending:
     device = find_device(job.device)
     if device.type == "cpu" and job.scale != "tiny":
         report.say("on a CPU that may take hours; the sizes of --scale tiny are for one")
-    with claimed(job.lock(chip_name(device))) as alone:
+    with locked(job.lock(chip_name(device))) as alone:
         if alone:
             return _time_rows(job, paths, todo, clock, report)
     report.say(f"another process is timing on {device} here; the rows are left to it")
@@ -150,7 +150,7 @@ def _time_rows(
     while True:
         passed = {}
         for row, path in todo.items():
-            with claimed(job.lock(row)) as free:
+            with locked(job.lock(row)) as free:
                 if not free:
                     report.say(f"{row}: another process is at it; passed over")
                     passed[row] = path

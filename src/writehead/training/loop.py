@@ -19,7 +19,6 @@ from torch import Tensor
 from writehead import cost
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import PackedBatches
-from writehead.data.claim import claimed
 from writehead.data.dataset import Dataset
 from writehead.errors import RunError, TrainingError
 from writehead.model.runs import CONFIG, finish_run
@@ -45,6 +44,7 @@ from writehead.training.optimizer import learning_rate
 from writehead.training.plan import agree_on_plan, check_folder, fit_to_data, read_plan
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
+from writehead.util.locks import locked
 
 LOCK = ".lock"  # in a run's folder while it is in training
 LONG = 1.0  # hours on a CPU that are worth a word before they begin
@@ -365,7 +365,7 @@ def noted_signals() -> Iterator[list[int]]:
 def _alone(run: Path, world: World) -> Iterator[None]:
     """Keeps other trainings out of a run's folder; raises in all processes where one is in it."""
     check_folder(run)
-    with claimed(run / LOCK) if world.is_first else nullcontext(True) as free:
+    with locked(run / LOCK) if world.is_first else nullcontext(True) as free:
         if world.any(not free):
             raise RunError(
                 f"another process is training into {run}; wait for it or end it, or choose another "

@@ -10,10 +10,10 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.rows import START
 from writehead.data.tokenizer import END, PAD
-from writehead.data.writing import write_whole
 from writehead.errors import ConfigError, RunError
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
+from writehead.util.files import write_file
 
 PLAN = "train.json"
 # what may change when a run goes on: it does not enter what a step computes, or it is what one
@@ -106,7 +106,7 @@ def agree_on_plan(
             plan["dataset"] = None  # nobody knows whether this is what its steps were trained on
     world.barrier()
     if world.is_first and config.steps > reached:
-        write_whole(path, (json.dumps(plan, indent=2) + "\n").encode())
+        write_file(path, (json.dumps(plan, indent=2) + "\n").encode())
     world.barrier()
     return changes
 

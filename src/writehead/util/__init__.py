@@ -1,0 +1,1 @@
+"""Atomic files and locks, which know nothing of models."""

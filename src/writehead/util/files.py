@@ -1,0 +1,165 @@
+"""Files and folders that appear complete or not at all.
+
+Everything is written under a random hidden name beside its place, synced to disk and renamed. The
+writer holds a lock on the hidden file, so what a killed process left behind can be told from work
+in progress: the next writer to the same place removes it.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def write_file(path: Path, content: bytes | str, *, replace: bool = True) -> None:
+    """Writes a whole file; see `atomic_file`."""
+    with atomic_file(path, replace=replace) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
+    """A file to write, which appears at `path` when the block ends without an error.
+
+    Without `replace`, a file that another process has put there meanwhile is kept, and the block
+    ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    """
+    path = path.resolve()
+    fresh, descriptor = _create(path, folder=False)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            if replace:
+                os.replace(fresh, path)
+            else:
+                _publish(fresh, path)
+    finally:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+    sync(path.parent)
+
+
+@contextmanager
+def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A fresh folder, which appears at `path` when the block ends without an error.
+
+    With `replace`, it takes the place of the folder that is there; without, that one is kept and
+    the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh, descriptor = _create(path, folder=True)
+    try:
+        yield fresh
+        for inside in (*fresh.iterdir(), fresh):
+            sync(inside)
+        _move(fresh, path, replace)
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(fresh, ignore_errors=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path, *, folder: bool) -> tuple[Path, int]:
+    """A new hidden file or folder beside `path`, and the descriptor that keeps it locked."""
+    _remove_abandoned(path)
+    while True:
+        fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}.tmp")
+        with suppress(FileExistsError):
+            if folder:
+                fresh.mkdir()
+                descriptor = os.open(fresh, os.O_RDONLY)
+            else:
+                descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            _lock(descriptor)
+            if fresh.exists():  # else another process took it for abandoned before it was locked
+                return fresh, descriptor
+            os.close(descriptor)
+
+
+def _prefix(path: Path) -> str:
+    """How the hidden names of a place begin; a long name is cut to fit into the system's limit."""
+    return f".{os.fsdecode(os.fsencode(path.name)[:200])}."
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes what killed processes left beside `path`."""
+    prefix = _prefix(path)
+    with suppress(OSError):  # of a folder that is not there, or may not be read
+        for name in os.listdir(path.parent):
+            if name.startswith(prefix) and name.endswith(".tmp"):
+                _remove_if_abandoned(path.parent / name)
+
+
+def _remove_if_abandoned(fresh: Path) -> None:
+    try:
+        descriptor = os.open(fresh, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        if _lock(descriptor):
+            if fresh.is_dir():
+                shutil.rmtree(fresh, ignore_errors=True)
+            else:
+                fresh.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the file is now locked by this process; False on file systems without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _publish(fresh: Path, path: Path) -> None:
+    """Gives a file its name unless another has it."""
+    try:
+        os.link(fresh, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # reserves the name
+        os.replace(fresh, path)
+
+
+def _move(fresh: Path, path: Path, replace: bool) -> None:
+    """Renames a folder to `path`; with `replace`, the one there is out of the way for a moment."""
+    try:
+        fresh.rename(path)
+        return
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        if not replace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+    old = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}.old")
+    path.rename(old)
+    try:
+        fresh.rename(path)
+    except OSError:
+        if not path.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
