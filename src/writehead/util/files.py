@@ -7,6 +7,7 @@ in progress: the next writer to the same place removes it.
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 ENDING = ".tmp"  # of the hidden names
+LONGEST = 200  # bytes of a place's name that its hidden names repeat
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -132,8 +134,11 @@ def publish(fresh: Path, path: Path, *, replace: bool) -> None:
 
 
 def _prefix(path: Path) -> str:
-    """How the hidden names of a place begin; a long name is cut to fit into the system's limit."""
-    return f".{os.fsdecode(os.fsencode(path.name)[:200])}."
+    """How the hidden names of a place begin; a long name is shortened to fit the system's limit."""
+    name = os.fsencode(path.name)
+    if len(name) > LONGEST:
+        name = name[:LONGEST] + hashlib.sha256(name).hexdigest()[:8].encode()
+    return f".{os.fsdecode(name)}."
 
 
 def _remove_abandoned(path: Path) -> None:
