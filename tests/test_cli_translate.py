@@ -577,6 +577,24 @@ def test_the_first_of_two_commands_wins_and_the_work_of_the_second_is_kept(
     assert names(tmp_path) == ["out"]
 
 
+def test_a_command_killed_after_it_named_its_output_leaves_that_alone(
+    writehead, monkeypatch, tmp_path
+):
+    output = tmp_path / "out"
+    arguments = ("translate", *SHORT, "--output", output, "--force")
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableFile, "remove", lambda self: None)  # as if killed before
+        assert writehead(*arguments, stdin=TEXT) == (0, b"", "")
+    assert len(names(tmp_path)) == 2
+    before = output.read_bytes()
+    interrupt(monkeypatch, after=1)
+    assert writehead(*arguments, stdin=b"another line\n")[0] == 130
+    assert output.read_bytes() == before
+    assert len(names(tmp_path)) == 2  # of the interrupted command
+    assert writehead(*arguments, stdin=b"another line\n")[0] == 0
+    assert names(tmp_path) == ["out"]
+
+
 @pytest.mark.parametrize("verb", ["translate", "generate"])
 def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path, verb):
     search, batches = Worker._search, []

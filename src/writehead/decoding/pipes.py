@@ -5,44 +5,46 @@ import select
 import threading
 from collections import deque
 from collections.abc import Iterator
+from typing import BinaryIO
 
 
 class Arrivals:
-    """Lists of the lines that have arrived, at most `most` at a time.
+    """The lines of a pipe that have arrived.
 
-    A thread reads ahead while earlier lines are decoded, so a fast writer fills whole lists. It
-    stops when it is `most` lines or `most_bytes` ahead. It reads the bare descriptor: the lock of a
-    buffered file could block the end of the process.
+    A thread reads up to `most` lines or `most_bytes` ahead while the model loads and earlier lines
+    are decoded, so a fast writer fills whole groups. It reads the file's descriptor: the lock of
+    a buffered file could block the end of the process.
     """
 
-    def __init__(self, descriptor: int, most: int, most_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._lines: deque[bytes] = deque()
         self._size = 0
         self._error: OSError | None = None
         self._ended = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._read, args=(descriptor,), daemon=True).start()
+        threading.Thread(target=self._read, args=(file,), daemon=True).start()
 
-    def __iter__(self) -> Iterator[list[bytes]]:
-        while group := self._take():
+    def groups(self, most: int) -> Iterator[list[bytes]]:
+        """Lists of up to `most` lines that have arrived."""
+        while group := self._take(most):
             yield group
         if self._error is not None:
             raise self._error
 
-    def _take(self) -> list[bytes]:
-        """What has arrived, after waiting for the first line; empty at the end."""
+    def _take(self, most: int) -> list[bytes]:
+        """The lines that have arrived, after waiting for the first; none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
-            group = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
+            group = [self._lines.popleft() for _ in range(min(most, len(self._lines)))]
             self._size -= sum(map(len, group))
             self._changed.notify_all()
             return group
 
-    def _read(self, descriptor: int) -> None:
+    def _read(self, file: BinaryIO) -> None:
         begun: list[bytes] = []  # parts of a line whose end has not arrived
         try:
-            while data := _read_some(descriptor):
+            while data := _read_some(file.fileno()):
                 *lines, rest = data.split(b"\n")
                 if lines:
                     lines[0] = b"".join(begun) + lines[0]

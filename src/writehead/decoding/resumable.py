@@ -142,7 +142,7 @@ def _open_work(path: Path, manifest: str) -> ResumableFile:
     Removes all other abandoned attempts.
     """
     found = sorted(abandoned(path, ENDING), key=lambda one: _lines(one[0]))
-    same = [one for one in found if _read(one[0] / MANIFEST) == manifest]
+    same = [one for one in found if _read(one[0] / MANIFEST) == manifest and _lines(one[0])]
     discarded = max((_lines(folder) for folder, _ in found), default=0)
     for folder, descriptor in found:
         if (folder, descriptor) not in same[-1:]:
@@ -173,9 +173,11 @@ def _append(file: FileIO, content: bytes) -> None:
 
 
 def _lines(folder: Path) -> int:
-    """How many lines the journal records."""
-    journal = folder / JOURNAL
-    return journal.stat().st_size // RECORD.size if journal.is_file() else 0
+    """How many lines the journal records; none where the output has its name already."""
+    output, journal = folder / OUTPUT, folder / JOURNAL
+    if not (output.is_file() and journal.is_file()) or output.stat().st_nlink > 1:
+        return 0
+    return journal.stat().st_size // RECORD.size
 
 
 def _read(path: Path) -> str | None:

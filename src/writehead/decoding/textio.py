@@ -17,7 +17,8 @@ from writehead.decoding.pipes import Arrivals
 from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError
 
-GROUP_BYTES = 1 << 22  # of lines that are read before they are decoded, however few they are
+READ_AHEAD = 4096  # lines of a pipe that are read while others are decoded
+GROUP_BYTES = 1 << 22  # of lines that are decoded together, however few they are
 COUNTED = 1 << 30  # bytes of a file whose lines are counted beforehand, in about a second
 PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # how gzip, xz, bzip2, zstd begin
 SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; others end lines for some readers
@@ -42,6 +43,9 @@ class LineReader:
         self.bad = 0
         self._errors, self._advice = errors, advice
         self._file = _open_input(path)
+        self._arrivals = None
+        if not self.typed and _is_pipe(self._file):
+            self._arrivals = Arrivals(self._file, READ_AHEAD, GROUP_BYTES)
         self._number = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -55,8 +59,8 @@ class LineReader:
         """
         if self.typed:
             groups: Iterable[list[bytes]] = ([raw] for raw in self._file)
-        elif _is_pipe(self._file):
-            groups = Arrivals(self._file.fileno(), most, GROUP_BYTES)
+        elif self._arrivals is not None:
+            groups = self._arrivals.groups(most)
         else:
             groups = _chunks(self._file, most)
         try:
