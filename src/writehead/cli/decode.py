@@ -328,8 +328,8 @@ def _writing(
             yield output
     except FileExistsError as error:
         raise DataError(
-            f"{path} has been created by another process; this translation is kept: run the same "
-            f"command with --force to replace the file"
+            f"another process has created {path}; all lines are done and kept, so run the same "
+            f"command with --force to replace it"
         ) from error
 
 
