@@ -113,7 +113,7 @@ def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
 def test_only_who_types_at_a_terminal_is_told_what_to_do_and_which_model_answers(
     writehead, boxed, typed
 ):
-    which, how = "the model in the box, English to German; RUN names another; ", "type a line and"
+    which, how = "the bundled model, English to German; RUN names another; ", "type a line and"
     for run, terminal, told in (
         ((), True, f"{which}{how} Enter; Ctrl-D ends\n"),
         ((), False, ""),
@@ -129,9 +129,7 @@ def test_help_says_that_run_may_be_left_out(writehead):
     code, out, _ = writehead("translate", "--help")
     assert code == 0
     assert "translate [OPTIONS] [RUN]" in out
-    assert "without it, the model in the box, English to German" in " ".join(
-        out.replace("│", " ").split()
-    )
+    assert "the bundled model, English to German" in " ".join(out.replace("│", " ").split())
 
 
 def test_the_wheel_takes_the_box_and_its_card(tmp_path):

@@ -1,9 +1,13 @@
+"""How `translate` and `generate` read and write: files, pipes, terminals, and interruptions."""
+
 import gzip
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 
@@ -11,27 +15,37 @@ from texts import ODD, engine, sentences, tokenizer
 from writehead.cli import main
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine, textio
+from writehead.decoding.resumable import ResumableFile
 from writehead.decoding.worker import Worker
 from writehead.model import save_run
+
+SHORT = ["--max-length=9", "--device=cpu", "--dtype=float64"]  # no printed digit is the batch's
+LINES = sentences(9)
+TEXT = "\n".join(LINES).encode()
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `translation` and `language`."""
+    """A folder with the runs `translation`, `language` and `mute`, which has no tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
     tokenizer().save(folder / "tokenizer")
     for task in ("translation", "language"):
         save_run(folder / task, engine(task).model, tokenizer=folder / "tokenizer")
+    save_run(folder / "mute", engine("translation").model)
     return folder
+
+
+def command(runs, verb: str, *arguments: object) -> list[str]:
+    run = runs / {"translate": "translation", "generate": "language"}[verb]
+    return ["writehead", verb, str(run), *map(str, arguments)]
 
 
 @pytest.fixture
 def writehead(runs, monkeypatch, capfdbinary):
     """Runs a verb on the run that it is for: exit code, standard output, standard error."""
 
-    def run(verb: str, *arguments: str, stdin: object = b"") -> tuple[int, bytes, str]:
-        task = {"translate": "translation", "generate": "language"}[verb]
-        monkeypatch.setattr(sys, "argv", ["writehead", verb, str(runs / task), *arguments])
+    def run(verb: str, *arguments: object, stdin: object = b"") -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "argv", command(runs, verb, *arguments))
         given = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", given)
         try:
@@ -45,32 +59,68 @@ def writehead(runs, monkeypatch, capfdbinary):
     return run
 
 
-def expected(runs, lines, options=None):
-    return list(Engine.load(runs / "translation", device="cpu").translate(lines, options))
+def load(runs, task: str) -> Engine:
+    return Engine.load(runs / task, device="cpu", dtype="float64")
 
 
-SHORT = ["--max-length", "9", "--device", "cpu"]
+def clean(text: str) -> str:
+    """The text without control characters; those that separate become spaces."""
+    spaced = "".join(" " if c in "\t\n\v\f\r\x85\u2028\u2029" else c for c in text)
+    return "".join(c for c in spaced if unicodedata.category(c) != "Cc")
 
 
-def test_lines_go_from_standard_input_to_standard_output_in_order(writehead, runs):
-    lines = sentences(9)
-    code, out, err = writehead("translate", *SHORT, stdin="\n".join(lines).encode())
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "shown"),
+    [
+        ([], {"beam": 4}, "{text}"),
+        (["--beam=1", "--scores"], {"beam": 1}, "{text}\t{score:.6f}"),
+        (["--n-best=2"], {"beam": 4, "n_best": 2}, "{i} ||| {text} ||| {score:.6f}"),
+        (["--temperature=2", "--seed=3"], {"temperature": 2.0, "seed": 3}, "{text}"),
+    ],
+)
+def test_lines_are_translated_in_order(writehead, runs, arguments, options, shown):
+    lines = [*LINES, "", "the cat."]
+    code, out, err = writehead("translate", *SHORT, *arguments, stdin="\n".join(lines).encode())
     assert (code, err) == (0, "")
-    answers = expected(runs, lines, DecodeConfig(max_length=9, beam=4))
-    assert out.decode().split("\n") == [*(answer.text for answer in answers), ""]
+    outputs = load(runs, "translation").translate(lines, DecodeConfig(max_length=9, **options))
+    assert out.decode().split("\n") == [
+        *(
+            shown.format(i=i, text=clean(one.text), score=one.score)
+            for i, output in enumerate(outputs)
+            for one in output.hypotheses
+        ),
+        "",
+    ]
 
 
 def test_every_line_gives_one_line_whatever_it_holds(writehead, caplog):
-    lines = [line.replace("\n", " ") for line in ODD] + sentences(5) + ["the cat runs. " * 40]
-    written = "\r\n".join(lines).encode() + b"\r\n"
-    options = ("--temperature", "3.0", "--device", "cpu")  # draws line feeds too
-    code, out, _ = writehead("translate", *options, stdin=written)
+    lines = [line.replace("\n", " ") for line in ODD] + LINES + ["the cat runs. " * 40]
+    options = ("--temperature=3", "--device=cpu")  # draws control characters too
+    code, out, _ = writehead("translate", *options, stdin="\r\n".join(lines).encode() + b"\r\n")
     assert code == 0
-    assert out.count(b"\n") == len(lines)
-    assert b"\r" not in out
-    answers = out.decode().split("\n")
-    assert [not answer for answer in answers[:4]] == [True] * 4
     assert f"line {len(lines)} is longer than the 23 tokens" in caplog.text
+    answers = out.decode().split("\n")
+    assert len(answers) == len(lines) + 1
+    assert answers == [clean(answer) for answer in answers]
+    assert [not answer for answer in answers[:4]] == [True] * 4
+
+
+def test_generated_text_is_free_of_control_characters_streamed_or_not(writehead, runs):
+    loaded, prompt = load(runs, "language"), "\x1b[31mthe\tcat"
+    drawn = [
+        loaded.generate([prompt], DecodeConfig(temperature=3.0, seed=seed)) for seed in range(4)
+    ]
+    texts = [output.text for [output] in drawn]
+    assert any(text != clean(text) for text in texts)
+    for seed, text in enumerate(texts):
+        options = ("--temperature=3", f"--seed={seed}", *SHORT[1:])
+        said = f"[31mthe cat{clean(text)}\n"
+        assert writehead("generate", prompt, *options)[1].decode() == said
+        assert writehead("generate", *options, stdin=prompt.encode())[1].decode() == said
 
 
 def test_both_line_ends_read_alike_and_the_last_may_be_missing(writehead):
@@ -82,70 +132,81 @@ def test_both_line_ends_read_alike_and_the_last_may_be_missing(writehead):
     assert writehead("translate", *SHORT, stdin=b"") == (0, b"", "")
 
 
-def test_the_n_best_are_numbered_and_scored(writehead, runs):
-    lines = ["the cat.", "", "a small dog runs."]
-    code, out, _ = writehead("translate", *SHORT, "--n-best", "2", stdin="\n".join(lines).encode())
-    options = DecodeConfig(max_length=9, beam=4, n_best=2)
-    assert code == 0
-    assert out.decode().splitlines() == [
-        f"{i} ||| {one.text} ||| {one.score:.6f}"
-        for i, answer in enumerate(expected(runs, lines, options))
-        for one in answer.hypotheses
-    ]
+@pytest.mark.parametrize("verb", ["translate", "generate"])
+@pytest.mark.parametrize("errors", ["strict", "replace", "skip"])
+def test_lines_that_are_not_utf8_stop_or_are_replaced_or_skipped(writehead, verb, errors):
+    arguments = (verb, *SHORT, f"--errors={errors}")
+    code, out, err = writehead(*arguments, stdin=b"a dog.\nthe \xff cat\n\xe9\n")
+    if errors == "strict":
+        assert (code, out, err.count("\n")) == (2, b"", 1)
+        assert "line 2 of standard input is not UTF-8 (at byte 5)" in err
+        assert "--errors" in err
+        return
+    other = "a dog.\nthe \ufffd cat\n\ufffd\n" if errors == "replace" else "a dog.\n\n\n"
+    assert (code, out) == writehead(verb, *SHORT, stdin=other.encode())[:2]
+    assert "2 lines of standard input" in err
 
 
-def test_scores_follow_a_tab(writehead, runs):
-    _, out, _ = writehead("translate", *SHORT, "--scores", "--beam", "1", stdin=b"the cat.\n\n")
-    [answer, _] = expected(runs, ["the cat.", ""], DecodeConfig(max_length=9))
-    score = answer.hypotheses[0].score
-    assert out.decode() == f"{answer.text}\t{score:.6f}\n\t0.000000\n"
+def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(b"the dog\n\xff\n")
+    arguments = ("translate", *SHORT, "--prefix-file", prefixes)
+    assert "line 2 of" in writehead(*arguments, stdin=b"a cat.\na dog.\n")[2]
+    _, out, _ = writehead(*arguments, "--errors=skip", stdin=b"a cat.\na dog.\n")
+    _, free, _ = writehead("translate", *SHORT, stdin=b"a cat.\na dog.\n")
+    assert out.startswith(b"the dog")
+    assert out.splitlines()[1] == free.splitlines()[1]
+    for text, words in ((b"a\nb\nc\n", "line 3 has no prefix"), (b"a\n", "more prefixes than")):
+        assert words in writehead(*arguments, "--errors=skip", stdin=text)[2]
 
 
-def test_what_is_read_is_never_written_over(writehead, tmp_path):
-    path = tmp_path / "text"
-    path.write_text("the cat\n")
-    (tmp_path / "link").symlink_to(path)
-    for output in (path, tmp_path / "link"):
-        code, _, err = writehead("translate", "-i", str(path), "-o", str(output), "--force", *SHORT)
-        assert code == 2
-        assert "is what is read; write to another place" in err
-    assert path.read_text() == "the cat\n"
+@pytest.mark.parametrize(
+    ("verb", "read", "written"),
+    [
+        ("translate", ["--input=P"], "P"),
+        ("translate", ["--input=P"], "symlink"),
+        ("translate", ["--input=hardlink"], "P"),
+        ("translate", ["--prefix-file=P"], "P"),
+        ("translate", ["--prefix-file=symlink"], "hardlink"),
+        ("translate", ["standard input"], "P"),
+        ("generate", ["--input=symlink"], "P"),
+    ],
+)
+def test_what_is_read_is_never_overwritten(writehead, tmp_path, monkeypatch, verb, read, written):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "P").write_text("the cat\n")
+    os.symlink("P", "symlink")
+    os.link("P", "hardlink")
+    with open("P") as stdin:
+        read = [] if read == ["standard input"] else read
+        code, out, err = writehead(verb, *read, "-o", written, "--force", *SHORT, stdin=stdin)
+    assert (code, out) == (2, b"")
+    assert f"{written} is also being read" in err
+    assert (tmp_path / "P").read_text() == "the cat\n"
+    assert names(tmp_path) == ["P", "hardlink", "symlink"]
 
 
-def test_a_verb_that_is_told_to_end_leaves_nothing_half_written(writehead, tmp_path, monkeypatch):
-    def told(*_: object, **__: object):
-        os.kill(os.getpid(), signal.SIGTERM)
-        yield from ()
-
-    monkeypatch.setattr(Engine, "translate", told)
-    before = signal.getsignal(signal.SIGTERM)
-    code, _, _ = writehead("translate", "-o", str(tmp_path / "out"), *SHORT, stdin=b"the cat\n")
-    assert code == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_file_is_written_whole_and_not_overwritten_unasked(writehead, tmp_path):
+def test_a_file_is_written_whole_and_not_replaced_unasked(writehead, tmp_path, monkeypatch):
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("the cat.\na dog.\n", encoding="utf-8")
-    files = ("--input", str(source), "--output", str(target))
-    code, out, _ = writehead("translate", *SHORT, *files)
-    assert (code, out) == (0, b"")
-    assert target.read_bytes() == writehead("translate", *SHORT, "--input", str(source))[1]
+    source.write_bytes(TEXT)
+    files = ("translate", *SHORT, "--input", source, "--output", target)
+    assert writehead(*files) == (0, b"", "")
+    expected = writehead("translate", *SHORT, "--input", source)[1]
+    assert target.read_bytes() == expected
 
-    target.write_text("mine", encoding="utf-8")
-    code, _, err = writehead("translate", *SHORT, *files)
+    target.write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "load", None)  # it is refused before a model is loaded
+        code, _, err = writehead(*files)
     assert code == 2
-    assert "exists; choose another place, or pass --force" in err
-    assert target.read_text(encoding="utf-8") == "mine"
-    assert writehead("translate", *SHORT, *files, "--force")[0] == 0
-    assert target.read_text(encoding="utf-8") != "mine"
-
+    assert "--force" in err
     source.write_bytes(b"the cat.\n\xff\n")
-    before = target.read_bytes()
-    assert writehead("translate", *SHORT, *files, "--force")[0] == 2
-    assert target.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+    assert writehead(*files, "--force")[0] == 2
+    assert target.read_text() == "mine"
+    source.write_bytes(TEXT)
+    assert writehead(*files, "--force") == (0, b"", "")
+    assert target.read_bytes() == expected
+    assert names(tmp_path) == ["in.txt", "out.txt"]
 
 
 def test_a_device_is_written_to_and_not_replaced(writehead):
@@ -153,38 +214,16 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
     assert not os.path.isfile("/dev/null")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_standard_output_without_room_is_one_sentence(runs):
-    command = [sys.executable, "-m", "writehead", "translate", str(runs / "translation"), *SHORT]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            command, input=b"the cat.\n", stdout=full, stderr=subprocess.PIPE, check=False
-        )
-    words = b"error: standard output could not be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, words)
-
-
-def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
-    (tmp_path / "prefixes").write_text("the dog\n\n", encoding="utf-8")
-    prefixes = ("--prefix-file", str(tmp_path / "prefixes"))
-    _, out, _ = writehead("translate", *SHORT, *prefixes, stdin=b"a cat.\na dog.\n")
-    _, free, _ = writehead("translate", *SHORT, stdin=b"a cat.\na dog.\n")
-    assert out.startswith(b"the dog")
-    assert out.splitlines()[1] == free.splitlines()[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["translate"], b"good\nb\xe9d\n", "line 2 of standard input is not UTF-8 (its byte 2)"),
-        (
-            ["translate"],
-            gzip.compress(b"good\n", mtime=0),
-            "standard input is compressed; unpack it first",
-        ),
+        (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is compressed"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--input", "."], b"", ". is a folder; give a file of text"),
-        (["translate", "--output", "no/where"], b"a", "no/where cannot be written: No such file"),
+        (["translate", "--input", "."], b"", ". is a folder"),
+        (["translate", "--output", "."], b"", ". is a folder"),
+        (["translate", "--output", "no/where"], b"a", "no/where cannot be written"),
+        (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
+        (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
         (["translate", "--beam", "0"], b"", "beam=0 must be at least 1"),
         (["translate", "--n-best", "9"], b"", "n_best=9 hypotheses need a beam as wide"),
         (["translate", "--top-k", "3"], b"", "set temperature too"),
@@ -203,6 +242,8 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
 def test_wrong_input_is_one_line_and_exit_code_2(
     writehead, monkeypatch, tmp_path, arguments, stdin, words
 ):
+    if "/dev/full" in arguments and not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
     monkeypatch.chdir(tmp_path)
     code, out, err = writehead(*arguments, stdin=stdin)
     assert (code, out) == (2, b"")
@@ -221,8 +262,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     ],
 )
 def test_a_run_that_cannot_do_the_work_is_an_error(runs, monkeypatch, capsys, verb, run, words):
-    if run == "mute" and not (runs / "mute").exists():
-        save_run(runs / "mute", engine("translation").model)
     monkeypatch.setattr(sys, "argv", ["writehead", verb, str(runs / run), "--device", "cpu"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
     with pytest.raises(SystemExit) as stop:
@@ -231,24 +270,18 @@ def test_a_run_that_cannot_do_the_work_is_an_error(runs, monkeypatch, capsys, ve
     assert words in capsys.readouterr().err
 
 
-class Typed:
+class Typed(io.TextIOWrapper):
     """Standard input at a terminal: a line is typed only once the last one was answered."""
 
     def __init__(self, lines: list[bytes], answered) -> None:
-        self.lines, self.answered = lines, answered
-        self.seen: list[bytes] = []
-        self.buffer = self
+        super().__init__(io.BytesIO())
+        self.lines, self.answered, self.seen = lines, answered, []
 
     def isatty(self) -> bool:
         return True
 
-    def __enter__(self) -> "Typed":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __iter__(self):
+    @property
+    def buffer(self):
         for line in self.lines:
             yield line
             self.seen.append(self.answered())
@@ -268,96 +301,302 @@ def test_at_a_terminal_every_line_is_answered_at_once(
     verb, options, lines, writehead, capfdbinary, monkeypatch
 ):
     asked = [b"the cat\n", b"\n", b"a dog\n"]
-    options = [*options, *SHORT, "--dtype=float64"]  # in which no printed digit is the batch's
-    together = writehead(verb, *options, stdin=b"".join(asked))[1]
+    together = writehead(verb, *options, *SHORT, stdin=b"".join(asked))[1]
     monkeypatch.setenv("FORCE_COLOR", "1")  # a counter would show on standard error
     typed = Typed(asked, capfdbinary.readouterr)
-    assert writehead(verb, *options, stdin=typed)[0] == 0
+    assert writehead(verb, *options, *SHORT, stdin=typed)[0] == 0
     empty = 1 if verb == "translate" else lines  # nothing has one translation
     assert [answer.out.count(b"\n") for answer in typed.seen] == [lines, empty, lines]
     assert b"".join(answer.out for answer in typed.seen) == together
-    assert not any(b"a second" in answer.err for answer in typed.seen)
+    assert not any(b"per second" in answer.err for answer in typed.seen)
 
 
-def test_at_a_terminal_a_line_that_is_not_utf8_is_said_and_the_next_is_answered(
-    writehead, capfdbinary
+@pytest.mark.parametrize("closed", [False, True])
+def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(
+    writehead, capfdbinary, monkeypatch, closed
 ):
-    typed = Typed([b"the \xff cat\n", b"a dog\n"], lambda: capfdbinary.readouterr())
+    good = writehead("translate", *SHORT, stdin=b"a dog")[1]
+    typed = Typed([b"the \xff cat\n", b"a dog\n"], capfdbinary.readouterr)
+    if closed:
+        monkeypatch.setattr(sys, "stderr", None)
     assert writehead("translate", *SHORT, stdin=typed)[0] == 0
-    bad, good = typed.seen
-    assert bad.out == b""
-    assert bad.err.endswith(b"line 1 of standard input is not UTF-8 (its byte 5); type it again\n")
-    assert (good.out, good.err) == (writehead("translate", *SHORT, stdin=b"a dog")[1], b"")
+    assert [answer.out for answer in typed.seen] == [b"", good]
+    assert closed or b"line 1 of standard input is not UTF-8" in typed.seen[0].err
 
 
-def test_with_standard_error_closed_a_line_that_is_not_utf8_leaves_the_output_alone(
-    writehead, capfdbinary, monkeypatch
-):
-    typed = Typed([b"the \xff cat\n", b"a dog\n"], lambda: None)
-    said = writehead("translate", *SHORT, stdin=b"a dog")[1]
-    monkeypatch.setattr(sys, "stderr", None)
-    assert writehead("translate", *SHORT, stdin=typed)[:2] == (0, said)
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--temperature=0.9", "--seed=4"], {"temperature": 0.9, "seed": 4}),
+        (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}),
+        (["--beam=3", "--alpha=5"], {"beam": 3, "alpha": 5.0}),
+    ],
+)
+def test_one_prompt_is_continued_as_the_engine_does(writehead, runs, arguments, options, tmp_path):
+    config = DecodeConfig(max_length=12, **options)
+    [answer] = load(runs, "language").generate(["the cat"], config)
+    arguments = ("--max-length=12", *SHORT[1:], *arguments)
+    told = f"the cat{clean(answer.text)}\n".encode()
+    assert writehead("generate", "the cat ", *arguments) == (0, told, "")
+    assert writehead("generate", "the cat", "--no-echo", *arguments)[1] == told[len("the cat") :]
+    assert writehead("generate", "the cat", "-o", tmp_path / "out", *arguments) == (0, b"", "")
+    assert (tmp_path / "out").read_bytes() == told
 
 
-def test_one_prompt_is_continued_as_the_engine_does(writehead, runs):
-    loaded = Engine.load(runs / "language", device="cpu")
-    options = DecodeConfig(max_length=12, temperature=0.9, seed=4)
-    [answer] = loaded.generate(["the cat"], options)
-    arguments = ("--max-length", "12", "--temperature", "0.9", "--seed", "4", "--device", "cpu")
-    assert writehead("generate", "the cat ", *arguments) == (
-        0,
-        f"the cat{answer.text}\n".encode(),
-        "",
-    )
-    _, out, _ = writehead("generate", "the cat", *arguments, "--no-echo")
-    assert out.decode() == answer.text + "\n"
-
-
-def test_many_prompts_give_a_line_for_each_sample(writehead, runs, tmp_path):
+def test_many_prompts_give_a_line_for_each_sample(writehead, tmp_path):
     prompts = ["the cat", "", "a small dog"]
     (tmp_path / "prompts").write_text("\n".join(prompts), encoding="utf-8")
     arguments = ("--temperature", "2.0", "--samples", "3", *SHORT)
-    code, out, _ = writehead("generate", "--input", str(tmp_path / "prompts"), *arguments)
+    code, out, _ = writehead("generate", "--input", tmp_path / "prompts", *arguments)
     lines = out.decode().split("\n")
-    assert code == 0
-    assert len(lines) == 10
+    assert (code, len(lines)) == (0, 10)
     for i, prompt in enumerate(prompts):
         assert all(line.startswith(prompt) for line in lines[3 * i : 3 * i + 3])
-    piped = writehead("generate", *arguments, stdin="\n".join(prompts).encode())
-    assert piped[1] == out
+    assert writehead("generate", *arguments, stdin="\n".join(prompts).encode())[1] == out
 
 
-def test_the_length_penalty_of_a_prompts_beam_is_the_users(writehead, runs):
-    loaded = Engine.load(runs / "language", device="cpu")
-    outputs = []
-    for alpha in (-5.0, 5.0):
-        options = DecodeConfig(max_length=12, beam=3, alpha=alpha)
-        [answer] = loaded.generate(["the cat"], options)
-        arguments = ("--max-length=12", "--beam=3", f"--alpha={alpha}", "--device=cpu")
-        outputs.append(writehead("generate", "the cat", *arguments)[1].decode())
-        assert outputs[-1] == f"the cat{answer.text}\n"
-    assert len(outputs[0]) < len(outputs[1])
-
-
-def test_progress_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
-    output = ("--output", str(tmp_path / "out"), "--force")
-    assert writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2] == ""
+def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
+    source, force = tmp_path / "in", ("--output", tmp_path / "out", "--force")
+    assert writehead("translate", *SHORT, *force, stdin=b"the cat.\n")[2] == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "1 lines" in writehead("translate", *SHORT, *output, stdin=b"the cat.\n")[2]
-
-
-def test_the_counter_shows_how_many_lines_a_file_has(writehead, monkeypatch, tmp_path):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "1 lines" in writehead("translate", *SHORT, *force, stdin=b"the cat.\n")[2]
     for text, total in (("the cat.\n\na dog.\n", 3), ("the cat.\na dog.", 2)):
-        (tmp_path / "in").write_text(text)
-        files = ("--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--force")
-        assert f"{total} of {total} lines" in writehead("translate", *SHORT, *files)[2]
+        source.write_text(text)
+        err = writehead("translate", *SHORT, "--input", source, *force)[2]
+        assert f"{total} of {total} lines" in err
 
 
-@pytest.mark.parametrize(("verb", "extra"), [("translate", ["--beam=1"]), ("generate", [])])
-def test_an_interruption_says_how_many_decoded_lines_are_written(
-    writehead, monkeypatch, tmp_path, verb, extra
+@pytest.mark.parametrize(
+    ("thirds", "shown"), [(1, "0.333 lines,"), (3, "1 lines,"), (3702, "1,234 lines,")]
+)
+def test_the_counter_shows_parts_of_long_lines(monkeypatch, capsys, thirds, shown):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with textio.counting(True) as tell:
+        for _ in range(thirds):
+            tell(1 / 3)
+    assert shown in capsys.readouterr().err
+
+
+def start(runs, *arguments: object) -> subprocess.Popen:
+    name, *rest = command(runs, *arguments)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, "-m", name, *rest], env=environment, **pipes)
+
+
+def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp_path):
+    # more line ends than a pipe holds, so that the writer must notice
+    (tmp_path / "lines").write_text("the cat runs. " * 20 + "\n" * 100_000, encoding="utf-8")
+    with start(runs, "translate", "--input", tmp_path / "lines", *SHORT) as process:
+        assert len(process.stdout.readline()) > 1
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert process.returncode == 0
+    assert said.startswith("line 1 is longer than the 23 tokens")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "end", "code"),
+    [("translate", None, 0), ("translate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130)],
+)
+def test_a_program_can_wait_for_each_answer_before_it_writes_the_next_line(
+    runs, writehead, verb, end, code
 ):
+    asked = [b"the cat\n", b"a dog\n"]
+    expected = writehead(verb, *SHORT, stdin=b"".join(asked))[1].splitlines(keepends=True)
+    with start(runs, verb, *SHORT) as process:
+        for line, answer in zip(asked, expected, strict=True):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline() == answer
+        if end is not None:
+            process.send_signal(end)  # while it waits for the next line
+            assert process.wait(60) == code
+        out, err = process.communicate()
+    assert (process.returncode, out) == (code, b"")
+    assert err.startswith(b"" if end is None else b"interrupted: ")
+    assert err.count(b"\n") == (end is not None)
+
+
+def test_a_fast_pipe_is_read_in_full_groups(tmp_path, monkeypatch):
+    (tmp_path / "lines").write_bytes(b"one\r\ntwo\n\nfour\nfive\n")
+    read, write = os.pipe()
+    os.write(write, (tmp_path / "lines").read_bytes())
+    os.close(write)
+    with open(read) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        from_pipe, from_file = (
+            list(textio.LineReader(path).groups(3)) for path in ("-", str(tmp_path / "lines"))
+        )
+    assert from_pipe == from_file == [["one", "two", ""], ["four", "five"]]
+
+
+KILLED = """
+import json, os, signal, sys
+from writehead.cli import main
+from writehead.decoding import Batching
+from writehead.decoding.resumable import ResumableFile
+
+def commit_and_die(self, commit=ResumableFile.commit):
+    commit(self)
+    if self.done == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ResumableFile.commit = commit_and_die
+Batching.lines = 2  # decoded together
+for sys.argv in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        main()
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
+"""
+
+
+def kill_after_four_lines(*commands: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, "-c", KILLED, json.dumps(commands)]
+    subprocess.run(script, env=environment, check=True, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_command_resumes_and_writes_what_an_uninterrupted_one_does(
+    runs, writehead, tmp_path
+):
+    source, prefixes = tmp_path / "in", tmp_path / "prefixes"
+    source.write_bytes(TEXT)
+    prefixes.write_text("the\n" * len(LINES))
+    cases = {
+        "greedy": ("translate", "--beam=1", "--prefix-file", prefixes),
+        "n-best": ("translate", "--n-best=2"),
+        "sampled": ("translate", "--temperature=2", "--seed=3", "--scores"),
+        "prompts": ("generate", "--temperature=2", "--samples=2"),
+    }
+    kill_after_four_lines(
+        *(
+            command(runs, *case, *SHORT, "--input", source, "--output", tmp_path / name)
+            for name, case in cases.items()
+        )
+    )
+    assert len(names(tmp_path)) == 2 + len(cases)
+    for name, case in cases.items():
+        output = tmp_path / name
+        assert not output.exists()
+        [work] = tmp_path.glob(f".{name}.*")
+        for torn in ("output", "journal"):  # as if killed in the middle of the next line
+            with (work / torn).open("ab") as file:
+                file.write(b"torn")
+        # the input may come another way
+        code, out, err = writehead(*case, *SHORT, "--output", output, stdin=TEXT)
+        assert (code, out, err) == (0, b"", "resuming after line 4 of standard input\n")
+        assert output.read_bytes() == writehead(*case, *SHORT, stdin=TEXT)[1]
+    assert names(tmp_path) == sorted(["in", "prefixes", *cases])
+
+
+def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
+    """Interrupts the next command once so many lines are on disk."""
+    commit = ResumableFile.commit
+
+    def interrupted(self) -> None:
+        commit(self)
+        if self.done == after:
+            monkeypatch.setattr(ResumableFile, "commit", commit)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(ResumableFile, "commit", interrupted)
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "said", "kept"),
+    [
+        (LINES, [], "resuming after line 4 of", 4),
+        (LINES[:3], [], "resuming after line 3 of", 3),
+        ([*LINES[:2], "a dog."], [], "has changed; resuming after line 2 of", 2),
+        (["a dog.", *LINES[1:]], [], "has changed; starting over", 0),
+        (LINES, ["--beam=2"], "4 lines of an interrupted attempt with other settings", 0),
+    ],
+)
+def test_finished_lines_are_kept_as_far_as_input_and_settings_are_the_same(
+    writehead, monkeypatch, tmp_path, lines, arguments, said, kept
+):
+    monkeypatch.setattr(Batching, "lines", 2)
+    output = tmp_path / "out"
+    interrupt(monkeypatch, after=4)
+    code, out, err = writehead("translate", *SHORT, "--output", output, stdin=TEXT)
+    assert (code, out) == (130, b"")
+    assert "4 lines done and kept; run the same command again to resume" in err
+    [work] = tmp_path.iterdir()
+    text = (work / "output").read_bytes()
+    (work / "output").write_bytes(text.translate(bytes(b if b == 10 else 35 for b in range(256))))
+
+    stdin = "\n".join(lines).encode()
+    code, _, err = writehead("translate", *SHORT, *arguments, "--output", output, stdin=stdin)
+    assert (code, err.count("\n")) == (0, 1)
+    assert said in err
+    expected = writehead("translate", *SHORT, *arguments, stdin=stdin)[1].split(b"\n")
+    found = output.read_bytes().split(b"\n")
+    assert found[kept:] == expected[kept:]
+    assert all(set(line) == {35} for line in found[:kept])
+    assert names(tmp_path) == ["out"]
+
+
+def test_an_interruption_while_resuming_keeps_what_was_kept(writehead, monkeypatch, tmp_path):
+    monkeypatch.setattr(Batching, "lines", 2)
+    arguments = ("translate", *SHORT, "--output", tmp_path / "out")
+    interrupt(monkeypatch, after=4, number=signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    assert writehead(*arguments, stdin=TEXT)[0] == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    for bad in (b"\xff", LINES[0].encode() + b"\n" + LINES[1].encode() + b"\n\xff"):
+        code, _, err = writehead(*arguments, stdin=bad)  # fails before line 4
+        assert code == 2
+        assert "stopped: 4 lines done and kept" in err
+    assert writehead(*arguments, stdin=TEXT)[2] == "resuming after line 4 of standard input\n"
+
+
+def test_the_first_of_two_commands_wins_and_the_work_of_the_second_is_kept(
+    writehead, monkeypatch, tmp_path
+):
+    output, commit = tmp_path / "out", ResumableFile.commit
+
+    def another_command_meanwhile(self) -> None:
+        monkeypatch.setattr(ResumableFile, "commit", commit)
+        commit(self)
+        first = ("--beam=1", *SHORT, "--output", output)
+        assert writehead("translate", *first, stdin=TEXT) == (0, b"", "")
+
+    monkeypatch.setattr(ResumableFile, "commit", another_command_meanwhile)
+    second = ("translate", *SHORT, "--output", output)
+    code, _, err = writehead(*second, stdin=TEXT)
+    assert code == 2
+    assert "--force" in err
+    assert err.count("\n") == 1
+    assert output.read_bytes() == writehead("translate", "--beam=1", *SHORT, stdin=TEXT)[1]
+    expected = writehead("translate", *SHORT, stdin=TEXT)[1]
+    monkeypatch.setattr(Worker, "_search", None)  # all is decoded
+    assert writehead(*second, "--force", stdin=TEXT)[0] == 0
+    assert output.read_bytes() == expected
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_command_killed_after_it_named_its_output_leaves_that_alone(
+    writehead, monkeypatch, tmp_path
+):
+    output = tmp_path / "out"
+    arguments = ("translate", *SHORT, "--output", output, "--force")
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableFile, "remove", lambda self: None)  # as if killed before
+        assert writehead(*arguments, stdin=TEXT) == (0, b"", "")
+    assert len(names(tmp_path)) == 2
+    before = output.read_bytes()
+    interrupt(monkeypatch, after=1)
+    assert writehead(*arguments, stdin=b"another line\n")[0] == 130
+    assert output.read_bytes() == before
+    assert len(names(tmp_path)) == 2  # of the interrupted command
+    assert writehead(*arguments, stdin=b"another line\n")[0] == 0
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("verb", ["translate", "generate"])
+def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path, verb):
     search, batches = Worker._search, []
 
     def interrupted(self, batch, options):
@@ -367,53 +606,16 @@ def test_an_interruption_says_how_many_decoded_lines_are_written(
         return search(self, batch, options)
 
     monkeypatch.setattr(Worker, "_search", interrupted)
-    monkeypatch.setattr(Batching, "lines", 3)  # a window; with --batch-tokens, a line a batch
-    (tmp_path / "in").write_text("\n".join(sentences(9)))
-    arguments = ("--input", str(tmp_path / "in"), "--batch-tokens=1", *SHORT, *extra)
-    code, out, err = writehead(verb, *arguments)
+    monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line per batch
+    arguments = (verb, "--beam=1", "--batch-tokens=1", *SHORT)
+    code, out, err = writehead(*arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
-    assert err == (
-        "interrupted: 3 of 4 decoded lines are written; the others are lost, since lines read "
-        "together are written together\n"
-    )
-    batches.clear()
-    code, out, err = writehead(verb, *arguments, "--output", str(tmp_path / "out"))
-    assert (code, out) == (130, b"")
-    assert err.startswith("interrupted: 4 lines were decoded; ")
-    assert err.endswith("/out was not made, since it comes whole\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    batches.clear()
-    (tmp_path / "out").write_text("of before")
-    err = writehead(verb, *arguments, "--output", str(tmp_path / "out"), "--force")[2]
-    assert err.endswith("/out is left as it was, since it comes whole\n")
-    assert (tmp_path / "out").read_text() == "of before"
-
-
-@pytest.mark.parametrize(
-    ("told", "shown"), [(1, "0.333 lines,"), (3, "1 lines,"), (3702, "1,234 lines,")]
-)
-def test_the_counter_shows_parts_of_long_lines(monkeypatch, capsys, told, shown):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with textio.counting(True) as tell:
-        for _ in range(told):
-            tell(1 / 3)
-    assert shown in capsys.readouterr().err
-
-
-def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp_path):
-    # more line ends than a pipe holds, so that the writer must notice
-    (tmp_path / "lines").write_text("the cat runs. " * 20 + "\n" * 100_000, encoding="utf-8")
-    command = [sys.executable, "-m", "writehead", "translate", str(runs / "translation")]
-    with subprocess.Popen(
-        [*command, "--input", str(tmp_path / "lines"), *SHORT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        first = process.stdout.readline()
-        process.stdout.close()
-        said = process.stderr.read().decode()
-    assert process.returncode == 0
-    assert len(first) > 1
-    assert said == (
-        "line 1 is longer than the 23 tokens that the model reads; it is translated in 20 pieces\n"
-    )
+    assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
+    for first, said in ((0, "3 lines done and kept"), (4, "no line is done")):
+        output = tmp_path / f"out{first}"
+        batches[:] = [0] * first
+        code, out, err = writehead(*arguments, "--output", output, stdin=TEXT)
+        assert (code, out) == (130, b"")
+        assert said in err
+        assert not output.exists()
+        assert len(list(tmp_path.glob(f".{output.name}.*"))) == (first == 0)

@@ -1,59 +1,107 @@
 """`writehead translate` and `writehead generate`."""
 
 import dataclasses
-import itertools
 import os
 import shlex
+import stat
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from writehead import __version__
 from writehead.cli.app import app
 from writehead.config import DecodeConfig
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, DataError
 
-SHOWN = 40  # letters of what was typed that an error repeats
-TextRun = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
+if TYPE_CHECKING:  # these import PyTorch, which takes seconds
+    from writehead.decoding import Engine, textio
+    from writehead.decoding.resumable import Source
+    from writehead.decoding.worker import Progress
+
+    # the text for each line of a group; the group's first line has the given index
+    Answer = Callable[[list[Source], int, Progress | None], Iterator[str]]
+
+ADVICE = "convert the text, or pass --errors replace or --errors skip"
+SHOWN = 40  # characters of a mistaken argument that an error repeats
+CPU_LINES = 1024  # decoded together on a CPU: about a minute's work, which an interruption loses
+
+
+class Errors(StrEnum):
+    """What becomes of an input line that is not UTF-8."""
+
+    STRICT = "strict"
+    REPLACE = "replace"
+    SKIP = "skip"
+
+
+TextRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a trained model.")]
 OptionalRun = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="The folder of a run; without it, the model in the box, English to German.",
+        help="Folder of a trained model. Default: the bundled model, English to German.",
     ),
 ]
-Input = Annotated[str, typer.Option("--input", "-i", help="A file of lines; - is standard input.")]
+Input = Annotated[
+    str, typer.Option("--input", "-i", help="File to read, one text per line; - is standard input.")
+]
 OutputFile = Annotated[
-    str, typer.Option("--output", "-o", help="A file to write; - is standard output.")
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File to write; - is standard output. Interrupted, the same command resumes.",
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")]
-Alpha = Annotated[float, typer.Option(help="Length penalty of the beam.")]
-MaxLength = Annotated[int | None, typer.Option(help="Most tokens of an output, the end included.")]
-MinLength = Annotated[int, typer.Option(help="Fewest tokens of an output, the end included.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
+BadText = Annotated[
+    Errors,
+    typer.Option(
+        "--errors",
+        help="For a line that is not UTF-8: stop, put U+FFFD for invalid bytes, or treat the line "
+        "as empty.",
+    ),
+]
+Alpha = Annotated[float, typer.Option(help="Length penalty of beam search; 0 is none.")]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Maximum number of output tokens, including the end token.")
+]
+MinLength = Annotated[
+    int, typer.Option(help="Minimum number of output tokens, including the end token.")
+]
 Temperature = Annotated[
-    float | None, typer.Option(help="Draw by softmax of logits / temperature; 1.0 is the model's.")
+    float | None,
+    typer.Option(help="Sample from softmax(logits / temperature) instead of searching."),
 ]
-TopK = Annotated[int | None, typer.Option(help="Draw among the k likeliest tokens only.")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens only.")]
 TopP = Annotated[
-    float | None, typer.Option(help="Draw among the fewest tokens of this probability together.")
+    float | None,
+    typer.Option(help="Sample from the smallest set of tokens with this total probability."),
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="What draws depend on, 0 by default; line i draws by seed + i.")
+    int | None,
+    typer.Option(help="Seed for sampling; line i, from 0, uses seed + i. Default: 0."),
 ]
 BatchTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens decoded together, padding and beams counted; less takes less room."),
+    typer.Option(help="Tokens per batch, with padding and beams; fewer need less memory."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, bfloat16, …; bfloat16 on a GPU by default.")
+    str | None,
+    typer.Option(help="float32, bfloat16, … Default: bfloat16 on a GPU, else float32."),
 ]
 
 
 def _seed(given: int | None, temperature: float | None) -> int:
-    """The seed of draws, where there are any."""
+    """The seed for sampling."""
     if given is not None and temperature is None:
-        raise ConfigError("--seed is for sampling, and nothing is drawn; set --temperature too")
+        raise ConfigError("--seed is for sampling; set --temperature too")
     return given or 0
 
 
@@ -63,13 +111,16 @@ def translate_command(
     input_path: Input = "-",
     output_path: OutputFile = "-",
     beam: Annotated[
-        int | None, typer.Option(help="Hypotheses a line; 4 unless sampling, 1 is greedy.")
+        int | None, typer.Option(help="Beam size; 1 is greedy. Default: 4, or 1 for sampling.")
     ] = None,
     alpha: Alpha = 0.6,
     n_best: Annotated[
-        int | None, typer.Option(help="Print the N best, as: line ||| text ||| score.")
+        int | None,
+        typer.Option(help="Print the N best translations: line number ||| text ||| score."),
     ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Add a tab and the score.")] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Append a tab and the score to each line.")
+    ] = False,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
     temperature: Temperature = None,
@@ -77,18 +128,23 @@ def translate_command(
     top_p: TopP = None,
     seed: Seed = None,
     prefix_file: Annotated[
-        str | None, typer.Option(help="A file of what each translation must begin with.")
+        str | None,
+        typer.Option(help="File with the beginning of each translation, one per input line."),
     ] = None,
+    errors: BadText = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
-    """Translate lines, in order; an empty line stays empty, a very long one is done in pieces.
+    """Translate each line of a file or of standard input, in order.
 
     Example: writehead translate --input news.en --output news.de
 
     With a model of your own: writehead translate runs/en-de --input news.en --beam 1
+
+    An empty line stays empty. A line longer than the model reads is translated in pieces. A program
+    that writes a line to standard input can wait for its translation before it writes the next.
     """
     options = DecodeConfig(
         max_length=max_length,
@@ -102,29 +158,44 @@ def translate_command(
         seed=_seed(seed, temperature),
     )
     _check_place(run)
-    from writehead.decoding import Batching, Engine, textio  # brings PyTorch, which takes seconds
+    _check_files(input_path, output_path, prefix_file, force)
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch, which takes seconds
 
-    interactive = textio.is_interactive(input_path)
-    lines = textio.read_lines(input_path)
-    prefixes = None if prefix_file is None else textio.read_lines(prefix_file)
-    batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
-    with textio.writing(output_path, force, input_path) as write:
-        engine = Engine.load(run, device, dtype, batching=batching)
-        if interactive:
-            box = "the model in the box, English to German; RUN names another; "
-            typer.echo(f"{box if run is None else ''}type a line and Enter; Ctrl-D ends", err=True)
-        shown = not interactive and _out_of_sight(output_path)
-        with textio.tallying(output_path, shown, input_path, typed=interactive) as tally:
-            outputs = engine.translate(lines, options, prefixes=prefixes, progress=tally.progress)
-            for i, output in enumerate(outputs):
-                for one in output.hypotheses:
-                    text = textio.one_line(one.text)
-                    if n_best is not None:
-                        text = f"{i} ||| {text} ||| {one.score:.6f}"
-                    elif scores:
-                        text = f"{text}\t{one.score:.6f}"
-                    write(text + "\n")
-                tally.written += 1
+    reader = textio.LineReader(input_path, errors, ADVICE)
+    prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
+    batching = Batching(tokens=batch_tokens)
+    engine = Engine.load(run, device, dtype, batching=batching)
+
+    def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
+        outputs = engine.translate(
+            [line for line, _ in group],
+            options,
+            prefixes=[prefix for _, prefix in group],
+            progress=progress,
+            first=first,
+        )
+        for i, output in enumerate(outputs, first):
+            lines = ((textio.one_line(one.text), one.score) for one in output.hypotheses)
+            if n_best is not None:
+                yield "".join(f"{i} ||| {text} ||| {score:.6f}\n" for text, score in lines)
+            elif scores:
+                yield "".join(f"{text}\t{score:.6f}\n" for text, score in lines)
+            else:
+                yield "".join(f"{text}\n" for text, _ in lines)
+
+    list(answer([], 0, None))  # checks the options before a line is read
+    if reader.typed:
+        bundled = "the bundled model, English to German; RUN names another; "
+        textio.say(f"{bundled if run is None else ''}type a line and Enter; Ctrl-D ends")
+    manifest = _manifest("translate", engine, run, options, n_best=n_best, scores=scores)
+    with _writing(output_path, manifest, force) as output:
+        groups = textio.paired(reader.groups(_window(engine)), prefixes)
+        shown = _shown(reader.typed, output_path)
+        with textio.tallying(output, input_path, typed=reader.typed, shown=shown) as tally:
+            _decode(groups, tally, answer)
+    for one in (reader, prefixes):
+        if one is not None:
+            one.report()
 
 
 @app.command(name="generate")
@@ -132,12 +203,12 @@ def generate_command(
     run: TextRun,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What the text begins with; else it is read."),
+        typer.Argument(metavar="PROMPT", help="Text to continue. Default: each line of the input."),
     ] = None,
     input_path: Input = "-",
     output_path: OutputFile = "-",
-    samples: Annotated[int, typer.Option(help="Texts for each prompt, one a line.")] = 1,
-    beam: Annotated[int, typer.Option(help="Hypotheses a prompt; 1 is greedy.")] = 1,
+    samples: Annotated[int, typer.Option(help="Number of texts for each prompt.")] = 1,
+    beam: Annotated[int, typer.Option(help="Beam size; 1 is greedy.")] = 1,
     alpha: Alpha = 0.6,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -145,15 +216,18 @@ def generate_command(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    echo: Annotated[bool, typer.Option(help="Print the prompt before what follows it.")] = True,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
+    errors: BadText = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
-    """Go on from a prompt, token by token as they come; or from many, a line each, in order.
+    """Continue a prompt token by token, or each line of a file or of standard input, in order.
 
     Example: writehead generate runs/lm "The little dog" --temperature 0.8 --top-p 0.95
+
+    With many prompts: writehead generate runs/lm --input prompts.txt --output texts.txt
     """
     options = DecodeConfig(
         max_length=max_length,
@@ -167,36 +241,148 @@ def generate_command(
     )
     if prompt is not None and input_path != "-":
         raise ConfigError("give a prompt or a file of prompts with --input, not both")
-    from writehead.decoding import Batching, Engine, textio  # brings PyTorch, which takes seconds
+    _check_files(input_path if prompt is None else None, output_path, None, force)
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch, which takes seconds
 
-    interactive = prompt is None and textio.is_interactive(input_path)
-    prompts = textio.read_lines(input_path) if prompt is None else iter([textio.utf8(prompt)])
-    batching = Batching(tokens=batch_tokens, lines=1 if interactive else Batching.lines)
-    with textio.writing(output_path, force, input_path) as write:
-        engine = Engine.load(run, device, dtype, batching=batching)
-        if interactive:
-            typer.echo("type a prompt and Enter; Ctrl-D ends", err=True)
-        if (interactive or prompt is not None) and samples == 1 and beam == 1:
-            for i, begun in enumerate(prompts):
+    given = None if prompt is None else textio.utf8(prompt)
+    reader = None if prompt is not None else textio.LineReader(input_path, errors, ADVICE)
+    typed = reader is not None and reader.typed
+    batching = Batching(tokens=batch_tokens)
+    engine = Engine.load(run, device, dtype, batching=batching)
+
+    def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
+        prompts = [line for line, _ in group]
+        outputs = engine.generate(prompts, options, samples=samples, progress=progress, first=first)
+        for begun, output in zip(prompts, outputs, strict=True):
+            begun = begun.rstrip() * echo
+            yield "".join(textio.one_line(begun + one.text) + "\n" for one in output.hypotheses)
+
+    list(answer([], 0, None))  # checks the options before a line is read
+    if typed:
+        textio.say("type a prompt and Enter; Ctrl-D ends")
+    manifest = _manifest("generate", engine, run, options, samples=samples, echo=echo)
+    with _writing(output_path, manifest, force) as output:
+        lines = [[given or ""]] if reader is None else reader.groups(_window(engine))
+        groups = textio.paired(lines, None)
+        at_once = typed or reader is None
+        if at_once and samples == 1 and beam == 1 and isinstance(output, textio.Stream):
+            for i, [(begun, _)] in enumerate(groups):
                 own = dataclasses.replace(options, seed=options.seed + i)
                 pieces = engine.stream(begun, own)
-                write(begun.rstrip() if echo else "")
+                output.write(textio.one_line(begun.rstrip()) if echo else "")
                 for piece in pieces:
-                    write(piece)
-                write("\n")
-            return
-        shown = not interactive and _out_of_sight(output_path)
-        with textio.tallying(output_path, shown, input_path, typed=interactive) as tally:
-            asked, kept = itertools.tee(prompts)  # each is read when it is asked for
-            outputs = engine.generate(asked, options, samples=samples, progress=tally.progress)
-            for begun, output in zip(kept, outputs, strict=True):
-                for one in output.hypotheses:
-                    write(textio.one_line(begun.rstrip() * echo + one.text) + "\n")
-                tally.written += 1
+                    output.write(textio.one_line(piece))
+                output.write("\n")
+        else:
+            shown = _shown(typed, output_path)
+            with textio.tallying(output, input_path, typed=typed, shown=shown) as tally:
+                _decode(groups, tally, answer)
+    if reader is not None:
+        reader.report()
+
+
+def _decode(groups: "Iterable[list[Source]]", tally: "textio.Tally", answer: "Answer") -> None:
+    """Writes the answers to all lines that are not finished yet."""
+    output = tally.output
+    for group in tally.unfinished(groups):
+        for source, text in zip(group, answer(group, output.done, tally.progress), strict=True):
+            output.add(source, text)
+        output.commit()
+
+
+def _window(engine: "Engine") -> int:
+    """How many lines to read before they are decoded, so that similar lengths share a batch."""
+    from writehead.decoding import Batching
+
+    return min(CPU_LINES, Batching.lines) if engine.model.device.type == "cpu" else Batching.lines
+
+
+def _manifest(
+    verb: str, engine: "Engine", run: str | None, options: DecodeConfig, **form: object
+) -> Callable[[], dict[str, Any]]:
+    """A function that returns all that the output depends on, apart from the input."""
+    from writehead.model.boxed import boxed_run
+    from writehead.model.runs import run_fingerprint
+
+    return lambda: {
+        "writehead": __version__,
+        "verb": verb,
+        "weights": run_fingerprint(boxed_run() if run is None else Path(run)),
+        "model": engine.model.config.to_json(),
+        "tokenizer": engine.tokenizer.fingerprint,
+        "dtype": str(engine.model.dtype),
+        "options": dataclasses.asdict(options),
+        "form": form,
+    }
+
+
+@contextmanager
+def _writing(
+    path: str, manifest: Callable[[], dict[str, Any]], force: bool
+) -> "Iterator[textio.Output]":
+    """Where to write; a file that another process has created meanwhile is kept."""
+    from writehead.decoding import textio
+
+    try:
+        with textio.writing(path, manifest, replace=force) as output:
+            yield output
+    except FileExistsError as error:
+        raise DataError(
+            f"another process has created {path}; all lines are done and kept, so run the same "
+            f"command with --force to replace it"
+        ) from error
+
+
+def _check_files(
+    input_path: str | None, output_path: str, prefix_file: str | None, force: bool
+) -> None:
+    """Raises where files cannot be read and written as asked; takes no time, so it comes first."""
+    read = [path for path in (input_path, prefix_file) if path is not None]
+    if read == ["-", "-"]:
+        raise ConfigError(
+            "standard input cannot be both the text and its prefixes; name a file with --input or "
+            "--prefix-file"
+        )
+    if "-" in read and sys.stdin is None:
+        raise ConfigError("standard input is closed; name a file of text with --input")
+    if output_path == "-" and sys.stdout is None:
+        raise ConfigError("standard output is closed; name a file with --output")
+    written = _regular_file(output_path, sys.stdout)
+    for path in read:
+        source = _regular_file(path, sys.stdin)
+        if written is not None and source is not None and os.path.samestat(source, written):
+            names = {"-": "standard output"}
+            raise ConfigError(
+                f"{names.get(output_path, output_path)} is also being read; write to another file"
+            )
+    if output_path == "-":
+        return
+    place = Path(output_path)
+    if written is not None and not force:
+        raise ConfigError(
+            f"{output_path} exists; choose another file, or pass --force to replace it"
+        )
+    if place.is_dir():
+        raise ConfigError(f"{output_path} is a folder; give the name of a file")
+    if written is not None or not place.exists():
+        folder = Path(os.path.realpath(place)).parent
+        if not folder.is_dir():
+            raise ConfigError(f"{output_path} cannot be written: there is no folder {folder}")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{output_path} cannot be written: {folder} is read-only for you")
+
+
+def _regular_file(path: str, standard: IO[str]) -> os.stat_result | None:
+    """What is known of the file at a path or behind a standard stream, if it is a regular one."""
+    try:
+        known = os.fstat(standard.fileno()) if path == "-" else os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return known if stat.S_ISREG(known.st_mode) else None
 
 
 def _check_place(run: str | None) -> None:
-    """Raises where what is to be translated stands in the place of RUN: a file, or text itself."""
+    """Raises where RUN is not a folder but a file of text, or text itself."""
     if run is None or os.path.isdir(run):
         return
     if os.path.exists(run):
@@ -211,6 +397,6 @@ def _check_place(run: str | None) -> None:
     )
 
 
-def _out_of_sight(output_path: str) -> bool:
-    """Whether what is written does not appear on a terminal, where progress would disturb it."""
-    return output_path != "-" or not sys.stdout.isatty()
+def _shown(typed: bool, output_path: str) -> bool:
+    """Whether to count lines on the terminal: not where the output itself appears there."""
+    return not typed and (output_path != "-" or not sys.stdout.isatty())

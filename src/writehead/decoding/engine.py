@@ -114,12 +114,13 @@ class Engine:
         *,
         prefixes: Iterable[str] | None = None,
         progress: Progress | None = None,
+        first: int = 0,
     ) -> Iterator[Output]:
         """The translation of each line, in order; by the paper's beam search unless told.
 
         `lines` may go on for ever: they are read a window at a time. `prefixes` are what each
         translation must begin with. Without a max_length, a translation may have 50 tokens more
-        than its source. Line i, from 0, draws by seed + i.
+        than its source. Line i draws by seed + i; lines count from `first`.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model does not translate; ask it to generate")
@@ -130,7 +131,7 @@ class Engine:
         pairs = _paired(_texts(lines, "line"), begun)
         jobs = (
             self._translation_jobs(i, line, prefix, options)
-            for i, (line, prefix) in enumerate(pairs)
+            for i, (line, prefix) in enumerate(pairs, first)
         )
         return (
             self._translated(found, options.alpha)
@@ -144,18 +145,19 @@ class Engine:
         *,
         samples: int = 1,
         progress: Progress | None = None,
+        first: int = 0,
     ) -> Iterator[Output]:
         """How each prompt goes on, in order and without the prompt itself; greedy unless told.
 
         Without a max_length, a text goes on until it ends or the model's positions do. Sample j
-        of prompt i, both from 0, draws by seed + i × samples + j.
+        of prompt i draws by seed + i × samples + j; prompts count from `first`.
         """
         options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
         if samples < 1:
             raise ConfigError(f"samples={samples} must be at least 1")
         if samples > 1 and options.temperature is None:
             raise ConfigError(f"{samples} samples would all be alike; set a temperature")
-        jobs = (self._prompt_jobs(i, one, options, samples) for i, one in enumerate(texts))
+        jobs = (self._prompt_jobs(i, one, options, samples) for i, one in enumerate(texts, first))
         work = self._worker.work(jobs, options, progress)
         return (
             Output(tuple(self._scored(one, line[0].tokens[1:]) for row in found for one in row))

@@ -1,70 +1,166 @@
-"""Lines in and out of files and pipes, as the command line's verbs read and write them."""
+"""Lines of text in and out of files, pipes and terminals, as the command line reads and writes."""
 
 import os
-import re
+import stat
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from writehead.decoding.pipes import Arrivals
+from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError
 
-Write = Callable[[str], None]
+READ_AHEAD = 4096  # lines of a pipe that are read while others are decoded
+GROUP_BYTES = 1 << 22  # of lines that are decoded together, however few they are
 COUNTED = 1 << 30  # bytes of a file whose lines are counted beforehand, in about a second
 PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # how gzip, xz, bzip2, zstd begin
+SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; others end lines for some readers
+ONE_LINE: dict[int, str | None] = {
+    **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
+    **{ord(separator): " " for separator in SEPARATORS},
+}
+
+
+class LineReader:
+    """The lines of a UTF-8 file, or of standard input where the path is "-".
+
+    A line ends with a line feed, or with a carriage return and a line feed. `errors` says what
+    becomes of a line that is not UTF-8: "strict" raises, with `advice` on what to do; "replace"
+    puts U+FFFD for what is wrong; "skip" makes the line empty. `bad` counts the latter two. At a
+    terminal, "strict" asks for the line again.
+    """
+
+    def __init__(self, path: str, errors: str = "strict", advice: str = "convert the text") -> None:
+        self.name = _name(path)
+        self.typed = is_interactive(path)
+        self.bad = 0
+        self._errors, self._advice = errors, advice
+        self._file = _open_input(path)
+        self._arrivals = None
+        if not self.typed and _is_pipe(self._file):
+            self._arrivals = Arrivals(self._file, READ_AHEAD, GROUP_BYTES)
+        self._number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for group in self.groups(1024):
+            yield from group
+
+    def groups(self, most: int) -> Iterator[list[str]]:
+        """Lists of up to `most` lines to decode together.
+
+        A pipe gives the lines that have arrived, so that its writer may wait for the answers.
+        """
+        if self.typed:
+            groups: Iterable[list[bytes]] = ([raw] for raw in self._file)
+        elif self._arrivals is not None:
+            groups = self._arrivals.groups(most)
+        else:
+            groups = _chunks(self._file, most)
+        try:
+            for group in groups:
+                lines = [line for raw in group if (line := self._decode(raw)) is not None]
+                if lines:
+                    yield lines
+        except OSError as error:
+            raise DataError(
+                f"{self.name} cannot be read after line {self._number}: {error.strerror}; check "
+                f"the disk"
+            ) from error
+
+    def _decode(self, raw: bytes) -> str | None:
+        """The text of a line; None where it is to be typed again."""
+        self._number += 1
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if self._number == 1 and raw.startswith(PACKED):
+                raise DataError(f"{self.name} is compressed; decompress it first") from error
+            wrong = f"line {self._number} of {self.name} is not UTF-8 (at byte {error.start + 1})"
+            if self._errors != "strict":
+                self.bad += 1
+                return raw.decode("utf-8", "replace") if self._errors == "replace" else ""
+            if not self.typed:
+                raise DataError(f"{wrong}; {self._advice}") from error
+            say(f"{wrong}; type it again")
+            return None
+
+    def report(self) -> None:
+        """Says on standard error how many lines were not UTF-8, if any."""
+        if self.bad:
+            replaced = "invalid bytes replaced by U+FFFD"
+            what = replaced if self._errors == "replace" else "treated as empty"
+            say(f"{plural(self.bad, 'line')} of {self.name} not UTF-8: {what}")
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a UTF-8 file, or of standard input where the path is "-", as they are read.
+    """The lines of a UTF-8 file, or of standard input where the path is "-"."""
+    return iter(LineReader(path))
 
-    A line ends with a line feed, or with a carriage return and one; it comes without either. One
-    that is not UTF-8 is an error; where it was typed, it is said and left out.
-    """
+
+def _name(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+def _open_input(path: str) -> BinaryIO:
     if path == "-":
         if sys.stdin is None:
-            raise DataError("standard input is closed; name a file of text with --input")
-        return _decoded(sys.stdin.buffer, "standard input", typed=is_interactive(path))
+            raise DataError("standard input is closed; give a file")
+        return sys.stdin.buffer
     if Path(path).is_dir():
         raise DataError(f"{path} is a folder; give a file of text")
     try:
-        return _decoded(open(path, "rb"), path)
+        return open(path, "rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def _decoded(file: BinaryIO, name: str, *, typed: bool = False) -> Iterator[str]:
+def _is_pipe(file: BinaryIO) -> bool:
+    """Whether reading may wait for another process."""
+    try:
+        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # bytes in memory
+        return False
+
+
+def _chunks(file: BinaryIO, most: int) -> Iterator[list[bytes]]:
+    """The lines of a file, `most` at a time, fewer where they are long."""
     with file:
-        number = 0
-        try:
-            for raw in file:
-                number += 1
-                try:
-                    line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-                except UnicodeDecodeError as error:
-                    if number == 1 and raw.startswith(PACKED):
-                        raise DataError(
-                            f"{name} is compressed; unpack it first, and give what comes out"
-                        ) from error
-                    wrong = f"line {number} of {name} is not UTF-8 (its byte {error.start + 1})"
-                    if not typed:
-                        raise DataError(f"{wrong}; convert the text") from error
-                    if sys.stderr is not None:  # else print would take standard output
-                        print(f"{wrong}; type it again", file=sys.stderr, flush=True)
-                    continue
-                yield line
-        except OSError as error:
-            raise DataError(
-                f"{name} cannot be read after line {number}: {error.strerror}; check the disk"
-            ) from error
+        group: list[bytes] = []
+        size = 0
+        for raw in file:
+            group.append(raw)
+            size += len(raw)
+            if len(group) == most or size >= GROUP_BYTES:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+
+def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator[list[Source]]:
+    """Each line with the prefix of its output, which is empty where no prefixes are given."""
+    count = 0
+    starts = None if prefixes is None else iter(prefixes)
+    for lines in groups:
+        given = [""] * len(lines) if starts is None else list(islice(starts, len(lines)))
+        if len(given) < len(lines):
+            raise DataError(f"line {count + len(given) + 1} has no prefix; give one for each line")
+        yield list(zip(lines, given, strict=True))
+        count += len(lines)
+    if starts is not None and next(starts, None) is not None:
+        raise DataError(f"there are more prefixes than the {plural(count, 'line')} of input")
 
 
 def utf8(text: str) -> str:
-    """The text, if it is one: an argument may hold bytes that are not."""
+    """A prompt from the command line, which may hold bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -73,86 +169,88 @@ def utf8(text: str) -> str:
 
 
 def is_interactive(path: str) -> bool:
-    """Whether someone types the lines and waits for each answer."""
+    """Whether a person types the lines and waits for each answer."""
     return path == "-" and sys.stdin is not None and sys.stdin.isatty()
 
 
-@contextmanager
-def writing(path: str, force: bool, read: str) -> Iterator[Write]:
-    """A function that writes text: to standard output where the path is "-", at once.
+class Stream:
+    """Standard output, a pipe or a device: text is written at once, and nothing can be resumed."""
 
-    A file appears when all is written, or not at all; one that is there is kept unless `force`, and
-    that which is `read` is kept in any case.
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.done = 0
+
+    def skip(self, sources: Sequence[Source]) -> int:
+        """No lines are finished beforehand."""
+        return 0
+
+    def write(self, text: str) -> None:
+        """Writes a piece of a line."""
+        self._file.write(text.encode())
+        self._file.flush()
+
+    def add(self, source: Source, text: str) -> None:
+        """Writes the text of an input line."""
+        self.write(text)
+        self.done += 1
+
+    def commit(self) -> None:
+        """Does nothing, since all is written."""
+
+
+Output = Stream | ResumableFile
+
+
+@contextmanager
+def writing(
+    path: str, manifest: Callable[[], Mapping[str, Any]], *, replace: bool
+) -> Iterator[Output]:
+    """Where to write text: standard output where the path is "-".
+
+    A regular file appears when all is written; see `resumable_file` for its manifest and for what
+    an error leaves. FileExistsError means that another process has created it meanwhile.
     """
-    if path == "-":
-        yield _answer
-        return
     place = Path(path)
-    if place.is_file() and Path(read).is_file() and place.samefile(read):
-        raise DataError(f"{path} is what is read; write to another place")
-    if place.is_file() and not force:
-        raise DataError(f"{path} exists; choose another place, or pass --force to replace it")
     try:
-        if place.exists() and not place.is_file():  # a pipe or a device, which nothing replaces
+        if path == "-":
+            yield Stream(sys.stdout.buffer)
+        elif place.exists() and not place.is_file():  # a pipe or a device, which nothing replaces
             with place.open("wb") as file:
-                yield lambda text: _say(file, text)
+                yield Stream(file)
         else:
-            with _replacing(place.resolve()) as file:
-                yield lambda text: _put(file, text)
-    except BrokenPipeError:
+            with resumable_file(place, manifest(), replace=replace) as output:
+                yield output
+    except (BrokenPipeError, FileExistsError):
         raise
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _replacing(place: Path) -> Iterator[BinaryIO]:
-    """A file beside `place`, which takes its place if all goes well and else is removed."""
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        with fresh.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, place)
-    finally:
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-
-
-def _put(file: BinaryIO, text: str) -> None:
-    file.write(text.encode("utf-8"))
-
-
-def _say(file: BinaryIO, text: str) -> None:
-    _put(file, text)
-    file.flush()
-
-
-def _answer(text: str) -> None:
-    """Writes to standard output, at once."""
-    try:
-        _say(sys.stdout.buffer, text)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"standard output could not be written: {error.strerror or error}"
-        ) from error
+        name = "standard output" if path == "-" else path
+        raise DataError(f"{name} could not be written: {error.strerror or error}") from error
 
 
 def one_line(text: str) -> str:
-    """The text without line ends, so that line i of the output is that of line i of the input."""
-    return re.sub(r"[\r\n]+", " ", text)
+    """The text without control characters, on one line whatever the reader takes for its end."""
+    return text.translate(ONE_LINE)
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence on standard error, unless that is closed."""
+    if sys.stderr is not None:  # else print would take standard output
+        print(sentence, file=sys.stderr, flush=True)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, such as "1 line" or "1,024 lines"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass
 class Tally:
-    """How many lines are decoded, those in parts by their parts, and how many are written."""
+    """How many lines are decoded, counting parts of long lines, and where they are written."""
 
-    show: Callable[[float], None] | None = None
+    output: Output
+    name: str  # of the input
+    show: "_Counter | None" = None
     decoded: float = 0.0
-    written: int = 0
 
     def progress(self, count: float) -> None:
         """`count` more lines are decoded."""
@@ -160,37 +258,96 @@ class Tally:
         if self.show is not None:
             self.show(count)
 
-    def fate(self, path: str) -> str:
-        """What an interruption leaves of the lines for a path."""
-        whole = int(self.decoded + 1e-6)  # thirds of a line may add up to a little less than one
-        if path != "-" and (Path(path).is_file() or not Path(path).exists()):
-            fate = "is left as it was" if Path(path).exists() else "was not made"
-            return f"{whole:,} lines were decoded; {path} {fate}, since it comes whole"
-        said = f"{self.written:,} of {whole:,} decoded lines are written"
-        if self.written >= whole:
-            return said
-        return f"{said}; the others are lost, since lines read together are written together"
+    def unfinished(self, groups: Iterable[list[Source]]) -> Iterator[list[Source]]:
+        """The lines that an interrupted attempt has not finished; says where it resumes."""
+        output = self.output
+        if isinstance(output, ResumableFile) and output.discarded:
+            say(
+                f"starting over: {plural(output.discarded, 'line')} of an interrupted attempt "
+                f"with other settings are discarded"
+            )
+        began = False
+        for group in groups:
+            count = 0 if began else output.skip(group)
+            if self.show is not None and count:
+                self.show.skip(count)
+            if count == len(group):
+                continue
+            if not began:
+                self._say_resumed()
+            began = True
+            yield group[count:]
+        if not began:
+            self._say_resumed()
+
+    def _say_resumed(self) -> None:
+        if not isinstance(self.output, ResumableFile):
+            return
+        done, changed = self.output.done, self.output.changed
+        why = f"{self.name} has changed; " if changed else ""
+        if done:
+            say(f"{why}resuming after line {done:,} of {self.name}")
+        elif changed:
+            say(f"{why}starting over")
+
+    def fate(self) -> str:
+        """What an interruption leaves."""
+        if isinstance(self.output, ResumableFile):
+            if self.output.kept == 0:
+                return "no line is done"
+            return (
+                f"{plural(self.output.kept, 'line')} done and kept; run the same command again to "
+                f"resume"
+            )
+        written = f"{plural(self.output.done, 'line')} written"
+        lost = int(self.decoded + 1e-6) - self.output.done  # thirds add up to a little less than 1
+        return f"{written}; {lost:,} more decoded but not written" if lost > 0 else written
 
 
 @contextmanager
-def tallying(path: str, shown: bool, read: str, *, typed: bool) -> Iterator[Tally]:
-    """A tally of lines that are read, decoded and written to a path, with a counter if `shown`.
+def tallying(output: Output, read: str, *, typed: bool, shown: bool) -> Iterator[Tally]:
+    """A tally of the lines that are `read` from a path, with a counter on the terminal if `shown`.
 
-    An interruption says what became of them, unless they are typed and answered one by one.
+    After an interruption or an error, it says what is left, unless lines are typed and answered.
     """
-    tally = Tally()
+    tally = Tally(output, _name(read))
     try:
         with counting(shown, read) as tally.show:
             yield tally
-    except KeyboardInterrupt:
-        if not typed and sys.stderr is not None:
-            print(f"interrupted: {tally.fate(path)}", file=sys.stderr, flush=True)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        if isinstance(output, ResumableFile):
+            if interrupted or output.kept:
+                say(f"{'interrupted' if interrupted else 'stopped'}: {tally.fate()}")
+        elif interrupted and not typed:
+            say(f"interrupted: {tally.fate()}")
         raise
 
 
+class _Counter:
+    """Shows how many lines are decoded, and how many per second."""
+
+    def __init__(self, bar: Progress, total: int | None) -> None:
+        of = "" if total is None else f" of {total:,}"
+        self._bar = bar
+        self._task = bar.add_task("", total=total, done="0", of=of, speed="0")
+        self._skipped = 0
+
+    def __call__(self, count: float) -> None:
+        self._bar.advance(self._task, count)
+        task = self._bar.tasks[self._task]
+        speed = (task.completed - self._skipped) / (task.elapsed or 1.0)
+        self._bar.update(self._task, done=_few_digits(task.completed), speed=_few_digits(speed))
+
+    def skip(self, count: int) -> None:
+        """`count` lines need not be decoded."""
+        self._skipped += count
+        self(count)
+
+
 @contextmanager
-def counting(wanted: bool, read: str = "-") -> Iterator[Callable[[float], None] | None]:
-    """What to tell of lines as they finish: a counter on standard error if it is a terminal.
+def counting(wanted: bool, read: str = "-") -> Iterator[_Counter | None]:
+    """A counter of decoded lines on standard error if that is a terminal.
 
     It shows how many there are where they are `read` from a file that is quickly counted.
     """
@@ -200,25 +357,15 @@ def counting(wanted: bool, read: str = "-") -> Iterator[Callable[[float], None] 
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.fields[done]}{task.fields[of]} lines, {task.fields[speed]} a second"),
+        TextColumn("{task.fields[done]}{task.fields[of]} lines, {task.fields[speed]} per second"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        total = _count_lines(read)
-        of = "" if total is None else f" of {total:,}"
-        task = bar.add_task("", total=total, done="0", of=of, speed="0")
-
-        def tell(count: float) -> None:
-            bar.advance(task, count)
-            done = bar.tasks[task].completed
-            speed = done / (bar.tasks[task].elapsed or 1.0)
-            bar.update(task, done=_few_digits(done), speed=_few_digits(speed))
-
-        yield tell
+        yield _Counter(bar, _count_lines(read))
 
 
 def _count_lines(path: str) -> int | None:
-    """How many lines a file has; None where it is none, or so large that counting takes long."""
+    """How many lines a regular file has; None where it is so large that counting takes long."""
     place = Path(path)
     if path == "-" or not place.is_file() or place.stat().st_size > COUNTED:
         return None

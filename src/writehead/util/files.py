@@ -7,7 +7,9 @@ in progress: the next writer to the same place removes it.
 
 import errno
 import fcntl
+import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+ENDING = ".tmp"  # of the hidden names
+LONGEST = 200  # bytes of a place's name that its hidden names repeat
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -32,16 +36,14 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     ends with FileExistsError. Where `path` is a symbolic link, its target is written.
     """
     path = path.resolve()
-    fresh, descriptor = _create(path, folder=False)
+    _remove_abandoned(path)
+    fresh, descriptor = create_hidden(path, ENDING, folder=False)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(descriptor)
-            if replace:
-                os.replace(fresh, path)
-            else:
-                _publish(fresh, path)
+            publish(fresh, path, replace=replace)
     finally:
         with suppress(FileNotFoundError):
             fresh.unlink()
@@ -57,7 +59,8 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh, descriptor = _create(path, folder=True)
+    _remove_abandoned(path)
+    fresh, descriptor = create_hidden(path, ENDING, folder=True)
     try:
         yield fresh
         for inside in (*fresh.iterdir(), fresh):
@@ -78,63 +81,49 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _create(path: Path, *, folder: bool) -> tuple[Path, int]:
+def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
     """A new hidden file or folder beside `path`, and the descriptor that keeps it locked."""
-    _remove_abandoned(path)
     while True:
-        fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}.tmp")
+        fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{ending}")
         with suppress(FileExistsError):
             if folder:
                 fresh.mkdir()
-                descriptor = os.open(fresh, os.O_RDONLY)
             else:
-                descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            _lock(descriptor)
-            if fresh.exists():  # else another process took it for abandoned before it was locked
-                return fresh, descriptor
+                os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            # another process may take it for abandoned before it is locked
+            with suppress(FileNotFoundError):
+                descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
+                if _lock(descriptor) is not False and fresh.exists():
+                    return fresh, descriptor
+                os.close(descriptor)
+
+
+def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
+    """The hidden files and folders beside `path` that killed processes left, each locked.
+
+    The caller closes the descriptors, which releases the locks.
+    """
+    name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
+    try:
+        names = sorted(filter(name.fullmatch, os.listdir(path.parent)))
+    except OSError:  # the folder does not exist or may not be read
+        return
+    for left in (path.parent / name for name in names):
+        try:
+            descriptor = os.open(left, os.O_RDONLY)
+        except OSError:
+            continue
+        if _lock(descriptor) and left.exists():  # else its owner has finished it meanwhile
+            yield left, descriptor
+        else:
             os.close(descriptor)
 
 
-def _prefix(path: Path) -> str:
-    """How the hidden names of a place begin; a long name is cut to fit into the system's limit."""
-    return f".{os.fsdecode(os.fsencode(path.name)[:200])}."
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Removes what killed processes left beside `path`."""
-    prefix = _prefix(path)
-    with suppress(OSError):  # of a folder that is not there, or may not be read
-        for name in os.listdir(path.parent):
-            if name.startswith(prefix) and name.endswith(".tmp"):
-                _remove_if_abandoned(path.parent / name)
-
-
-def _remove_if_abandoned(fresh: Path) -> None:
-    try:
-        descriptor = os.open(fresh, os.O_RDONLY)
-    except OSError:
+def publish(fresh: Path, path: Path, *, replace: bool) -> None:
+    """Gives a complete file its name; without `replace`, raises FileExistsError if it is taken."""
+    if replace:
+        os.replace(fresh, path)
         return
-    try:
-        if _lock(descriptor):
-            if fresh.is_dir():
-                shutil.rmtree(fresh, ignore_errors=True)
-            else:
-                fresh.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether the file is now locked by this process; False on file systems without locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _publish(fresh: Path, path: Path) -> None:
-    """Gives a file its name unless another has it."""
     try:
         os.link(fresh, path)
     except OSError as error:
@@ -142,6 +131,35 @@ def _publish(fresh: Path, path: Path) -> None:
             raise
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # reserves the name
         os.replace(fresh, path)
+
+
+def _prefix(path: Path) -> str:
+    """How the hidden names of a place begin; a long name is shortened to fit the system's limit."""
+    name = os.fsencode(path.name)
+    if len(name) > LONGEST:
+        name = name[:LONGEST] + hashlib.sha256(name).hexdigest()[:8].encode()
+    return f".{os.fsdecode(name)}."
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes what killed processes left beside `path`."""
+    for left, descriptor in abandoned(path, ENDING):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether this process holds the lock now; None on file systems without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _move(fresh: Path, path: Path, replace: bool) -> None:
