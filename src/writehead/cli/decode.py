@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # these import PyTorch, which takes seconds
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
 SHOWN = 40  # characters of a mistaken argument that an error repeats
-CPU_LINES = 1024  # decoded together on a CPU: about a minute's work, which an interruption loses
+# lines decoded together on a CPU, at first and at most: an interruption loses as many
+CPU_LINES = (32, 1024)
 
 
 class Errors(StrEnum):
@@ -189,7 +190,7 @@ def translate_command(
         textio.say(f"{bundled if run is None else ''}type a line and Enter; Ctrl-D ends")
     manifest = _manifest("translate", engine, run, options, n_best=n_best, scores=scores)
     with _writing(output_path, manifest, force) as output:
-        groups = textio.paired(reader.groups(_window(engine)), prefixes)
+        groups = textio.paired(reader.groups(*_window(engine)), prefixes)
         shown = _shown(reader.typed, output_path)
         with textio.tallying(output, input_path, typed=reader.typed, shown=shown) as tally:
             _decode(groups, tally, answer)
@@ -262,7 +263,7 @@ def generate_command(
         textio.say("type a prompt and Enter; Ctrl-D ends")
     manifest = _manifest("generate", engine, run, options, samples=samples, echo=echo)
     with _writing(output_path, manifest, force) as output:
-        lines = [[given or ""]] if reader is None else reader.groups(_window(engine))
+        lines = [[given or ""]] if reader is None else reader.groups(*_window(engine))
         groups = textio.paired(lines, None)
         at_once = typed or reader is None
         if at_once and samples == 1 and beam == 1 and isinstance(output, textio.Stream):
@@ -290,11 +291,14 @@ def _decode(groups: "Iterable[list[Source]]", tally: "textio.Tally", answer: "An
         output.commit()
 
 
-def _window(engine: "Engine") -> int:
-    """How many lines to read before they are decoded, so that similar lengths share a batch."""
+def _window(engine: "Engine") -> tuple[int, int]:
+    """How many lines to decode together at most and at first; similar lengths share a batch."""
     from writehead.decoding import Batching
 
-    return min(CPU_LINES, Batching.lines) if engine.model.device.type == "cpu" else Batching.lines
+    if engine.model.device.type != "cpu":
+        return Batching.lines, Batching.lines
+    first, most = CPU_LINES
+    return most, first
 
 
 def _manifest(

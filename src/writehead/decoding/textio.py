@@ -52,17 +52,19 @@ class LineReader:
         for group in self.groups(1024):
             yield from group
 
-    def groups(self, most: int) -> Iterator[list[str]]:
+    def groups(self, most: int, first: int | None = None) -> Iterator[list[str]]:
         """Lists of up to `most` lines to decode together.
 
-        A pipe gives the lines that have arrived, so that its writer may wait for the answers.
+        A pipe gives the lines that have arrived, so that its writer may wait for the answers. A
+        file gives `first` lines at first and then twice as many each time, so that the first
+        answers come soon and an early interruption keeps them.
         """
         if self.typed:
             groups: Iterable[list[bytes]] = ([raw] for raw in self._file)
         elif self._arrivals is not None:
             groups = self._arrivals.groups(most)
         else:
-            groups = _chunks(self._file, most)
+            groups = _chunks(self._file, most, first or most)
         try:
             for group in groups:
                 lines = [line for raw in group if (line := self._decode(raw)) is not None]
@@ -130,17 +132,17 @@ def _is_pipe(file: BinaryIO) -> bool:
         return False
 
 
-def _chunks(file: BinaryIO, most: int) -> Iterator[list[bytes]]:
-    """The lines of a file, `most` at a time, fewer where they are long."""
+def _chunks(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
+    """The lines of a file: `first`, then twice as many each time up to `most`; fewer if long."""
     with file:
         group: list[bytes] = []
-        size = 0
+        size, limit = 0, min(first, most)
         for raw in file:
             group.append(raw)
             size += len(raw)
-            if len(group) == most or size >= GROUP_BYTES:
+            if len(group) == limit or size >= GROUP_BYTES:
                 yield group
-                group, size = [], 0
+                group, size, limit = [], 0, min(2 * limit, most)
         if group:
             yield group
 
