@@ -47,26 +47,19 @@ def text_dataset(folder: Path) -> Path:
     return folder / "language"
 
 
-def go(
-    dataset: Path, run: Path, config: TrainConfig = CONFIG, model: ModelConfig = MODEL
-) -> Outcome:
+def go(dataset: Path, run: Path, config=CONFIG, model: ModelConfig = MODEL) -> Outcome:
     return train(dataset, run, model, config, device="cpu")
 
 
-def command(
-    dataset: Path, run: Path, *settings: str, preset: str = "tiny/multi-query"
-) -> tuple[object, ...]:
+def command(dataset: Path, run: Path, *settings: str, preset="tiny/multi-query") -> list[object]:
     """The arguments of `writehead` that train like `go`."""
     options = ("--preset", preset, "--run", run, "--device=cpu", *SETTINGS, *settings)
-    return ("train", dataset, *options)
+    return ["train", dataset, *options]
 
 
 def curve(run: Path) -> list[dict[str, float]]:
     """The log without the entries that depend on the machine's speed."""
-    return [
-        {name: value for name, value in entry.items() if name not in TIMES}
-        for entry in read_log(run)
-    ]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in read_log(run)]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -81,6 +81,7 @@ def cut(folder):
         (lambda folder: folder.rename(folder.parent / "elsewhere"), "there is no dataset at"),
         (lambda folder: (folder / "dataset.json").unlink(), "has no dataset.json"),
         (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json"),
+        (lambda folder: (folder / "dataset.json").write_text("[1]"), "dataset.json"),
         (lambda folder: change_info(folder, format=2, writehead="9.0"), "writehead 9.0"),
         (lambda folder: change_info(folder, splits=None), "splits"),
         (lambda folder: change_info(folder, config={"vocab": 1}), "did you mean 'vocabulary'"),

@@ -213,9 +213,9 @@ GET_UP = Clause(VERBS["get/aufstehen"], Phrase(tree.HE))
             "Heute gibt der junge Lehrer dem Kind einen roten Apfel.",
         ),
         (
-            Sentence(replace(CALL, modal=tree.MUST, tense="past"), "whether"),
-            "Did the woman have to call the doctor?",
-            "Musste die Frau den Arzt anrufen?",
+            Sentence(replace(CALL, modal=tree.MUST, negated=True)),
+            "The woman must not call the doctor.",
+            "Die Frau darf den Arzt nicht anrufen.",
         ),
         (
             Sentence(DRINK, conjunction=("because", "weil"), second=GET_UP, reversed=True),

@@ -16,6 +16,7 @@ from writehead.data.cleaning import normalise
 from writehead.data.dataset import Dataset
 from writehead.data.grammar import pairs as embedded_pairs
 from writehead.data.prepare import prepare
+from writehead.data.progress import Reporter
 from writehead.data.sources import Chunk, Inputs, TextFiles, parallel_files, text_files
 from writehead.errors import ConfigError, DataError
 
@@ -69,16 +70,17 @@ def test_a_language_model_keeps_long_lines_unless_a_limit_is_set(tmp_path):
     assert len(prepare(tmp_path / "some", inputs, config, workers=1).split("train")) == 100
 
 
-def test_without_dev_text_lines_are_held_out_from_train(tmp_path):
-    rows = pairs(400)
-    inputs = pair_inputs(tmp_path, rows)
-    dataset = prepare(tmp_path / "ds", inputs, replace(SMALL, dev=2000), workers=1)
-    dev = texts(dataset, "dev")
-    assert len(dev) == 20  # a twentieth
-    assert sorted(texts(dataset) + dev) == sorted(rows)
-    other = prepare(tmp_path / "other", inputs, replace(SMALL, dev=9, seed=1), workers=1)
-    assert len(texts(other, "dev")) == 9
-    assert not set(texts(other, "dev")) <= set(dev)
+@pytest.mark.parametrize(("dev", "held_out"), [(9, 9), (2000, 20)])
+def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, capsys, dev, held_out):
+    inputs, found = pair_inputs(tmp_path, pairs(400)), []
+    for seed in (0, 1):
+        config, progress = replace(SMALL, dev=dev, seed=seed), Reporter()
+        dataset = prepare(tmp_path / str(seed), inputs, config, workers=1, progress=progress)
+        found.append(texts(dataset, "dev"))
+        assert sorted(texts(dataset) + found[-1]) == sorted(pairs(400))
+        assert len(found[-1]) == held_out
+    assert found[0] != found[1]
+    assert ("20 lines are held out" in capsys.readouterr().err) == (dev > held_out)
 
 
 def test_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
@@ -168,7 +170,7 @@ class Generated:
 def test_memory_does_not_grow_with_the_text(tmp_path):
     config = PrepareConfig(task="language", vocabulary=400, sample=1000, dev=10)
     corpus, peaks = Generated(), []
-    for corpus.lines in (4_000, 16_000):
+    for corpus.lines in (2_000, 8_000):
         tracemalloc.start()
         dataset = prepare(tmp_path / str(corpus.lines), Inputs((corpus,)), config, workers=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -218,14 +220,6 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
     assert sizes(tmp_path / "ds") == {"train": 200, "dev": 20}
     code, out, err = command(*options)
     assert (code, "already prepared" in err) == (0, True)
-
-
-@pytest.mark.parametrize(("asked", "held_out"), [(6, 6), (50, 10)])
-def test_at_most_a_twentieth_of_a_text_is_held_out(command, tmp_path, asked, held_out):
-    text = write(tmp_path / "books", sentences(200, seed=0))
-    code, _, err = command("--text", text, "--vocabulary=400", "--dev", asked)
-    assert (code, sizes(tmp_path / "ds")) == (0, {"train": 200 - held_out, "dev": held_out})
-    assert ("10 lines are held out" in " ".join(err.split())) == (asked > held_out)
 
 
 def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):

@@ -13,6 +13,7 @@ from writehead.data.dataset import Dataset
 from writehead.training.distributed import World
 from writehead.training.loss import sequence_loss
 from writehead.training.step import Stepper
+from writehead.training.throughput import matrix_rate
 
 ALONE = World(0, 1, torch.device("cpu"))
 PLAIN = replace(MODEL, vocabulary=330, dropout=0.0)
@@ -100,6 +101,10 @@ def test_dropout_depends_on_the_seed_the_step_and_the_process_alone(batch):
 
     assert loss() == loss(stray=5)
     assert len({loss(), loss(step=1), loss(rank=1), loss(seed=1)}) == 4
+
+
+def test_the_matrix_rate_is_that_of_a_computer():
+    assert 1e6 < matrix_rate(torch.device("cpu"), torch.float32, size=64) < 1e15
 
 
 def test_bfloat16_keeps_float32_weights_and_nearly_the_loss(batch):
