@@ -1,4 +1,4 @@
-"""What every test shares: one thread a worker, one seed a test, no GPU test without a GPU."""
+"""Shared by all tests: few threads, one seed per test, no GPU tests without a GPU."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from hypothesis import settings
 from writehead.cli import main
 
 if not torch.cuda.is_available() and find_spec("triton"):
-    # a kernel is interpreted if this is set when it is defined, whichever test comes first
+    # kernels are interpreted if this is set when they are defined, whichever test comes first
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         names = "beams begin choose decode label_loss linear packed_kernels pointwise tiles"
         for name in names.split():
@@ -23,7 +23,7 @@ if not torch.cuda.is_available() and find_spec("triton"):
 
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +41,7 @@ def _same_seed_for_every_test() -> None:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets kernels run in Python where there is no GPU; other tests see the variable as it was."""
+    """Runs kernels in Triton's interpreter where there is no GPU, in this test alone."""
     if not torch.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
@@ -68,7 +68,7 @@ def writehead(
 
 @pytest.fixture
 def boxed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of a small run that stands in for the model in the box."""
+    """The folder of a small run that replaces the bundled model."""
     from texts import save_small_runs  # brings the kernels, which are defined above
 
     folder = tmp_path / "box"
@@ -80,6 +80,6 @@ def boxed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def empty_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder where the model in the box would be, and is not."""
+    """The path of the bundled model, which does not exist."""
     monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
     return tmp_path / "none"

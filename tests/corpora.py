@@ -1,4 +1,4 @@
-"""Small text that several tests prepare, and what they know about it without our code."""
+"""Small made-up corpora for the tests, and datasets prepared from them."""
 
 import random
 from pathlib import Path
@@ -8,24 +8,7 @@ from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, parallel_files, text_files
 
-SYLLABLES = [
-    "ka",
-    "lo",
-    "mi",
-    "tü",
-    "ße",
-    "ro",
-    "na",
-    "wi",
-    "äu",
-    "de",
-    "fö",
-    "gu",
-    "han",
-    "sel",
-    "ber",
-    "ling",
-]
+SYLLABLES = "ka lo mi tü ße ro na wi äu de fö gu han sel ber ling"
 
 
 def sentences(count: int, seed: int, longest: int = 24) -> list[str]:
@@ -34,7 +17,7 @@ def sentences(count: int, seed: int, longest: int = 24) -> list[str]:
     made: dict[str, None] = {}
     while len(made) < count:
         words = (
-            "".join(generator.choices(SYLLABLES, k=generator.randint(1, 4)))
+            "".join(generator.choices(SYLLABLES.split(), k=generator.randint(1, 4)))
             for _ in range(generator.randint(1, longest))
         )
         made[" ".join(words).capitalize() + "."] = None
@@ -42,7 +25,7 @@ def sentences(count: int, seed: int, longest: int = 24) -> list[str]:
 
 
 def pairs(count: int, seed: int = 0, longest: int = 24) -> list[tuple[str, str]]:
-    """A line and its reverse in capitals: of the same length, and not the same."""
+    """A line and its reverse in capitals: equally long, but not the same."""
     return [(line, line[::-1].upper()) for line in sentences(count, seed, longest)]
 
 
@@ -64,7 +47,7 @@ def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:
 
 
 def translation_dataset(folder: Path, count: int = 400, longest: int = 24) -> Dataset:
-    """A dataset of `pairs(count)`, none held out."""
+    """A dataset of `pairs(count)` without a dev split."""
     config = PrepareConfig(task="translation", vocabulary=400, dev=0)
     inputs = pair_inputs(folder, pairs(count, longest=longest))
     return prepare(folder / "translation", inputs, config, workers=1)
@@ -77,5 +60,5 @@ def language_dataset(folder: Path, count: int = 300, longest: int = 60) -> Datas
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder, to compare byte for byte."""
+    """Every file in a folder, to compare byte for byte."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Text, a tokenizer and small engines for the tests that go from text to text."""
+"""Text, a tokenizer and small engines for tests that go from text to text."""
 
 import random
 from functools import cache
@@ -44,19 +44,19 @@ def tokenizer() -> Tokenizer:
 
 
 def engine(task: str, batching: Batching | None = None, **changes: object) -> Engine:
-    """A model of random weights that now and then ends a text, in float64."""
+    """A float64 model with random weights that ends texts at different lengths."""
     torch.manual_seed(3)
     sizes = {"vocabulary": 300, "target_positions": 40, "decoder_layers": 1, "logit_scale": 0.2}
     if task == "translation":
         sizes |= {"source_positions": 24, "encoder_layers": 1}
     made = model(config(task, **(sizes | changes)))
     with torch.no_grad():
-        made.tokens.weight[1] *= 4.0  # the end token, so that texts differ in length
+        made.tokens.weight[1] *= 4.0  # the end token
     return Engine(made, tokenizer(), batching)
 
 
 def save_small_runs(folder: Path) -> tuple[Path, Path]:
-    """A translation model of random weights as a run, and the same in eight bits."""
+    """A run of a translation model with random weights, and the same in eight bits."""
     tokenizer().save(folder / "tokenizer")
     plain, quantized = folder / "plain", folder / "quantized"
     save_run(plain, engine("translation").model.float(), tokenizer=folder / "tokenizer")

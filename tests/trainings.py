@@ -1,8 +1,9 @@
-"""Small trainings on made-up pairs, and what is compared of them."""
+"""Small training runs on made-up text, and comparisons of their results."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,35 +18,24 @@ from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 
 SIZES = {"d": 12, "f": 20, "h": 2, "k": 5, "v": 7, "decoder_layers": 1, "target_positions": 48}
-MODEL = replace(preset("tiny/multi-query"), **SIZES, encoder_layers=1, source_positions=48)
+SIZES_2 = {"encoder_layers": 1, "source_positions": 48}
+MODEL = replace(preset("tiny/multi-query"), **SIZES, **SIZES_2)
 LANGUAGE = replace(preset("tiny-lm/multi-query"), **SIZES)
 STEPS = 11
-# no two periods share a multiple before the end; an epoch ends on the way
-CONFIG = TrainConfig(
-    steps=STEPS,
-    rows=4,
-    source_length=48,
-    target_length=48,
-    warmup=4,
-    log_every=3,
-    evaluate_every=5,
-    checkpoint_every=4,
-)
+# no two intervals share a multiple before the last step, and an epoch ends on the way
+INTERVALS = {"log_every": 3, "evaluate_every": 5, "checkpoint_every": 4}
+LENGTHS = {"source_length": 48, "target_length": 48}
+CONFIG = TrainConfig(steps=STEPS, rows=4, warmup=4, **LENGTHS, **INTERVALS)
 TIMES = ("tokens_per_second", "utilisation")
-# what the command line needs to train the same
-SETTINGS = [
-    *(f"--set=model.{name}={getattr(MODEL, name)}" for name in (*SIZES, "encoder_layers")),
-    "--set=model.source_positions=48",
-    *(
-        f"--set=train.{name}={value}"
-        for name, value in CONFIG.to_json().items()
-        if value != TrainConfig().to_json()[name]
-    ),
-]
+# the same as command-line options
+CHANGED = {k: v for k, v in CONFIG.to_json().items() if v != TrainConfig().to_json()[k]}
+SETTINGS = [f"--set=model.{name}={value}" for name, value in (SIZES | SIZES_2).items()]
+SETTINGS += [f"--set=train.{name}={value}" for name, value in CHANGED.items()]
 
 
 def pair_dataset(folder: Path, count: int = 90, vocabulary: int = 330, seed: int = 0) -> Path:
     config = PrepareConfig(task="translation", vocabulary=vocabulary, dev=9, seed=seed)
+    folder.mkdir(exist_ok=True)
     prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, workers=1)
     return folder / "pairs"
 
@@ -57,18 +47,19 @@ def text_dataset(folder: Path) -> Path:
     return folder / "language"
 
 
-def go(
-    dataset: Path, run: Path, config: TrainConfig = CONFIG, model: ModelConfig = MODEL
-) -> Outcome:
+def go(dataset: Path, run: Path, config=CONFIG, model: ModelConfig = MODEL) -> Outcome:
     return train(dataset, run, model, config, device="cpu")
 
 
+def command(dataset: Path, run: Path, *settings: str, preset="tiny/multi-query") -> list[object]:
+    """The arguments of `writehead` that train like `go`."""
+    options = ("--preset", preset, "--run", run, "--device=cpu", *SETTINGS, *settings)
+    return ["train", dataset, *options]
+
+
 def curve(run: Path) -> list[dict[str, float]]:
-    """The log, but for what depends on the machine."""
-    return [
-        {name: value for name, value in entry.items() if name not in TIMES}
-        for entry in read_log(run)
-    ]
+    """The log without the entries that depend on the machine's speed."""
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in read_log(run)]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -84,14 +75,21 @@ def steps(run: Path) -> list[int]:
 
 
 def assert_same_training(run: Path, other: Path) -> None:
-    """To the bit: what was logged, the weights, and the optimizer's state."""
+    """Equal to the last bit: the log, the weights and the optimizer's state."""
     assert curve(run) == curve(other)
     assert steps(run) == steps(other)
-    for ours, theirs in ((run, other), (last_checkpoint(run), last_checkpoint(other))):
-        for name, T in weights(theirs).items():
-            assert torch.equal(weights(ours)[name], T), name
-    moments, expected = (
-        load_file(last_checkpoint(one) / "optimizer.safetensors") for one in (run, other)
-    )
-    assert moments.keys() == expected.keys()
-    assert all(torch.equal(moments[name], expected[name]) for name in expected)
+    ours, theirs = last_checkpoint(run), last_checkpoint(other)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    for name, T in weights(other).items():
+        assert torch.equal(weights(run)[name], T), name
+
+
+def assert_alike(run: Path, other: Path) -> None:
+    """Equal but for the rounding of float32 sums that are taken in another order."""
+    for ours, theirs in zip(curve(run), curve(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    found = weights(run)
+    for name, T in weights(other).items():
+        # the norm, as rounding may turn the sign of a gradient close to zero
+        assert (found[name] - T).norm() <= 1e-3 * T.norm(), name

@@ -1,3 +1,5 @@
+"""Normalisation, duplicate detection, length ratios, and the tokenizer."""
+
 import unicodedata
 
 import numpy as np
@@ -5,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corpora import sentences
 from writehead.data.cleaning import Seen, fingerprint, normalise, unlike
+from writehead.data.tokenizer import END, PAD, Tokenizer
+from writehead.errors import DataError
+
+ODD = "漢字かな|𝔘𝔫𝔦𝔠𝔬𝔡𝔢|👩🏽‍🚀 🇩🇪|עברית العربية|ﬁ ½ ℃ …|<pad> </s> <unk> <0x41>|\U0010ffff"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(sentences(300, seed=1), 420)
 
 
 @pytest.mark.parametrize(
@@ -14,9 +26,7 @@ from writehead.data.cleaning import Seen, fingerprint, normalise, unlike
         ("  two\t words \r", "two words"),
         ("a\u00a0b\u3000c\u2028d", "a b c d"),
         ("nul\x00 bell\x07 \x7fend", "nul bell end"),
-        ("\ufeffmark", "mark"),
-        ("soft\u00adhyphen zero\u200bwidth", "softhyphen zerowidth"),
-        ("e\u0301", "\u00e9"),
+        ("\ufeffsoft\u00adhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("e\u200b\u0301", "\u00e9"),
         ("ﬁ ½ … „Ja“ ™", "ﬁ ½ … „Ja“ ™"),
         ("👨\u200d👩\u200d👧", "👨\u200d👩\u200d👧"),
@@ -25,31 +35,39 @@ from writehead.data.cleaning import Seen, fingerprint, normalise, unlike
         (" \u200b \x01 ", ""),
     ],
 )
-def test_text_is_put_right_and_no_letter_is_lost(text, expected):
+def test_normalising_repairs_text_and_loses_no_letter(text, expected):
     assert normalise(text) == expected
 
 
 @given(st.text())
-def test_normalising_twice_changes_nothing_and_leaves_single_spaces_and_no_controls(text):
+def test_any_text_is_normalised_once_and_survives_the_tokenizer(tokenizer, text):
     once = normalise(text)
-    assert normalise(once) == once
-    assert once == once.strip()
+    assert normalise(once) == once == once.strip() == tokenizer.decode(tokenizer.encode(text))
     assert "  " not in once
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in once)
 
 
-def test_fingerprints_tell_pairs_apart_by_side():
-    rows = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("ab",)]
-    assert len({fingerprint(row) for row in rows}) == len(rows)
-    assert all(0 <= fingerprint(row) < 1 << 64 for row in rows)
+@pytest.mark.parametrize("text", ODD.split("|"))
+def test_odd_text_contains_no_special_token(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert min(ids) > 2
+    assert tokenizer.decode([PAD, *ids, END, PAD]) == text
+
+
+def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer):
+    again, texts = Tokenizer.train(sentences(300, seed=1), 420), sentences(50, seed=2)
+    assert (again.model, again.vocabulary) == (tokenizer.model, 420)
+    assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
+    for vocabulary, words in ((100, "260 or more"), (270, "larger"), (50_000, "smaller")):
+        with pytest.raises(DataError, match=words):
+            Tokenizer.train(sentences(20, seed=1), vocabulary)
 
 
 @given(st.lists(st.lists(st.integers(0, 30)), max_size=12))
-def test_seen_says_what_a_set_says(batches):
+def test_seen_agrees_with_a_set(batches):
     ours, plain = Seen(), set()
     for batch in batches:
-        values = np.array(batch, dtype=np.uint64)
-        expected = []
+        values, expected = np.array(batch, dtype=np.uint64), []
         assert ours.contains(values).tolist() == [v in plain for v in batch]
         for value in batch:
             expected.append(value not in plain)
@@ -58,8 +76,8 @@ def test_seen_says_what_a_set_says(batches):
         assert len(ours) == len(plain)
 
 
-def test_short_lines_are_not_judged_by_a_word():
-    assert not unlike([1, 9], 2.0)
-    assert unlike([1, 11], 2.0)
-    assert not unlike([60, 32], 2.0)
-    assert unlike([80, 32], 2.0)
+def test_fingerprints_depend_on_the_side_and_ratios_are_lenient_for_short_lines():
+    rows = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("ab",)]
+    assert len({fingerprint(row) for row in rows}) == len(rows)
+    found = [unlike(lengths, 2.0) for lengths in ([1, 9], [1, 11], [60, 32], [80, 32])]
+    assert found == [False, True, False, True]

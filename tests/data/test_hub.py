@@ -1,29 +1,26 @@
+"""Parquet datasets from a folder, and from a local server that answers like the hub."""
+
+import json
+import os
+import shutil
+import subprocess
 import sys
-from types import SimpleNamespace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from corpora import pairs, sentences
-from writehead.config import PrepareConfig
-from writehead.data import hub
 from writehead.data.hub import hub_inputs
-from writehead.data.prepare import prepare
 from writehead.errors import DataError
 
 
-def write_translations(path, rows):
-    """Parquet as wmt/wmt14 has it: a column `translation` of {"de", "en"}."""
+def write_table(path, name, column):
     path.parent.mkdir(parents=True, exist_ok=True)
-    column = [{"de": german, "en": english} for english, german in rows]
-    pyarrow.parquet.write_table(pyarrow.table({"translation": column}), path)
-
-
-def write_texts(path, lines):
-    """Parquet as lm1b has it: a column `text`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table({"text": lines}), path)
+    pyarrow.parquet.write_table(pyarrow.table({name: column}), path)
 
 
 def rows_of(corpora):
@@ -32,128 +29,107 @@ def rows_of(corpora):
 
 
 @pytest.fixture
-def wmt14(tmp_path):
-    folder = tmp_path / "wmt14"
-    rows = pairs(60)
-    write_translations(folder / "de-en" / "train-00000-of-00002.parquet", rows[:35])
-    write_translations(folder / "de-en" / "train-00001-of-00002.parquet", rows[35:])
-    write_translations(folder / "de-en" / "validation-00000-of-00001.parquet", pairs(7, seed=1))
-    write_translations(folder / "de-en" / "test-00000-of-00001.parquet", pairs(5, seed=2))
-    write_translations(folder / "fr-en" / "train-00000-of-00001.parquet", pairs(5, seed=3))
-    return folder
+def folder(tmp_path):
+    """wmt14 (translations of four splits) and lm1b (text without a dev split) as on the hub."""
+    files = {"de-en/train-00000-of-00002": pairs(60)[:35], "de-en/test": pairs(5, seed=2)}
+    files |= {"de-en/train-00001-of-00002": pairs(60)[35:], "fr-en/train": pairs(5, seed=3)}
+    for name, rows in (files | {"de-en/validation": pairs(7, seed=1)}).items():
+        column = [{"de": german, "en": english} for english, german in rows]
+        write_table(tmp_path / "wmt14" / f"{name}.parquet", "translation", column)
+    write_table(tmp_path / "lm1b" / "train" / "0.parquet", "text", sentences(30, seed=0))
+    write_table(tmp_path / "lm1b" / "train" / "1.parquet", "text", ["last", None])
+    write_table(tmp_path / "lm1b" / "test" / "0.parquet", "text", sentences(4, seed=2))
+    return tmp_path
 
 
-def test_a_folder_of_wmt14s_layout_is_read_in_the_direction_asked_for(wmt14):
-    inputs = hub_inputs(str(wmt14), "en-de")
+def test_folders_are_read_by_split_and_direction(folder):
+    inputs = hub_inputs(str(folder / "wmt14"), "en-de")
     assert rows_of(inputs.train) == pairs(60)
-    assert rows_of(inputs.dev) == pairs(7, seed=1)
     assert rows_of(inputs.test) == pairs(5, seed=2)
-    other_way = hub_inputs(str(wmt14), "de-en")
-    assert rows_of(other_way.dev) == [(b, a) for a, b in pairs(7, seed=1)]
-
-
-def test_it_is_prepared_with_all_its_splits(wmt14, tmp_path):
-    config = PrepareConfig(task="translation", vocabulary=330)
-    dataset = prepare(tmp_path / "ds", hub_inputs(str(wmt14), "en-de"), config, workers=1)
-    sizes = {name: len(dataset.split(name)) for name in dataset.splits}
-    assert sizes == {"train": 60, "dev": 7, "test": 5}
-    last = dataset.split("test").target(4).tolist()
-    assert dataset.tokenizer.decode(last) == pairs(5, seed=2)[4][1]
-
-
-def test_lm1bs_test_set_is_its_dev_set(tmp_path):
-    folder = tmp_path / "lm1b"
-    write_texts(folder / "plain_text" / "train" / "0000.parquet", sentences(30, seed=0))
-    write_texts(folder / "plain_text" / "train" / "0001.parquet", [*sentences(9, seed=1), None])
-    write_texts(folder / "plain_text" / "test" / "0000.parquet", sentences(4, seed=2))
-    inputs = hub_inputs(str(folder))
-    lines = [*sentences(30, seed=0), *sentences(9, seed=1), ""]
-    assert rows_of(inputs.train) == [(line,) for line in lines]
-    assert rows_of(inputs.dev) == [(line,) for line in sentences(4, seed=2)]
-    assert inputs.test == ()
-
-
-def test_one_parquet_file_is_a_training_set(tmp_path):
-    write_texts(tmp_path / "anything.parquet", ["one", "two"])
-    inputs = hub_inputs(str(tmp_path / "anything.parquet"))
-    assert rows_of(inputs.train) == [("one",), ("two",)]
-    assert inputs.dev == ()
+    other = hub_inputs(str(folder / "wmt14"), "de-en")
+    assert rows_of(other.dev) == [(b, a) for a, b in pairs(7, seed=1)]
+    inputs, dev = hub_inputs(str(folder / "lm1b")), [(line,) for line in sentences(4, seed=2)]
+    assert rows_of(inputs.train) == [(line,) for line in (*sentences(30, seed=0), "last", "")]
+    assert (rows_of(inputs.dev), inputs.test) == (dev, ())  # its test split serves as dev
+    single = hub_inputs(str(folder / "lm1b" / "test" / "0.parquet"))
+    assert (rows_of(single.train), single.dev) == (dev, ())
 
 
 @pytest.mark.parametrize(
     ("name", "pair", "words"),
     [
-        ("wmt14", None, "none called text; for pairs say which, as in --pair en-de"),
+        ("wmt14", None, "none called text"),
         ("wmt14", "en-fi", "has de and en, not 'fi'"),
-        ("wmt14", "ende", "write it as in en-de"),
-        ("empty", None, "has no parquet files"),
-        ("nameless", None, "has no parquet files called train"),
-        ("damaged", None, "is not readable parquet"),
+        ("wmt14", "ende", "en-de"),
+        ("empty", None, "no parquet files"),
+        ("nameless", None, "no parquet files called train"),
+        ("damaged", None, "not readable parquet"),
     ],
 )
-def test_a_folder_that_cannot_be_meant_is_told_why(wmt14, tmp_path, name, pair, words):
-    (tmp_path / "empty").mkdir()
-    write_texts(tmp_path / "nameless" / "trained.parquet", ["x"])
-    write_texts(tmp_path / "damaged" / "train.parquet", sentences(50, seed=0))
-    content = (tmp_path / "damaged" / "train.parquet").read_bytes()
-    (tmp_path / "damaged" / "train.parquet").write_bytes(content[:-9])
-    with pytest.raises(DataError) as caught:
-        rows_of(hub_inputs(str(tmp_path / name), pair).train)
-    assert words in str(caught.value)
+def test_an_unusable_folder_is_refused_with_the_reason(folder, name, pair, words):
+    (folder / "empty").mkdir()
+    write_table(folder / "nameless" / "trained.parquet", "text", ["x"])
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "train.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=words):
+        rows_of(hub_inputs(str(folder / name), pair).train)
 
 
-class FakeHub:
-    """The hub's client, with two datasets; one has parquet only where the hub converts to it."""
+class Hub(SimpleHTTPRequestHandler):
+    """Serves files with the headers that the hub's client asks for."""
 
-    def __init__(self, wmt14, lm1b):
-        self.stored = {("wmt/wmt14", "main"): wmt14}
-        self.stored["billion-word-benchmark/lm1b", "main"] = None
-        self.stored["billion-word-benchmark/lm1b", "refs/convert/parquet"] = lm1b
-        self.fetched = []
-
-    def HfApi(self):
-        return self
-
-    def dataset_info(self, repository, *, revision, timeout):
-        assert timeout > 0
-        if (repository, revision) not in self.stored:
-            raise ConnectionError(f"404 for {repository}\nand more")
-        folder = self.stored[repository, revision]
-        files = ["README.md", "lm1b.py"]
-        if folder is not None:
-            files += [path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")]
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
-
-    def hf_hub_download(self, repository, file, *, repo_type, revision):
-        self.fetched.append(file)
-        return str(self.stored[repository, revision] / file)
+    def end_headers(self):
+        self.send_header("ETag", f'"{abs(hash(self.path))}"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        super().end_headers()
 
 
-def test_wmt14_and_lm1b_are_fetched_by_name(wmt14, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path / "..")
-    lm1b = tmp_path / "converted"
-    write_texts(lm1b / "plain_text" / "train" / "0000.parquet", ["one line"])
-    write_texts(lm1b / "plain_text" / "test" / "0000.parquet", ["another"])
-    fake = FakeHub(wmt14, lm1b)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-    inputs = hub_inputs("wmt14")
-    assert rows_of(inputs.train) == pairs(60)  # English into German
-    assert not any("fr-en" in file for file in fake.fetched)
-    assert rows_of(hub_inputs("wmt/wmt14", "de-en").dev)[0] == pairs(7, seed=1)[0][::-1]
-    assert rows_of(hub_inputs("lm1b").dev) == [("another",)]
-    with pytest.raises(
-        DataError, match=r"nobody/none could not be fetched .*404 for nobody/none\)"
-    ):
-        hub_inputs("nobody/none")
+FETCH = """
+import json, sys
+from test_hub import hub_inputs, rows_of, DataError
+found = [rows_of(hub_inputs("wmt14").train), rows_of(hub_inputs("wmt/wmt14", "de-en").dev)]
+found.append(rows_of(hub_inputs("lm1b").dev))
+try:
+    hub_inputs("nobody/none")
+except DataError as error:
+    found.append(str(error))
+json.dump(found, sys.stdout)
+"""
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch, wmt14):
+def test_wmt14_and_lm1b_are_fetched_by_name(folder):
+    site, lm1b = folder / "site", "billion-word-benchmark/lm1b"
+    revisions = {"wmt/wmt14": ("main",), lm1b: ("main", "refs/convert/parquet")}
+    for name, each in revisions.items():
+        for revision in each:
+            place, files = site / "datasets" / name / "resolve" / revision, ["README.md"]
+            if revision == each[-1]:  # lm1b has parquet files in its converted revision only
+                shutil.copytree(folder / name.split("/")[1], place)
+                files += [path.relative_to(place).as_posix() for path in place.rglob("*.parquet")]
+            facts = {"id": name, "sha": "0" * 40, "siblings": [{"rfilename": f} for f in files]}
+            path = site / "api" / "datasets" / name / "revision" / revision
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(facts))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=site)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address, path = f"http://127.0.0.1:{server.server_port}", filter(None, sys.path)
+        settings = {"HF_ENDPOINT": address, "HF_HOME": str(site / "cache"), "HF_HUB_OFFLINE": "0"}
+        settings |= {"NO_PROXY": "127.0.0.1", "PYTHONPATH": os.pathsep.join(path)}
+        done = subprocess.run(
+            [sys.executable, "-c", FETCH], env=os.environ | settings, cwd=site, capture_output=True
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    train, dev, text, refusal = json.loads(done.stdout)
+    assert [tuple(row) for row in train] == pairs(60)
+    assert tuple(dev[0]) == pairs(7, seed=1)[0][::-1]
+    assert text == [[line] for line in sentences(4, seed=2)]
+    assert "nobody/none could not be fetched" in refusal
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(
-        DataError, match=r"the extra 'hub', in a clone of writehead by pip install '\.\[hub\]'"
-    ):
-        rows_of(hub_inputs(str(wmt14), "en-de").train)
-    with pytest.raises(DataError, match=r"huggingface_hub, which is not installed"):
-        hub_inputs("somebody/something")
-    assert set(hub.NAMED) == {"wmt14", "lm1b"}
+    for name in (str(folder / "wmt14"), "somebody/something"):
+        with pytest.raises(DataError, match=r"\[hub\]"):
+            rows_of(hub_inputs(name, "en-de").train)

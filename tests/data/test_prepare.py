@@ -1,14 +1,12 @@
-import errno
-import json
+"""From text to a dataset: what is kept, what is left out, and what an error leaves behind."""
+
 import multiprocessing
-import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
@@ -16,38 +14,26 @@ from writehead.config import PrepareConfig
 from writehead.data import prepare as room
 from writehead.data.cleaning import normalise
 from writehead.data.dataset import Dataset
+from writehead.data.grammar import pairs as embedded_pairs
 from writehead.data.prepare import prepare
+from writehead.data.progress import Reporter
 from writehead.data.sources import Chunk, Inputs, TextFiles, parallel_files, text_files
 from writehead.errors import ConfigError, DataError
 
 SMALL = PrepareConfig(task="translation", vocabulary=400, dev=0)
+REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
+REASONS |= {"duplicate": 2, "also in the held-out text": 1}
 
 
 def texts(dataset, split="train"):
-    """The rows of a split as text again."""
+    """The rows of a split, decoded."""
     rows, decode = dataset.split(split), dataset.tokenizer.decode
-    if dataset.task == "language":
-        return [decode(rows.target(i).tolist()) for i in range(len(rows))]
-    return [
-        (decode(rows.source(i).tolist()), decode(rows.target(i).tolist())) for i in range(len(rows))
-    ]
+    sides = [rows.target] if dataset.task == "language" else [rows.source, rows.target]
+    return [tuple(decode(side(i).tolist()) for side in sides) for i in range(len(rows))]
 
 
-def test_every_pair_is_in_the_dataset_in_order(tmp_path):
-    rows = pairs(300)
-    dataset = prepare(tmp_path / "ds", pair_inputs(tmp_path, rows), SMALL, workers=1)
-    assert texts(dataset) == rows
-    assert dataset.vocabulary == 400
-    info = json.loads((tmp_path / "ds" / "dataset.json").read_text())
-    train = dataset.split("train")
-    assert info["splits"]["train"]["source_tokens"] == int(train.source_lengths.sum())
-    assert info["splits"]["train"]["target_tokens"] == int(train.target_lengths.sum())
-    assert info["dropped"] == {}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "train.a", "train.b"]
-
-
-def test_what_is_left_out_is_counted_by_its_reason(tmp_path):
-    good = pairs(200)
+def test_pairs_are_kept_in_order_and_omissions_counted_by_reason(tmp_path):
+    good, more, dev = pairs(200), pairs(90, seed=1), pairs(10, seed=9)
     bad = [
         ("", "x"),
         ("only source", " \u200b"),
@@ -57,281 +43,224 @@ def test_what_is_left_out_is_counted_by_its_reason(tmp_path):
         ("short", "of a translation that goes on and on " * 3),
         ("long " * 300, "lang " * 300),
         ("y" * 3_000_000, "y"),
+        (f"\t{dev[4][0]}", dev[4][1]),
     ]
-    dev = pairs(10, seed=9)
-    leaked = [(f"\t{dev[4][0]}", dev[4][1])]
-    train = write_pairs(tmp_path, "train", [*good, *bad, *leaked])
-    held_out = write_pairs(tmp_path, "dev", [*dev, dev[0], ("same", "same"), ("", "x")])
-    inputs = parallel_files(train[:1], train[1:], held_out[:1], held_out[1:])
+    (a, b), (c, d) = (write_pairs(tmp_path, *one) for one in (("1", good), ("2", [*more, *bad])))
+    e, f = write_pairs(tmp_path, "dev", [*dev, dev[0], ("same", "same"), ("", "x")])
+    inputs, before = parallel_files([a, c], [b, d], [e], [f]), set(tmp_path.iterdir())
     dataset = prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-    assert texts(dataset) == good
-    # held-out text is kept as it is, as far as it can be used
-    assert texts(dataset, "dev") == [*dev, dev[0], ("same", "same")]
-    assert dataset.info["splits"]["train"]["dropped"] == {
-        "empty": 2,
-        "too long": 2,
-        "source and target identical": 1,
-        "lengths too unlike": 1,
-        "duplicate": 2,
-        "also in the held-out text": 1,
-    }
-    assert dataset.info["splits"]["dev"]["dropped"] == {"empty": 1}
+    assert set(tmp_path.iterdir()) == {*before, tmp_path / "ds"}
+    assert texts(dataset) == good + more
+    assert texts(dataset, "dev") == [*dev, dev[0], ("same", "same")]  # all that can be used
+    splits, train = dataset.info["splits"], dataset.split("train")
+    assert (splits["train"]["dropped"], splits["dev"]["dropped"]) == (REASONS, {"empty": 1})
     assert dataset.info["dropped"]["empty"] == 3
+    assert splits["train"]["source_tokens"] == int(train.source_lengths.sum())
+    kept = prepare(tmp_path / "kept", inputs, replace(SMALL, keep_duplicates=True), workers=1)
+    assert texts(kept) == [*good, *more, good[3], good[5]]
 
 
-def test_duplicates_are_kept_where_asked(tmp_path):
-    rows = [*pairs(100), *pairs(50)]
-    config = replace(SMALL, keep_duplicates=True)
-    dataset = prepare(tmp_path / "ds", pair_inputs(tmp_path, rows), config, workers=1)
-    assert texts(dataset) == rows
-
-
-def test_a_language_model_keeps_long_lines_unless_told_otherwise(tmp_path):
+def test_a_language_model_keeps_long_lines_unless_a_limit_is_set(tmp_path):
     lines = [*sentences(100, seed=2), "wort " * 2000]
     inputs = text_files([write(tmp_path / "text", lines)], [])
     config = PrepareConfig(task="language", vocabulary=400, dev=0)
     dataset = prepare(tmp_path / "all", inputs, config, workers=1)
-    assert texts(dataset) == [normalise(line) for line in lines]
+    assert texts(dataset) == [(normalise(line),) for line in lines]
     config = replace(config, max_tokens=700)
     assert len(prepare(tmp_path / "some", inputs, config, workers=1).split("train")) == 100
 
 
-def test_lines_are_held_out_from_train_where_there_is_no_dev_text(tmp_path):
-    rows = pairs(400)
-    inputs = pair_inputs(tmp_path, rows)
-    dataset = prepare(tmp_path / "ds", inputs, replace(SMALL, dev=2000), workers=1)
-    train, dev = texts(dataset), texts(dataset, "dev")
-    assert len(dev) == 20  # a twentieth
-    assert sorted(train + dev) == sorted(rows)
-    other = prepare(tmp_path / "other", inputs, replace(SMALL, dev=9, seed=1), workers=1)
-    assert len(texts(other, "dev")) == 9
-    assert not set(texts(other, "dev")) <= set(dev)
+@pytest.mark.parametrize(("dev", "held_out"), [(9, 9), (2000, 20)])
+def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, capsys, dev, held_out):
+    inputs, found = pair_inputs(tmp_path, pairs(400)), []
+    for seed in (0, 1):
+        config, progress = replace(SMALL, dev=dev, seed=seed), Reporter()
+        dataset = prepare(tmp_path / str(seed), inputs, config, workers=1, progress=progress)
+        found.append(texts(dataset, "dev"))
+        assert sorted(texts(dataset) + found[-1]) == sorted(pairs(400))
+        assert len(found[-1]) == held_out
+    assert found[0] != found[1]
+    assert ("20 lines are held out" in capsys.readouterr().err) == (dev > held_out)
 
 
-def test_several_files_follow_one_another(tmp_path):
-    first, second = pairs(150), pairs(90, seed=1)
-    a, b = write_pairs(tmp_path, "first", first), write_pairs(tmp_path, "second", second)
-    inputs = parallel_files([a[0], b[0]], [a[1], b[1]], [], [])
-    dataset = prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-    assert texts(dataset) == first + second
-
-
-def test_more_processes_change_nothing_but_the_time(tmp_path, monkeypatch):
+def test_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "FEW", 0)
-    inputs = pair_inputs(tmp_path, [*pairs(4500, longest=5), *pairs(200)])
-    one = prepare(tmp_path / "one", inputs, replace(SMALL, dev=50), workers=1)
-    two = prepare(tmp_path / "two", inputs, replace(SMALL, dev=50), workers=2)
-    assert files(one.directory) == files(two.directory)
+    inputs, config = pair_inputs(tmp_path, pairs(4500, longest=5)), replace(SMALL, dev=50)
+    one, two = (prepare(tmp_path / str(n), inputs, config, workers=n).directory for n in (1, 2))
+    assert files(one) == files(two)
 
 
-def test_ids_past_65535_are_stored_in_four_bytes(tmp_path, monkeypatch):
-    """The files' type follows from the vocabulary; a small one stands for a large one here."""
-    inputs = pair_inputs(tmp_path, pairs(100))
-    prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-    wide = np.dtype(np.uint32)
-    monkeypatch.setattr("writehead.data.dataset.token_dtype", lambda vocabulary: wide)
-    monkeypatch.setattr("writehead.data.workers.token_dtype", lambda vocabulary: wide)
-    dataset = prepare(tmp_path / "wide", inputs, SMALL, workers=1)
-    assert texts(dataset) == pairs(100)
-    size = (tmp_path / "ds" / "train.source.tokens").stat().st_size
-    assert (tmp_path / "wide" / "train.source.tokens").stat().st_size == 2 * size
-
-
-def test_the_same_again_is_nothing_to_do_and_another_is_refused(tmp_path):
-    inputs = pair_inputs(tmp_path, pairs(100))
+def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
+    inputs, other = pair_inputs(tmp_path, pairs(100)), TextFiles((tmp_path / "train.b",) * 2)
+    for name in ("ds", "full"):
+        (tmp_path / name).mkdir()
     before = files(prepare(tmp_path / "ds", inputs, SMALL, workers=1).directory)
     assert files(prepare(tmp_path / "ds", inputs, SMALL, workers=2).directory) == before
-    with pytest.raises(DataError, match=r"prepared otherwise \(vocabulary 400, not 410\)"):
-        prepare(tmp_path / "ds", inputs, replace(SMALL, vocabulary=410), workers=1)
-    other = pair_inputs(tmp_path, pairs(100, seed=1))
-    with pytest.raises(DataError, match="other text"):
-        prepare(tmp_path / "ds", other, SMALL, workers=1)
-    assert files(tmp_path / "ds") == before
-
-
-def test_what_is_no_dataset_is_not_replaced_but_an_empty_folder_may_be(tmp_path):
-    inputs = pair_inputs(tmp_path, pairs(100))
-    (tmp_path / "empty").mkdir()
-    assert len(prepare(tmp_path / "empty", inputs, SMALL, workers=1).split("train")) == 100
-    (tmp_path / "full").mkdir()
     write(tmp_path / "full" / "precious", ["x"])
-    for name in ("full", "full/precious"):
-        with pytest.raises(DataError, match="exists and is no dataset"):
-            prepare(tmp_path / name, inputs, SMALL, workers=1)
-
-
-def test_two_at_once_in_one_place_are_refused(tmp_path):
-    inputs = pair_inputs(tmp_path, pairs(100))
-
-    class Meanwhile(Inputs):
-        def splits(self):
-            return {"train": (self,)}
-
-        sides = 2
-
-        def identity(self):
-            return {}
-
-        def chunks(self):
-            with pytest.raises(DataError, match="another process is preparing"):
-                prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-            return inputs.train[0].chunks()
-
-    prepare(tmp_path / "ds", Meanwhile(train=inputs.train), SMALL, workers=1)
-
-
-def test_an_error_leaves_nothing_behind(tmp_path):
-    source, target = write_pairs(tmp_path, "train", pairs(100))
-    before = sorted(tmp_path.iterdir())
-    for config, words in (
-        (replace(SMALL, vocabulary=30_000), "ask for a smaller one"),
-        (replace(SMALL, vocabulary=262), "ask for a larger one"),
+    for place, given, config, words in (
+        ("ds", inputs, replace(SMALL, vocabulary=410), "vocabulary 400, not 410"),
+        ("ds", Inputs((other,)), SMALL, "other text"),
+        ("full", inputs, SMALL, "no dataset"),
+        ("full/precious", inputs, SMALL, "no dataset"),
+        ("full/precious/ds", inputs, SMALL, "could not be made"),
     ):
         with pytest.raises(DataError, match=words):
-            prepare(tmp_path / "ds", parallel_files([source], [target], [], []), config, workers=1)
-        assert sorted(tmp_path.iterdir()) == before
+            prepare(tmp_path / place, given, config, workers=1)
+    assert (files(tmp_path / "ds"), files(tmp_path / "full")) == (before, {"precious": b"x\n"})
 
 
-def test_text_of_which_nothing_is_left_is_an_error(tmp_path):
-    same = [(line, line) for line in sentences(100, seed=0)]
-    with pytest.raises(
-        DataError, match=r"none of the 100 train lines can be used .*identical: 100"
-    ):
-        prepare(tmp_path / "ds", pair_inputs(tmp_path, same), SMALL, workers=1)
+def test_two_preparations_of_one_dataset_at_once_are_refused(tmp_path):
+    paths = write_pairs(tmp_path, "train", pairs(100))
+
+    class Meanwhile(TextFiles):
+        def chunks(self):
+            with pytest.raises(DataError, match="another process is preparing"):
+                prepare(tmp_path / "ds", Inputs((TextFiles(paths),)), SMALL, workers=1)
+            return super().chunks()
+
+    prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), SMALL, workers=1)
 
 
-def test_an_error_in_another_process_is_the_same_sentence(tmp_path):
-    inputs = pair_inputs(tmp_path, pairs(100))
-    with pytest.raises(DataError, match="ask for a smaller one"):
-        prepare(tmp_path / "ds", inputs, replace(SMALL, vocabulary=30_000), workers=2)
+@pytest.mark.parametrize(
+    ("rows", "changes", "workers", "words"),
+    [
+        (pairs(100), {"vocabulary": 262}, 1, "larger"),
+        (pairs(100), {"vocabulary": 262}, 2, "larger"),
+        ([(line, line) for line in sentences(100, seed=0)], {}, 1, "100 train .*identical: 100"),
+        (pairs(100), {"task": "language"}, 1, "language takes 1"),
+    ],
+)
+def test_an_error_leaves_no_dataset(tmp_path, rows, changes, workers, words):
+    inputs = pair_inputs(tmp_path, rows)
+    with pytest.raises(DataError, match=words):
+        prepare(tmp_path / "ds", inputs, replace(SMALL, **changes), workers=workers)
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"train.a", "train.b"}
 
 
-class Deadly(TextFiles):
-    """Pairs of files in the midst of which a process that encodes them is killed."""
+def test_a_killed_worker_is_an_error_and_leaves_no_dataset(tmp_path, monkeypatch):
+    class Deadly(TextFiles):
+        def chunks(self):
+            for chunk in super().chunks():
+                yield chunk
+                for process in multiprocessing.active_children():
+                    process.kill()
 
-    def chunks(self):
-        for chunk in super().chunks():
-            yield chunk
-            for process in multiprocessing.active_children():
-                process.kill()
-
-
-def test_a_killed_process_is_one_sentence_and_no_dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "FEW", 0)
     corpus = Deadly(write_pairs(tmp_path, "train", pairs(9000, longest=4)))
-    with pytest.raises(DataError, match="was killed, perhaps for want of memory"):
+    with pytest.raises(DataError, match="was killed"):
         prepare(tmp_path / "ds", Inputs(train=(corpus,)), SMALL, workers=2)
     assert not (tmp_path / "ds").exists()
 
 
-class Endless:
-    """A corpus that is made as it is read, so that all memory used is ours."""
+class Generated:
+    """A corpus made while it is read, so that all memory used belongs to `prepare`."""
 
-    sides = 1
+    sides, lines = 1, 0
 
-    def __init__(self, lines: int) -> None:
-        self.lines = lines
-
-    def identity(self) -> dict[str, object]:
-        return {"made": self.lines}
+    def identity(self):
+        return {"lines": self.lines}
 
     def chunks(self):
-        words = [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-        ]
+        words = sentences(100, seed=1)
         for first in range(0, self.lines, 2000):
-            side = [f"{words[i % 10]} {i} {words[i % 7]} " * 9 for i in range(first, first + 2000)]
+            side = [f"{words[i % 100]} {first + i}" for i in range(2000)]
             yield Chunk(first, (side,), (first + 2000) / self.lines)
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    """Peak memory of a fresh process, ten times the text: at most what fingerprints need more."""
-    code = (
-        "import resource, sys; from test_prepare import Endless, PrepareConfig, Inputs, prepare\n"
-        "config = PrepareConfig(task='language', vocabulary=400, sample=1000, dev=10)\n"
-        "lines = int(sys.argv[2])\n"
-        "prepare(sys.argv[1], Inputs(train=(Endless(lines),)), config, workers=1)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    peaks = []
-    for lines in (4_000, 24_000):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / f"ds{lines}"), str(lines)],
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks.append(int(done.stdout) * 1024)
-    tokens = Dataset.open(tmp_path / "ds24000").info["splits"]["train"]["target_tokens"]
-    assert tokens > 1_000_000
-    # lists of the tokens would take 8 MB more; fingerprints take 0.2 MB
-    assert peaks[1] - peaks[0] < 4_000_000
+    config = PrepareConfig(task="language", vocabulary=400, sample=1000, dev=10)
+    corpus, peaks = Generated(), []
+    for corpus.lines in (2_000, 8_000):
+        tracemalloc.start()
+        dataset = prepare(tmp_path / str(corpus.lines), Inputs((corpus,)), config, workers=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # lists of the tokens would take 8 bytes each
+    assert peaks[1] - peaks[0] < 2 * dataset.info["splits"]["train"]["target_tokens"]
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path):
     inputs = pair_inputs(tmp_path, pairs(2000, longest=8))
-    before = sorted(tmp_path.iterdir())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, limits = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (10, 10_000, 30_000):  # while sampling, learning and encoding
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
         try:
-            with pytest.raises(DataError, match=r"could not be written: .*free some space"):
+            with pytest.raises(DataError, match="free some space"):
                 prepare(tmp_path / "ds", inputs, SMALL, workers=1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert sorted(tmp_path.iterdir()) == before
-    assert len(prepare(tmp_path / "ds", inputs, SMALL, workers=1).split("train")) == 2000
 
 
-def test_nobody_takes_the_place_while_a_failed_run_clears_it(tmp_path, monkeypatch):
-    inputs, remove, refused = pair_inputs(tmp_path, pairs(100)), room._remove, []
-
-    def fail(job):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def watched(path):
-        remove(path)
-        if path.name == ".ds.partial" and not refused:
-            with pytest.raises(DataError) as found:  # as by another process, at this moment
-                prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-            refused.append(str(found.value))
-
-    monkeypatch.setattr(room, "_make", fail)
-    monkeypatch.setattr(room, "_remove", watched)
-    with pytest.raises(DataError, match="could not be made"):
-        prepare(tmp_path / "ds", inputs, SMALL, workers=1)
-    [sentence] = refused
-    assert "another process is preparing" in sentence
-    assert not list(tmp_path.glob(".*"))
+@pytest.mark.parametrize("field", ["vocabulary", "max_ratio", "dev", "max_tokens", "sample"])
+def test_impossible_settings_are_refused(field):
+    with pytest.raises(ConfigError, match=field):
+        replace(SMALL, **{field: -1})
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
-    write(tmp_path / "file", ["x"])
-    with pytest.raises(DataError, match="could not be made"):
-        prepare(tmp_path / "file" / "ds", pair_inputs(tmp_path, pairs(100)), SMALL, workers=1)
+def sizes(folder):
+    dataset = Dataset.open(folder)
+    return {name: len(dataset.split(name)) for name in dataset.splits}
+
+
+@pytest.fixture
+def command(writehead, monkeypatch, tmp_path):
+    """Runs `writehead prepare ds …` in a fresh folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: writehead("prepare", "ds", "--workers=1", *arguments)
+
+
+def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
+    a, b = write_pairs(tmp_path, "train", [*pairs(200), pairs(200)[7], ("", "x")])
+    c, d = write_pairs(tmp_path, "dev", pairs(20, seed=1))
+    options = ["--source", a, "--target", b, "--dev-source", c, "--dev-target", d]
+    options.append("--vocabulary=400")
+    code, out, _ = command(*options)
+    assert (code, "duplicate" in out, "empty" in out) == (0, True, True)
+    assert sizes(tmp_path / "ds") == {"train": 200, "dev": 20}
+    code, out, err = command(*options)
+    assert (code, "already prepared" in err) == (0, True)
+
+
+def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
+    code, *_ = command("--embedded", "--pairs=400", "--max-words=9", "--vocabulary=500")
+    assert (code, sizes(tmp_path / "ds")) == (0, {"train": 400, "dev": 400, "test": 400})
+    dataset = Dataset.open(tmp_path / "ds")
+    train, decode = dataset.split("train"), dataset.tokenizer.decode
+    [first] = embedded_pairs("train", 1, max_words=9)
+    assert (decode(train.source(0).tolist()), decode(train.target(0).tolist())) == first
+    assert dataset.info["sources"][-1]["max_words"] == 9
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("vocabulary", 0), ("max_ratio", 0.5), ("dev", -1), ("max_tokens", 0), ("sample", 0)],
+    ("arguments", "words"),
+    [
+        ("--source three --target two", "three has 3 lines and two has 2 lines"),
+        ("--source three --target latin", "latin is not UTF-8 in line 1"),
+        ("--source two --target none", "no file none"),
+        ("--source two", "1 --source for 0 --target"),
+        ("--source two --target two --text three", "--source and --target and --text"),
+        ("", "no text given"),
+        ("--text two --dev-source two", "goes with --source and --target"),
+        ("--text two --pair en-de", "--pair goes with --hub"),
+        ("--text three --workers 0", "workers=0"),
+        ("--embedded --pairs 0", "--pairs 0"),
+        ("--hub .", "no parquet files"),
+    ],
 )
-def test_a_config_that_cannot_be_meant_is_refused(field, value):
-    with pytest.raises(ConfigError, match=field):
-        replace(SMALL, **{field: value})
+def test_wrong_input_is_one_line_and_exit_code_2(command, tmp_path, arguments, words):
+    write(tmp_path / "three", ["a", "b", "c"])
+    write(tmp_path / "two", ["a", "b"])
+    (tmp_path / "latin").write_bytes("für\nschön\nüber\n".encode("latin-1"))
+    before = sorted(tmp_path.iterdir())
+    code, out, err = command(*arguments.split())
+    assert (code, out) == (2, "")
+    assert words in err.replace(f"{tmp_path}/", "")
+    assert [line for line in err.splitlines() if not line.endswith("…")] == [err.splitlines()[-1]]
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_task_and_the_text_must_agree(tmp_path):
-    inputs = text_files([write(tmp_path / "text", ["x"])], [])
-    with pytest.raises(DataError, match="translation takes 2"):
-        prepare(tmp_path / "ds", inputs, SMALL, workers=1)
+def test_preparing_does_not_import_pytorch():
+    modules = "writehead.data.prepare, writehead.data.choosing, writehead.data.summary"
+    code = f"import sys; import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,14 +17,16 @@ def text(tmp_path_factory) -> Path:
     return text_dataset(tmp_path_factory.mktemp("text"))
 
 
-@pytest.fixture(autouse=True)
-def _no_time_for_the_matrix_rate(monkeypatch):
-    monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+@pytest.fixture(scope="session", autouse=True)
+def _skip_the_measurement_of_the_matrix_rate():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+        yield
 
 
 @pytest.fixture
 def signal_at(monkeypatch):
-    """Sends a signal to this process while it is in the middle of the given steps, from 0."""
+    """Sends a signal to this process during the given steps, counted from 0."""
     update = Stepper.update
 
     def arrange(number: int, *moments: int) -> None:

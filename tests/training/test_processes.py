@@ -1,6 +1,5 @@
-"""Two gloo processes under torchrun train as one process does with the same global batch."""
+"""Two processes under torchrun train like one with the same global batch."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,112 +8,80 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from trainings import CONFIG, MODEL, SETTINGS, curve, go, last_checkpoint, weights
+from trainings import CONFIG, MODEL, assert_alike, curve, go, last_checkpoint
 from writehead.model.runs import load_run
 
-PLAIN = replace(MODEL, dropout=0.0)  # dropout's noise is each process's own
+PLAIN = replace(MODEL, dropout=0.0)  # each process has its own dropout noise
 ADAMW = replace(CONFIG, optimizer="adamw", learning_rate=1e-3)
 
+# one world for all runs, as starting processes takes longer than training
 DRIVER = """
 import os, signal, sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from writehead.training import loop
 from test_processes import ADAMW, CONFIG, PLAIN
-from trainings import go
+from trainings import command, go
+from writehead.cli import main
 from writehead.errors import WriteheadError
+from writehead.training import loop
 from writehead.training.step import Stepper
 
-# one world for all trainings, since starting processes takes longer than they do
-joined = loop.join_world("cpu")
-world = joined.__enter__()
-loop.join_world = lambda device: nullcontext(world)
-
+loop.matrix_rate = lambda device, dtype: 1e9
 dataset, root = map(Path, sys.argv[1:])
-fsdp = replace(ADAMW, parallel="fsdp")
-go(dataset, root / "adafactor-ddp", CONFIG, PLAIN)
-go(dataset, root / "adamw-ddp", replace(ADAMW, accumulate=2), PLAIN)
-go(dataset, root / "adamw-fsdp", replace(fsdp, accumulate=2), PLAIN)
-go(dataset, root / "one-then-two", fsdp, PLAIN)
-go(dataset, root / "half-fsdp", replace(fsdp, precision="bfloat16"), PLAIN)
-try:
-    go(dataset, root / "refused", replace(CONFIG, parallel="fsdp"), PLAIN)
-except WriteheadError as error:
-    (root / f"refused-{os.environ['RANK']}").write_text(str(error))
-update = Stepper.update
-def stop(self, batch, step):
-    if step == 5 and self.world.rank == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return update(self, batch, step)
-Stepper.update = stop
-for name, config in (("ddp-then-one", replace(ADAMW, parallel="ddp")), ("fsdp-then-one", fsdp)):
-    outcome = go(dataset, root / name, config, PLAIN)
-    assert (outcome.step, outcome.stopped_by) == (6, signal.SIGTERM), outcome
-joined.__exit__(None, None, None)
+with loop.join_world("cpu") as world:
+    loop.join_world = lambda device: nullcontext(world)
+    sys.argv[1:] = map(str, command(dataset, root / "adafactor-ddp", "--set=model.dropout=0"))
+    with suppress(SystemExit):
+        main()
+    fsdp = replace(ADAMW, parallel="fsdp")
+    go(dataset, root / "adamw-ddp", replace(ADAMW, accumulate=2), PLAIN)
+    go(dataset, root / "adamw-fsdp", replace(fsdp, accumulate=2), PLAIN)
+    go(dataset, root / "one-then-two", fsdp, PLAIN)
+    go(dataset, root / "half-fsdp", replace(fsdp, precision="bfloat16"), PLAIN)
+    try:
+        go(dataset, root / "refused", replace(CONFIG, parallel="fsdp"), PLAIN)
+    except WriteheadError as error:
+        (root / f"refused-{world.rank}").write_text(str(error))
+    update = Stepper.update
+    def stop(self, batch, step):
+        if step == 5 and self.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, batch, step)
+    Stepper.update = stop
+    for name, config in (("ddp-then-one", ADAMW), ("fsdp-then-one", fsdp)):
+        outcome = go(dataset, root / name, config, PLAIN)
+        assert (outcome.step, outcome.stopped_by) == (6, signal.SIGTERM), outcome
 """
 
 
-def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node=2", *map(str, arguments)),
-        ],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def assert_alike(run: Path, other: Path) -> None:
-    assert len(curve(other)) > 5
-    for ours, theirs in zip(curve(run), curve(other), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
-    for name, T in weights(other).items():
-        torch.testing.assert_close(weights(run)[name], T, rtol=1e-3, atol=1e-4)
-
-
-def test_two_processes_train_as_one_and_go_on_for_each_other(dataset, tmp_path, signal_at):
+def test_two_processes_train_like_one_and_resume_each_others_runs(dataset, tmp_path, signal_at):
     for name, config in (("adafactor", CONFIG), ("adamw", ADAMW)):
         go(dataset, tmp_path / name, config, PLAIN)
     signal_at(signal.SIGTERM, 6)
     assert go(dataset, tmp_path / "one-then-two", ADAMW, PLAIN).step == 7
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER)
-    done = torchrun(driver, dataset, tmp_path)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = subprocess.run(
+        [sys.executable, *launcher, tmp_path / "driver.py", dataset, tmp_path],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    assert_alike(tmp_path / "adafactor-ddp", tmp_path / "adafactor")
-    for name in ("adamw-ddp", "adamw-fsdp", "one-then-two"):
-        assert_alike(tmp_path / name, tmp_path / "adamw")
+    assert done.stderr.count("adafactor-ddp is ready") == 1  # one process speaks for both
     for name in ("ddp-then-one", "fsdp-then-one"):
         assert go(dataset, tmp_path / name, ADAMW, PLAIN).step == CONFIG.steps
+    assert_alike(tmp_path / "adafactor-ddp", tmp_path / "adafactor")
+    for name in ("adamw-ddp", "adamw-fsdp", "one-then-two", "ddp-then-one", "fsdp-then-one"):
         assert_alike(tmp_path / name, tmp_path / "adamw")
     half, whole = (curve(tmp_path / name)[-1]["dev_ln_ppl"] for name in ("half-fsdp", "adamw"))
     assert half == pytest.approx(whole, rel=1e-2)
     assert half != whole
     for rank in range(2):
-        refusal = (tmp_path / f"refused-{rank}").read_text()
-        assert "use parallel=ddp, or optimizer=adamw" in refusal
-    one, two = (set(last_checkpoint(tmp_path / name).iterdir()) for name in ("adamw", "adamw-fsdp"))
-    assert {path.name for path in one} == {path.name for path in two}
-    assert load_run(last_checkpoint(tmp_path / "adamw-fsdp")).tokenizer is not None
-    place = json.loads((last_checkpoint(tmp_path / "adamw-fsdp") / "training.json").read_text())
-    other = json.loads((last_checkpoint(tmp_path / "adamw") / "training.json").read_text())
-    assert place["data"] == other["data"]
-
-
-def test_the_same_command_runs_under_torchrun(dataset, tmp_path):
-    command = ["-m", "writehead", "train", dataset, "--preset=tiny/multi-query", "--device=cpu"]
-    settings = [*SETTINGS, "--set=model.dropout=0"]
-    done = torchrun(*command, "--into", tmp_path / "run", *settings)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("is ready: trained, 11 steps") == 1
-    go(dataset, tmp_path / "whole", model=PLAIN)
-    assert_alike(tmp_path / "run", tmp_path / "whole")
+        assert "parallel=ddp, or optimizer=adamw" in (tmp_path / f"refused-{rank}").read_text()
+    one, two = (last_checkpoint(tmp_path / name) for name in ("adamw", "adamw-fsdp"))
+    assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
+    assert load_run(two).tokenizer is not None

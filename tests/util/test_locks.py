@@ -1,4 +1,4 @@
-"""A lock is one process's, and goes with it."""
+"""A lock belongs to one process and ends with it."""
 
 import errno
 import fcntl
@@ -8,82 +8,75 @@ from contextlib import ExitStack
 
 import pytest
 
-from writehead.util import locks
 from writehead.util.locks import locked
 
 
-def test_a_lock_is_held_by_one_and_leaves_nothing_behind(tmp_path):
+def test_a_lock_has_one_owner_and_leaves_no_file(tmp_path):
     lock = tmp_path / "folder" / ".lock"
     with locked(lock) as mine:
-        with locked(lock) as another:
-            assert (mine, another) == (True, False)
-        with locked(lock) as another:  # the one who was refused took nothing away
-            assert not another
-    assert not list((tmp_path / "folder").iterdir())
+        for _ in range(2):  # being refused does not release the owner's lock
+            with locked(lock) as another:
+                assert (mine, another) == (True, False)
+    assert not list(lock.parent.iterdir())
     with locked(lock) as mine:
         assert mine
 
 
-def test_a_lock_goes_with_a_killed_process(tmp_path):
-    lock, (told, tell) = tmp_path / ".lock", os.pipe()
+def test_a_killed_process_releases_its_lock(tmp_path):
+    lock, (reader, writer) = tmp_path / ".lock", os.pipe()
     child = os.fork()
     if child == 0:
         try:
             with locked(lock) as mine:
-                os.write(tell, b"1" if mine else b"0")
+                os.write(writer, b"1" if mine else b"0")
                 signal.pause()
         finally:
-            os._exit(1)  # or an error would go on through the tests, in two processes
-    assert os.read(told, 1) == b"1"
+            os._exit(1)  # an error must not continue the test session in the child
+    assert os.read(reader, 1) == b"1"
     with locked(lock) as mine:
         assert not mine
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert lock.exists()  # which is no lock
+    assert lock.exists()
     with locked(lock) as mine:
         assert mine
-    for end in (told, tell):
-        os.close(end)
 
 
-def test_a_file_that_was_taken_away_after_it_was_opened_is_no_lock(tmp_path, monkeypatch):
-    lock, flock = tmp_path / ".lock", fcntl.flock
-    taken = []
+def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeypatch):
+    lock, flock, pending = tmp_path / ".lock", fcntl.flock, [True]
 
     def late(file, how):
-        if not taken:
-            lock.unlink()  # as by the one before, when it ends just now
-            taken.append(1)
+        if pending:
+            pending.pop()
+            lock.unlink()  # the previous owner ends at this moment
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with locked(lock) as mine:
-        assert mine
-        with locked(lock) as another:
-            assert not another
+    with locked(lock) as mine, locked(lock) as another:
+        assert (mine, another) == (True, False)
 
 
-def test_a_lock_whose_file_was_removed_leaves_its_successors_alone(tmp_path):
+def test_an_owner_whose_file_was_removed_spares_the_next_owners_file(tmp_path):
     lock = tmp_path / ".lock"
-    with ExitStack() as first, ExitStack() as second:
+    with ExitStack() as first:
         assert first.enter_context(locked(lock))
         lock.unlink()
-        assert second.enter_context(locked(lock))
-        first.close()
-        with locked(lock) as third:
-            assert not third
+        with locked(lock) as second:
+            first.close()
+            with locked(lock) as third:
+                assert (second, third) == (True, False)
     assert not lock.exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
-def test_a_file_system_without_locks_keeps_nobody_away(tmp_path, monkeypatch, number):
+def test_only_a_file_system_without_locks_grants_the_lock_to_everyone(
+    tmp_path, monkeypatch, number
+):
     def fail(file, how):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(locks.fcntl, "flock", fail)
-    if number in locks.NO_LOCKS:
-        with locked(tmp_path / ".lock") as mine:
-            assert mine
-    else:
-        with pytest.raises(OSError, match="Input/output"), locked(tmp_path / ".lock"):
-            pass
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with ExitStack() as stack:
+        if number == errno.EIO:
+            stack.enter_context(pytest.raises(OSError, match="Input/output"))
+        assert stack.enter_context(locked(tmp_path / ".lock"))
