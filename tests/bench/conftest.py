@@ -1,17 +1,9 @@
-"""Fixtures of the benchmarks: a chip that is measured at once or never, and a small run."""
-
 from pathlib import Path
 
 import pytest
 
 from texts import save_small_runs, sentences
 from writehead.bench import floor
-
-
-@pytest.fixture
-def quick_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
-    monkeypatch.setattr(floor, "PRODUCT", {"cuda": 64, "cpu": 64})
 
 
 @pytest.fixture

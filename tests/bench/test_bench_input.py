@@ -23,7 +23,6 @@ def test_help_has_an_example(verb):
     ("command", "words"),
     [
         ("attention --shape=3,7", "b,m,g"),
-        ("attention --shape=3,7,x", "b,m,g"),
         ("attention --shape=0,7,1", "at least 1"),
         ("attention --shape=3,7,3", "1, 2, 4, 8"),
         (f"{ONE} --heads=0", "--heads 0"),
@@ -33,20 +32,14 @@ def test_help_has_an_example(verb):
         (f"{ONE} --device=gpu", "gpu"),
         (f"{ONE} --output=/dev/null/x.json", "/dev/null"),
         (f"{ONE} --output=/dev/full", "/dev/full"),
-        (f"{ONE} --output=/", "Is a directory"),
         ("decode --preset=tiny/multi-quary", "did you mean"),
         ("decode --preset=tiny --rows=multi-quary", "'multi-quary'"),
         ("decode --preset=tiny/multi-query --rows=multi-head", "tiny/multi-query"),
         ("decode --batch=0", "--batch 0"),
-        ("decode --vocabulary=0", "--vocabulary 0"),
         ("decode --vocabulary=3", "4 or more"),
         ("decode --target=-1", "--target -1"),
         ("decode --target=257", "the 256 learned positions of tiny/multi-head"),
-        ("decode --source=257", "the 256 learned positions of tiny/multi-head"),
-        (
-            "decode --preset=tiny-lm/multi-query --context=64 --target=257 --plot=figures",
-            "the 256 learned positions of tiny",
-        ),
+        ("decode --preset=tiny-lm --target=257 --plot=figures", "learned positions of tiny;"),
         ("decode --preset=tiny --context=64", "--context is for language models"),
         ("decode --preset=tiny-lm --source=16", "--source is for translation models"),
         ("decode --preset=tiny-lm --beam=4", "--beam is for translation models"),
@@ -54,7 +47,6 @@ def test_help_has_an_example(verb):
         ("decode --beam=0", "--beam 0"),
         ("decode --beam=1025", "the 1024 tokens of tiny/multi-head"),
         ("decode --context=1", "more context than steps"),
-        ("decode --repeats=0", "0 repeats"),
         ("decode --plot=/dev/null", "/dev/null"),
         ("decode --compiled", "needs a GPU"),
         ("translate plain --input=nowhere", "nowhere"),
@@ -69,7 +61,6 @@ def test_help_has_an_example(verb):
         (f"{TRAIN} --output=/dev/null/x.json", "/dev/null"),
         ("plot nowhere.json .", "nowhere.json"),
         ("plot long .", "not JSON"),
-        ("plot list.json .", "no sweeps"),
         ("plot empty.json .", "no sweeps"),
     ],
 )
@@ -77,7 +68,6 @@ def test_bad_input_is_one_sentence_before_anything_is_measured(
     writehead, no_chip, files, monkeypatch, command, words
 ):
     monkeypatch.chdir(files)
-    (files / "list.json").write_text("[]")
     (files / "empty.json").write_text('{"sweeps": {}}')
     verb, *options = command.split()
     device = [] if verb == "plot" else ["--device=cpu"]

@@ -11,30 +11,24 @@ from writehead.bench.floor import decode_floor, measure_chip
 from writehead.bench.timing import Times, time_calls, time_work
 from writehead.paper.presets import preset
 
-H200 = cost.CHIPS["h200"]
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rate", "name"),
-    [
-        (torch.float16, 7e9, "float32"),
-        (torch.bfloat16, 9e9, "bfloat16"),
-        (torch.float64, 2e9, "float64"),
-    ],
+    ("dtype", "flops", "product"),
+    [("float16", 7e9, "float32"), ("bfloat16", 9e9, "bfloat16"), ("float64", 2e9, "float64")],
 )
-def test_on_a_cpu_halves_are_compared_with_float32_where_that_is_faster(
-    monkeypatch, dtype, rate, name
-):
-    rates = {torch.float16: 1e9, torch.bfloat16: 9e9, torch.float32: 7e9, torch.float64: 2e9}
+def test_a_cpu_is_measured_in_the_faster_of_half_and_float32(monkeypatch, dtype, flops, product):
+    rates = {"float16": 1e9, "bfloat16": 9e9, "float32": 7e9, "float64": 2e9}
+    rates = {getattr(torch, name): rate for name, rate in rates.items()}
     monkeypatch.setattr(floor, "matrix_rate", lambda device, dtype, size: rates[dtype])
     # the times of a copy, which reads and writes, and of a sum, which reads
     times = iter([Times((0.5, 0.25)), Times((2.0, 0.125))])
     monkeypatch.setattr(floor, "time_calls", lambda *given, repeats: next(times))
     monkeypatch.setattr(floor, "BLOCK", {"cpu": 1 << 20})
-    chip = measure_chip(CPU, dtype)
-    assert (chip.flops, chip.bandwidth) == (rate, 2 * (1 << 20) / 0.25)
-    assert f" {name} product" in chip.source
+    chip = measure_chip(CPU, getattr(torch, dtype))
+    assert (chip.flops, chip.bandwidth) == (flops, 2 * (1 << 20) / 0.25)
+    assert f" {product} product" in chip.source
 
 
 def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
@@ -62,25 +56,20 @@ def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
         ("multi-head-local", 1024, 1, 1.25),
         ("multi-query", 1024, 4, 1.79),
         ("multi-head", 1024, 4, 5.01),
-        ("multi-query", 128, 1, 0.083),
-        ("multi-query", 16, 1, 0.062),
         ("multi-query", 1, 1, 0.059),
     ],
 )
 def test_the_floors_of_table_2_on_an_h200_are_those_published(row, batch, beam, milliseconds):
-    found = decode_floor(
-        fitted(preset(f"wmt14/{row}"), 32_768), cost.Setting(batch, 128, 128, beam), H200
-    )
+    model, setting = fitted(preset(f"wmt14/{row}"), 32_768), cost.Setting(batch, 128, 128, beam)
+    found = decode_floor(model, setting, cost.CHIPS["h200"])
     assert found["step_ms"]["padded"] == pytest.approx(milliseconds, rel=0.02)
     assert found["step_ms"]["true"] <= found["step_ms"]["padded"]
 
 
 def test_times_have_a_median_a_spread_and_every_repeat():
-    assert Times((3.0, 1.0, 8.0)).over(2).to_json(1e-3) == {
-        "median": 1500.0,
-        "spread": [500.0, 4000.0],
-        "repeats": [1500.0, 500.0, 4000.0],
-    }
+    found = Times((3.0, 1.0, 8.0)).over(2).to_json(1e-3)
+    assert (found["median"], found["spread"]) == (1500.0, [500.0, 4000.0])
+    assert found["repeats"] == [1500.0, 500.0, 4000.0]
     done = []
     times = time_work(lambda: done.append(1), CPU, repeats=3, warmup=2)
     assert (len(done), len(times.repeats)) == (5, 3)

@@ -1,11 +1,9 @@
-"""Models trained at the same time: as if alone, stopped and gone on with, and what goes wrong."""
+"""Models trained at the same time: as if alone, stopped and resumed, killed."""
 
 import io
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +25,12 @@ def dataset(tmp_path_factory) -> Path:
     return pair_dataset(tmp_path_factory.mktemp("pairs"))
 
 
-def trainings(dataset, folder, config=CONFIG):
-    return {
+def together(dataset, folder, config=CONFIG, **other) -> bool:
+    asked = {
         name: Training(dataset, folder / name, model, config, "cpu")
         for name, model in MODELS.items()
     }
-
-
-def together(asked) -> bool:
-    return train_together(asked, 1, Console(file=io.StringIO()))
+    return train_together(asked | other, 1, Console(file=io.StringIO()))
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ def when_all_train(monkeypatch):
 
 @pytest.fixture
 def quick_processes(monkeypatch):
-    """Processes that are forked from one that has imported PyTorch, and not each its own start."""
+    """Forks processes from one that has imported PyTorch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["writehead.demo.together", "torch._dynamo"])
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
@@ -65,101 +60,66 @@ def quick_processes(monkeypatch):
 
 @pytest.mark.usefixtures("quick_processes")
 def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path):
-    said = io.StringIO()
-    assert train_together(trainings(dataset, tmp_path / "once"), 1, Console(file=said))
-    assert "multi-head: step 11/11 loss=" in said.getvalue()
+    assert together(dataset, tmp_path / "once")
     for name, model in MODELS.items():
         go(dataset, tmp_path / "alone" / name, model=model)
         assert_same_training(tmp_path / "once" / name, tmp_path / "alone" / name)
-        assert "is ready: trained, 11 steps" in (tmp_path / "once" / f"{name}.log").read_text()
+        assert "11 steps" in (tmp_path / "once" / f"{name}.log").read_text()
 
 
 @pytest.mark.usefixtures("quick_processes")
-def test_told_to_stop_all_save_and_go_on(dataset, tmp_path, when_all_train):
+def test_stopped_trainings_save_and_resume(dataset, tmp_path, when_all_train):
     when_all_train(tmp_path, lambda: signal.raise_signal(signal.SIGINT))
-    assert not together(trainings(dataset, tmp_path, ENDLESS))
+    assert not together(dataset, tmp_path, ENDLESS)
     assert not multiprocessing.active_children()
     saved = {name: steps(tmp_path / name) for name in MODELS}
     assert all(len(found) == 1 for found in saved.values())
     last = max(found[0] for found in saved.values()) + 1
-    assert together(trainings(dataset, tmp_path, replace(ENDLESS, steps=last)))
+    assert together(dataset, tmp_path, replace(ENDLESS, steps=last))
     for name, found in saved.items():
-        assert f"going on after step {found[0]}" in (tmp_path / f"{name}.log").read_text()
+        assert f"after step {found[0]}" in (tmp_path / f"{name}.log").read_text()
         assert steps(tmp_path / name) == [last]
 
 
 @pytest.mark.usefixtures("quick_processes")
-def test_where_one_fails_its_sentence_comes_out_and_the_others_end(dataset, tmp_path):
-    asked = trainings(dataset, tmp_path, ENDLESS)
-    bad = replace(asked["multi-query"], dataset=tmp_path / "none")
-    with pytest.raises(TrainingError, match=r"^multi-query: there is no dataset at .*none; make"):
-        together(asked | {"multi-query": bad})
+def test_a_training_that_fails_or_is_killed_ends_the_others(dataset, tmp_path, when_all_train):
+    bad = Training(tmp_path / "none", tmp_path / "bad", MODEL, ENDLESS, "cpu")
+    with pytest.raises(TrainingError, match=r"^bad: there is no dataset at .*none"):
+        together(dataset, tmp_path, ENDLESS, bad=bad)
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.usefixtures("quick_processes")
-def test_a_process_that_is_killed_is_said_to_be(dataset, tmp_path, when_all_train):
-    when_all_train(tmp_path, lambda: multiprocessing.active_children()[0].kill())
-    with pytest.raises(
-        TrainingError, match=r"^multi-\w+: its process was killed, perhaps for want"
-    ):
-        together(trainings(dataset, tmp_path, ENDLESS))
+    when_all_train(tmp_path / "b", lambda: multiprocessing.active_children()[0].kill())
+    with pytest.raises(TrainingError, match=r"^multi-\w+: its process was killed"):
+        together(dataset, tmp_path / "b", ENDLESS)
     assert not multiprocessing.active_children()
-    assert sum(len(steps(tmp_path / name)) for name in MODELS) == 1  # the other one's
+    assert sum(len(steps(tmp_path / "b" / name)) for name in MODELS) == 1  # the other's
 
 
-def test_killed_with_no_warning_it_leaves_no_process_and_all_save(
+def hears_ctrl_c(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return not int(status.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGINT - 1
+
+
+def test_killed_without_warning_it_leaves_no_process_and_all_save(
     dataset, tmp_path, when_all_train
 ):
-    told, tell = os.pipe()
+    def tell():
+        pids = [child.pid for child in multiprocessing.active_children()]
+        os.write(1, b"hear them!" if any(map(hears_ctrl_c, pids)) else b"they train")
+
+    told, teller = os.pipe()
     driver = os.fork()
     if driver == 0:
         try:
-            os.dup2(tell, 1)  # which every process that it starts inherits
-            os.close(tell)
-            when_all_train(tmp_path, lambda: os.write(1, b"they train"))
-            together(trainings(dataset, tmp_path, ENDLESS))
+            os.dup2(teller, 1)  # which every process that it starts inherits
+            os.close(teller)
+            when_all_train(tmp_path, tell)
+            together(dataset, tmp_path, ENDLESS)
         finally:
             os._exit(1)
-    os.close(tell)
+    os.close(teller)
     with open(told, "rb") as said:
-        assert said.read(10) == b"they train"
+        assert said.read(10) == b"they train"  # and leave Ctrl-C to their parent
         os.kill(driver, signal.SIGKILL)
         os.waitpid(driver, 0)
         said.read()  # ends when every process that could write to it has
     assert all(len(steps(tmp_path / name)) == 1 for name in MODELS)
-
-
-def test_new_processes_leave_ctrl_c_to_the_one_that_starts_them(dataset, tmp_path):
-    # in a process of its own, since Python's helper of new ones begins with the first of them
-    script = f"""
-import io, signal
-from pathlib import Path
-from rich.console import Console
-from trainings import CONFIG, MODEL
-from writehead.demo import together
-
-class Noted(together._Helper):
-    def __init__(self, *given):
-        super().__init__(*given)
-        status = Path(f"/proc/{{self._process.pid}}/status").read_text()
-        mask = int(status.partition("SigBlk:")[2].split()[0], 16)
-        print(bool(mask & 1 << signal.SIGINT - 1), flush=True)
-        signal.raise_signal(signal.SIGTERM)
-
-together._Helper = Noted
-data, run = Path({str(dataset)!r}), Path({str(tmp_path / "run")!r})
-one = together.Training(data, run, MODEL, CONFIG, "cpu")
-if __name__ == "__main__":
-    together.train_together({{"one": one, "other": one}}, 1, Console(file=io.StringIO()))
-"""
-    (tmp_path / "script.py").write_text(script)
-    folders = os.pathsep.join(sys.path)
-    found = subprocess.run(
-        [sys.executable, tmp_path / "script.py"],
-        env={**os.environ, "PYTHONPATH": folders},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout.split() == ["True", "True"], found.stderr
