@@ -3,7 +3,6 @@
 import io
 import json
 
-import pytest
 from rich.console import Console
 
 from writehead.demo.board import Board, Course
@@ -15,32 +14,21 @@ def write_log(run, *steps):
     (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def test_the_time_left_follows_from_the_steps_seen(tmp_path):
-    run = tmp_path / "run"
-    write_log(run, 10, 20, 30)
-    course = Course(run, 100)
-    assert course.step == 30
-    write_log(run, 10)  # a crashed run resumes from its checkpoint
-    course.look(50.0)
-    assert "left" not in course.line(50.0)
-    write_log(run, 10, 20)
-    course.look(55.0)
-    assert course.line(55.0).endswith("left=0:00:40")  # half a second per step
-    assert course.line(65.0).endswith("left=0:00:30")
-    write_log(run, 10, 20, 100)
-    course.look(95.0)
-    assert course.line(95.0).endswith("left=0:00:00")
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_every_run_is_shown_with_its_last_step(tmp_path, terminal):
-    runs = {name: tmp_path / name for name in ("multi-head", "multi-query")}
-    shown = io.StringIO()
-    console = Console(file=shown, width=80, force_terminal=terminal, color_system=None)
-    with Board(runs, 1600, console) as board:
-        for run in runs.values():
-            write_log(run, 1590, 1600)
-        board.look()
-    for name in runs:
-        last = shown.getvalue()[shown.getvalue().rindex(name) :].splitlines()[0]
-        assert "1600/1600 loss=2 tokens/s=4,321" in last
+def test_the_time_left_follows_from_the_steps_seen_and_every_run_is_shown(tmp_path):
+    write_log(tmp_path / "run", 10, 20, 30)
+    course = Course(tmp_path / "run", 100)
+    for steps, seconds, left in (
+        ([10], 50.0, "4,321"),  # a crashed run resumes from its checkpoint
+        ([10, 20], 55.0, "left=0:00:40"),  # half a second per step
+        ([10, 20, 100], 95.0, "left=0:00:00"),
+    ):
+        write_log(tmp_path / "run", *steps)
+        course.look(seconds)
+        assert course.line(seconds).endswith(left)
+    for terminal in (False, True):
+        shown = io.StringIO()
+        console = Console(file=shown, width=80, force_terminal=terminal, color_system=None)
+        with Board({"multi-query": tmp_path / "run"}, 100, console) as board:
+            board.look()
+        last = shown.getvalue()[shown.getvalue().rindex("multi-query") :].splitlines()[0]
+        assert "100/100" in last

@@ -33,21 +33,16 @@ def together(dataset, folder, config=CONFIG, **other) -> bool:
     return train_together(asked | other, 1, Console(file=io.StringIO()))
 
 
-@pytest.fixture
-def when_all_train(monkeypatch):
+def when_all_train(monkeypatch, folder, act):
     """Does something once, as soon as every run of a folder has a log entry."""
+    look, left = Board.look, [act]
 
-    def arrange(folder, act):
-        look, left = Board.look, [act]
+    def struck(self, *, last=False):
+        look(self, last=last)
+        if left and all(read_log(folder / name) for name in MODELS):
+            left.pop()()
 
-        def struck(self, *, last=False):
-            look(self, last=last)
-            if left and all(read_log(folder / name) for name in MODELS):
-                left.pop()()
-
-        monkeypatch.setattr(Board, "look", struck)
-
-    return arrange
+    monkeypatch.setattr(Board, "look", struck)
 
 
 @pytest.fixture
@@ -58,8 +53,7 @@ def quick_processes(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
 
 
-@pytest.mark.usefixtures("quick_processes")
-def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path):
+def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path, quick_processes):
     assert together(dataset, tmp_path / "once")
     for name, model in MODELS.items():
         go(dataset, tmp_path / "alone" / name, model=model)
@@ -67,31 +61,28 @@ def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path):
         assert "11 steps" in (tmp_path / "once" / f"{name}.log").read_text()
 
 
-@pytest.mark.usefixtures("quick_processes")
-def test_stopped_trainings_save_and_resume(dataset, tmp_path, when_all_train):
-    when_all_train(tmp_path, lambda: signal.raise_signal(signal.SIGINT))
+def test_stopped_trainings_save_and_resume(dataset, tmp_path, monkeypatch, quick_processes):
+    when_all_train(monkeypatch, tmp_path, lambda: signal.raise_signal(signal.SIGINT))
     assert not together(dataset, tmp_path, ENDLESS)
     assert not multiprocessing.active_children()
-    saved = {name: steps(tmp_path / name) for name in MODELS}
-    assert all(len(found) == 1 for found in saved.values())
-    last = max(found[0] for found in saved.values()) + 1
+    [head], [query] = (steps(tmp_path / name) for name in MODELS)
+    last = max(head, query) + 1
     assert together(dataset, tmp_path, replace(ENDLESS, steps=last))
-    for name, found in saved.items():
-        assert f"after step {found[0]}" in (tmp_path / f"{name}.log").read_text()
-        assert steps(tmp_path / name) == [last]
+    assert [steps(tmp_path / name) for name in MODELS] == [[last], [last]]
+    for name, step in zip(MODELS, (head, query), strict=True):
+        assert f"after step {step}" in (tmp_path / f"{name}.log").read_text()
 
 
-@pytest.mark.usefixtures("quick_processes")
-def test_a_training_that_fails_or_is_killed_ends_the_others(dataset, tmp_path, when_all_train):
+def test_a_training_that_fails_or_is_killed_ends_the_others(
+    dataset, tmp_path, monkeypatch, quick_processes
+):
     bad = Training(tmp_path / "none", tmp_path / "bad", MODEL, ENDLESS, "cpu")
     with pytest.raises(TrainingError, match=r"^bad: there is no dataset at .*none"):
         together(dataset, tmp_path, ENDLESS, bad=bad)
-    assert not multiprocessing.active_children()
-    when_all_train(tmp_path / "b", lambda: multiprocessing.active_children()[0].kill())
+    when_all_train(monkeypatch, tmp_path, lambda: multiprocessing.active_children()[0].kill())
     with pytest.raises(TrainingError, match=r"^multi-\w+: its process was killed"):
-        together(dataset, tmp_path / "b", ENDLESS)
+        together(dataset, tmp_path, ENDLESS)
     assert not multiprocessing.active_children()
-    assert sum(len(steps(tmp_path / "b" / name)) for name in MODELS) == 1  # the other's
 
 
 def hears_ctrl_c(pid: int) -> bool:
@@ -99,9 +90,7 @@ def hears_ctrl_c(pid: int) -> bool:
     return not int(status.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGINT - 1
 
 
-def test_killed_without_warning_it_leaves_no_process_and_all_save(
-    dataset, tmp_path, when_all_train
-):
+def test_killed_without_warning_it_leaves_no_process_and_all_save(dataset, tmp_path, monkeypatch):
     def tell():
         pids = [child.pid for child in multiprocessing.active_children()]
         os.write(1, b"hear them!" if any(map(hears_ctrl_c, pids)) else b"they train")
@@ -112,7 +101,7 @@ def test_killed_without_warning_it_leaves_no_process_and_all_save(
         try:
             os.dup2(teller, 1)  # which every process that it starts inherits
             os.close(teller)
-            when_all_train(tmp_path, tell)
+            when_all_train(monkeypatch, tmp_path, tell)
             together(dataset, tmp_path, ENDLESS)
         finally:
             os._exit(1)

@@ -1,5 +1,6 @@
 """The report on the bundled model: its own result files, with figures the tests choose."""
 
+import functools
 import json
 import re
 import shutil
@@ -27,9 +28,7 @@ def change(path, **changes):
     found = json.loads(path.read_text())
     for names, value in changes.items():
         *inside, last = names.replace("beam4", "beam-4").split("__")
-        place = found
-        for name in inside:
-            place = place[name]
+        place = functools.reduce(dict.__getitem__, inside, found)
         if value is ...:
             del place[last]
         else:
@@ -41,17 +40,17 @@ def change(path, **changes):
 def project(tmp_path):
     """A project of README, model card and results with known figures."""
     boxed = shutil.copytree(ROOT / "results" / "boxed", tmp_path / "results" / "boxed")
+    scores = {"bleu__greedy__13a": 19.5, "bleu__beam4__13a": 20.25}
     for name, size, loss, greedy, beam in (
         ("float32", 80_000_000, 2.1, 20.0, 21.0),
         ("quantized", 16_000_000, 2.123, 19.9, 21.25),
     ):
-        scores = {"bleu__greedy__intl": greedy, "bleu__beam4__intl": beam}
-        scores |= {"bleu__greedy__13a": 19.5, "bleu__beam4__13a": 20.25}
+        scores |= {"bleu__greedy__intl": greedy, "bleu__beam4__intl": beam}
         change(boxed / f"{name}.json", bytes=size, ln_ppl=loss, **scores)
     change(boxed / "quantized.json", quantization={"bits": 8, "group": None})
-    searches = "engines__ours__searches"
-    change(boxed / "speed.json", **{f"{searches}__greedy__sentences_per_second": 43.21})
-    change(boxed / "speed.json", **{f"{searches}__beam4__sentences_per_second": 9.876})
+    for search, speed in (("greedy", 43.21), ("beam4", 9.876)):
+        place = f"engines__ours__searches__{search}__sentences_per_second"
+        change(boxed / "speed.json", **{place: speed})
     (tmp_path / CARD).parent.mkdir(parents=True)
     (tmp_path / CARD).write_text(f"# Card\n{FIGURES[0]}\nold\n{FIGURES[1]}\nlimits\n")
     (tmp_path / "README.md").write_text(f"# Ours\n{BEGIN}\nold\n{END}\n")
