@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ import torch
 from helpers import random, slow_attend
 from writehead.bench import attention
 from writehead.bench.attention import Inputs, Shape, _ways, default_shapes
-from writehead.bench.peers import flashinfer_call
 from writehead.bench.timing import count_sets
 from writehead.errors import BackendError
 
@@ -36,15 +34,12 @@ def bench(writehead, quick_chip, monkeypatch, tmp_path):
     return run
 
 
-def test_the_default_shapes_of_a_gpu_are_eight_sizes_of_both_kinds():
+def test_the_default_shapes_of_a_gpu_and_the_sets_that_exceed_the_cache():
     shapes = default_shapes(CUDA, 8, 128)
     assert len(shapes) == len(set(shapes)) == 16
     assert {shape.attention.kind for shape in shapes} == {"multi-query", "multi-head"}
     # 15.1 and 120.6 microseconds at 4.45 TB/s
     assert [shape.kv_bytes(2) for shape in shapes[:2]] == [67_108_864, 536_870_912]
-
-
-def test_the_sets_read_in_turn_exceed_the_cache():
     size = Shape(1, 8192, 1).kv_bytes(4)
     assert (count_sets(size, CPU) - 1) * size < 64 << 20 <= count_sets(size, CPU) * size
     assert (count_sets(1 << 40, CPU), count_sets(1, CPU)) == (2, 256)
@@ -121,10 +116,3 @@ def test_a_failing_peer_is_reported_and_a_failure_of_ours_is_an_error(bench, mon
     (code, out, err), _ = bench("--force")
     assert (code, out) == (2, "")
     assert "this way is broken" in err
-
-
-def test_flashinfer_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    Q, K, V = random(1, 2, 1, 4), random(1, 1, 3, 4), random(1, 1, 3, 4)
-    with pytest.raises(BackendError, match="flashinfer is not installed"):
-        flashinfer_call(Q, K, V, 0.5, torch.zeros(1), tensor_cores=True)

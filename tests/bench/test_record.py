@@ -11,14 +11,13 @@ from writehead.bench.record import check_output, environment, write_result
 from writehead.errors import RunError
 
 
-def test_only_a_partial_result_of_the_same_bench_is_replaced_unasked(tmp_path):
+def test_a_partial_result_of_another_bench_is_not_replaced_unasked(tmp_path):
     path = tmp_path / "result.json"
     write_result(path, {"bench": "decode", "partial": True})
     check_output(path, False, "decode")
-    for other in ("attention", None):
-        with pytest.raises(RunError, match="exists"):
-            check_output(path, False, other)
-        check_output(path, True, other)
+    with pytest.raises(RunError, match="exists"):
+        check_output(path, False, "attention")
+    check_output(path, True, "attention")
 
 
 def test_special_files_are_not_replaced_and_a_link_stays_one(tmp_path):
