@@ -83,10 +83,8 @@ def test_a_result_has_every_way_its_error_and_the_floor(bench):
 def test_an_interrupted_benchmark_keeps_what_it_measured_and_can_be_repeated(bench):
     (code, out, err), path = bench(error=KeyboardInterrupt())
     assert (code, out, path.exists()) == (130, "", False)
-    assert f"{path} was not made" in err
     (code, out, err), path = bench(error=KeyboardInterrupt(), at=1)
-    assert (code, out) == (130, "")
-    assert f"{path} has what there is so far" in err
+    assert (code, out, f"{path} has what there is so far" in err) == (130, "", True)
     result = json.loads(path.read_text())
     assert ([shape["g"] for shape in result["shapes"]], result["partial"]) == ([1], True)
     # the same command replaces a partial result, and a whole one if forced
@@ -96,8 +94,7 @@ def test_an_interrupted_benchmark_keeps_what_it_measured_and_can_be_repeated(ben
     assert bench()[0][0] == 2
     for error, expected in ((KeyboardInterrupt(), 130), (BackendError("no kernel"), 2)):
         (code, _, err), _ = bench("--force", error=error)
-        assert code == expected
-        assert path.read_text() == whole  # since nothing was measured
+        assert (code, path.read_text()) == (expected, whole)  # since nothing was measured
     assert "no kernel" in err
     assert bench("--force", error=KeyboardInterrupt(), at=1)[0][0] == 130
     assert json.loads(path.read_text())["partial"] is True

@@ -27,3 +27,14 @@ def test_a_file_is_timed_from_loading_to_the_last_line(writehead, files, tmp_pat
         assert len(one["seconds"]["repeats"]) == 2
         assert one["sentences_per_second"] == pytest.approx(8 / one["seconds"]["median"])
         assert one["tokens_per_second"] == pytest.approx(tokens / one["seconds"]["median"])
+
+
+def test_an_interrupted_pass_leaves_no_result(writehead, files, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.bench.translate.clocked", interrupted)
+    path = tmp_path / "translate.json"
+    given = ("--input", files / "text", "--device=cpu", "--output", path)
+    code, _, err = writehead("bench", "translate", files / "plain", *given)
+    assert (code, path.exists(), "pass 1 of 3" in err) == (130, False, True)

@@ -10,23 +10,21 @@ from writehead.data.tokenizer import END
 from writehead.decoding import Hypothesis
 from writehead.model import TranslationModel, save_run
 
-LINES = sentences(12)
+LINES = sentences(12, longest=4)
 
 
 @pytest.fixture
 def compare(writehead, tmp_path):
     """Runs the verb with an untrained model: exit code, output, the JSON and the model."""
     torch.manual_seed(3)
-    sizes = {"vocabulary": 300, "source_positions": 40, "target_positions": 20}
-    sizes |= {"d": 32, "f": 48, "h": 4, "k": 16, "v": 16, "decoder_layers": 2}
-    model = TranslationModel(config("translation", **sizes)).eval()
+    model = TranslationModel(config("translation", vocabulary=300, target_positions=20)).eval()
     tokenizer().save(tmp_path / "tokenizer")
     save_run(tmp_path / "run", model, tokenizer=tmp_path / "tokenizer")
-    (tmp_path / "text").write_text("\n".join(["", *LINES, "the cat " * 40]))
+    path, text = tmp_path / "tokens.json", tmp_path / "text"
+    text.write_text("\n".join(["", *LINES, "the cat " * 40]))
 
     def run(*options):
-        path = tmp_path / "tokens.json"
-        given = ("--input", tmp_path / "text", "--device=cpu", "--output", path)
+        given = ("--input", text, "--device=cpu", "--output", path)
         code, out, err = writehead("bench", "tokens", tmp_path / "run", *given, *options)
         assert path.exists(), err
         return code, out, json.loads(path.read_text()), model

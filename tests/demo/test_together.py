@@ -1,6 +1,7 @@
 """Models trained at the same time: as if alone, stopped and resumed, killed."""
 
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from trainings import CONFIG, MODEL, assert_same_training, go, pair_dataset, steps
-from writehead.demo.board import Board
+from writehead.demo.board import Board, Course
 from writehead.demo.together import Training, train_together
 from writehead.errors import TrainingError
 from writehead.training.journal import read_log
@@ -25,12 +26,12 @@ def dataset(tmp_path_factory) -> Path:
     return pair_dataset(tmp_path_factory.mktemp("pairs"))
 
 
-def together(dataset, folder, config=CONFIG, **other) -> bool:
+def together(dataset, folder, config=CONFIG, shown=None, **other) -> bool:
     asked = {
         name: Training(dataset, folder / name, model, config, "cpu")
         for name, model in MODELS.items()
     }
-    return train_together(asked | other, 1, Console(file=io.StringIO()))
+    return train_together(asked | other, 1, Console(file=shown or io.StringIO()))
 
 
 def when_all_train(monkeypatch, folder, act):
@@ -54,11 +55,13 @@ def quick_processes(monkeypatch):
 
 
 def test_models_trained_at_once_are_those_trained_alone(dataset, tmp_path, quick_processes):
-    assert together(dataset, tmp_path / "once")
+    shown = io.StringIO()
+    assert together(dataset, tmp_path / "once", shown=shown)
     for name, model in MODELS.items():
         go(dataset, tmp_path / "alone" / name, model=model)
         assert_same_training(tmp_path / "once" / name, tmp_path / "alone" / name)
         assert "11 steps" in (tmp_path / "once" / f"{name}.log").read_text()
+        assert f"{name}: step 11/11 loss=" in shown.getvalue()
 
 
 def test_stopped_trainings_save_and_resume(dataset, tmp_path, monkeypatch, quick_processes):
@@ -85,15 +88,12 @@ def test_a_training_that_fails_or_is_killed_ends_the_others(
     assert not multiprocessing.active_children()
 
 
-def hears_ctrl_c(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return not int(status.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGINT - 1
-
-
 def test_killed_without_warning_it_leaves_no_process_and_all_save(dataset, tmp_path, monkeypatch):
     def tell():
-        pids = [child.pid for child in multiprocessing.active_children()]
-        os.write(1, b"hear them!" if any(map(hears_ctrl_c, pids)) else b"they train")
+        for child in multiprocessing.active_children():  # they leave Ctrl-C to their parent
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            assert int(status.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGINT - 1
+        os.write(1, b"they train")
 
     told, teller = os.pipe()
     driver = os.fork()
@@ -107,8 +107,17 @@ def test_killed_without_warning_it_leaves_no_process_and_all_save(dataset, tmp_p
             os._exit(1)
     os.close(teller)
     with open(told, "rb") as said:
-        assert said.read(10) == b"they train"  # and leave Ctrl-C to their parent
+        assert said.read(10) == b"they train"
         os.kill(driver, signal.SIGKILL)
         os.waitpid(driver, 0)
         said.read()  # ends when every process that could write to it has
     assert all(len(steps(tmp_path / name)) == 1 for name in MODELS)
+
+
+def test_the_time_left_follows_from_the_steps_seen(tmp_path):
+    course = Course(tmp_path, 100)
+    for step, seconds in ((10, 50.0), (20, 55.0)):  # half a second per step
+        with (tmp_path / "log.jsonl").open("a") as log:
+            print(json.dumps({"step": step, "loss": 2.0, "tokens_per_second": 9.0}), file=log)
+        course.look(seconds)
+    assert course.line(55.0).endswith("left=0:00:40")

@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 
 from writehead.decoding import Engine
-from writehead.demo import run_demo
 from writehead.demo.opening import SENTENCES
 from writehead.demo.run import Demo
 from writehead.training.checkpoint import list_checkpoints
@@ -14,11 +13,16 @@ SMALL = Demo(pairs=200, vocabulary=400, held_out=4, train=TRAIN)
 
 
 def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
-    tmp_path, capsys, monkeypatch, boxed
+    tmp_path, monkeypatch, writehead, boxed
 ):
-    folder = tmp_path / "demo"
-    page = run_demo(folder, SMALL, device="cpu")
-    text, (out, err) = page.read_text(encoding="utf-8"), capsys.readouterr()
+    folder, page = tmp_path / "demo", tmp_path / "demo" / "report.html"
+    command = ("demo", "--folder", folder, "--device=cpu")
+    monkeypatch.setattr("writehead.demo.run.Demo", lambda: SMALL)
+    for name, value in (("TURNS", 1), ("POSITIONS", (3, 7)), ("BATCH", 2), ("SOURCE", 8)):
+        monkeypatch.setattr(f"writehead.demo.timing.{name}", value)
+    code, out, err = writehead(*command)
+    assert code == 0, err
+    text = page.read_text(encoding="utf-8")
     assert re.findall(r"^(\d)\. ", err, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     answers = Engine.load(boxed, device="cpu").translate(SENTENCES)
     for pair in zip(SENTENCES, (answer.text for answer in answers), strict=True):
@@ -36,25 +40,8 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
     trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     (folder / "demo.json").unlink()
     monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
-    run_demo(folder, SMALL, device="cpu")
+    assert writehead(*command)[0] == 0
     assert (folder / "demo.json").is_file()
     assert html.escape(SENTENCES[0]) not in page.read_text(encoding="utf-8")
     again = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     assert again == trained
-
-
-def test_both_kinds_are_trained_at_once_where_there_are_threads_for_both(
-    tmp_path, monkeypatch, writehead, empty_box
-):
-    asked = []
-
-    def interrupted(trainings, threads, console):
-        asked.append((list(trainings), threads))
-        return False
-
-    monkeypatch.setattr("writehead.demo.run.train_together", interrupted)
-    monkeypatch.setattr("writehead.demo.run.Demo", lambda: SMALL)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    code, _, err = writehead("demo", "--folder", tmp_path / "demo", "--device=cpu")
-    assert asked == [(["multi-head", "multi-query"], 1)]
-    assert (code, "run the same command again" in err) == (130, True)
