@@ -39,6 +39,21 @@ def _same_seed_for_every_test() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _small_matrix_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures a CPU's matrix rate by a small product: no test needs the true rate."""
+    monkeypatch.setattr("writehead.training.throughput.PRODUCT", {"cuda": 8192, "cpu": 64})
+
+
+@pytest.fixture
+def quick_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets benchmarks measure the chip at once, and collects no garbage on a CPU."""
+    monkeypatch.setattr("writehead.bench.floor.BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
+    monkeypatch.setattr("writehead.bench.floor.PRODUCT", {"cuda": 64, "cpu": 64})
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("writehead.bench.decode.Place.free", lambda self: None)
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs kernels in Triton's interpreter where there is no GPU, in this test alone."""

@@ -1,21 +1,23 @@
-"""What the benchmarks' tests share: a chip that is measured in no time, or never."""
+from pathlib import Path
 
 import pytest
 
+from texts import save_small_runs, sentences
 from writehead.bench import floor
 
 
 @pytest.fixture
-def quick_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
-    monkeypatch.setattr(floor, "PRODUCT", {"cuda": 64, "cpu": 64})
-
-
-@pytest.fixture
 def no_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever measures before all that was asked for is checked fails."""
+    """Fails the test that measures the chip."""
+    monkeypatch.setattr(floor, "measure_chip", lambda *given: pytest.fail("the chip was measured"))
 
-    def measured(*given: object) -> None:
-        pytest.fail("the chip was measured first")
 
-    monkeypatch.setattr(floor, "measure_chip", measured)
+@pytest.fixture(scope="package")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a translation run, `plain`, and of text: `text`, `blank` and `long`."""
+    folder = tmp_path_factory.mktemp("files")
+    save_small_runs(folder)
+    (folder / "text").write_text("\n".join(["", *sentences(7)]))
+    (folder / "blank").write_text("\n \n")
+    (folder / "long").write_text("the cat " * 40)
+    return folder

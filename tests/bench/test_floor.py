@@ -1,55 +1,42 @@
 import dataclasses
-import json
 
 import pytest
 import torch
 
+from helpers import config
 from writehead import cost
 from writehead.bench import floor
 from writehead.bench.decode import fitted
 from writehead.bench.floor import decode_floor, measure_chip
-from writehead.bench.record import environment
-from writehead.bench.timing import Times, time_calls, time_work
-from writehead.config import ModelConfig
+from writehead.bench.timing import Times, time_calls
 from writehead.paper.presets import preset
 
-H200 = cost.CHIPS["h200"]
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rate", "name"),
-    [(torch.float16, 7e9, "float32"), (torch.bfloat16, 9e9, "bfloat16"), (torch.float64, 2e9, "")],
+    ("dtype", "flops", "product"),
+    [("float16", 7e9, "float32"), ("bfloat16", 9e9, "bfloat16"), ("float64", 2e9, "float64")],
 )
-def test_on_a_cpu_halves_are_held_against_whole_numbers_where_those_are_quicker(
-    monkeypatch, dtype, rate, name
-):
-    rates = {torch.float16: 1e9, torch.bfloat16: 9e9, torch.float32: 7e9, torch.float64: 2e9}
+def test_a_cpu_is_measured_in_the_faster_of_half_and_float32(monkeypatch, dtype, flops, product):
+    rates = {"float16": 1e9, "bfloat16": 9e9, "float32": 7e9, "float64": 2e9}
+    rates = {getattr(torch, name): rate for name, rate in rates.items()}
     monkeypatch.setattr(floor, "matrix_rate", lambda device, dtype, size: rates[dtype])
-    monkeypatch.setattr(floor, "_bandwidths", lambda device, size: (1e9, 2e9))
-    chip = measure_chip(CPU, dtype)
-    assert chip.flops == rate
-    assert f"³ {name or 'float64'} product" in chip.source
+    # the times of a copy, which reads and writes, and of a sum, which reads
+    times = iter([Times((0.5, 0.25)), Times((2.0, 0.125))])
+    monkeypatch.setattr(floor, "time_calls", lambda *given, repeats: next(times))
+    monkeypatch.setattr(floor, "BLOCK", {"cpu": 1 << 20})
+    chip = measure_chip(CPU, getattr(torch, dtype))
+    assert (chip.flops, chip.bandwidth) == (flops, 2 * (1 << 20) / 0.25)
+    assert f" {product} product" in chip.source
 
 
 def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
-    config = ModelConfig(
-        task="translation",
-        vocabulary=32,
-        d=8,
-        f=16,
-        h=2,
-        g=1,
-        k=4,
-        v=4,
-        encoder_layers=1,
-        decoder_layers=1,
-        source_positions=5,
-        target_positions=2,
-    )
-    # a byte a second, and operations for nothing: the floor is the bytes
+    sizes = {"d": 8, "f": 16, "h": 2, "k": 4, "v": 4, "encoder_layers": 1, "decoder_layers": 1}
+    small = config("translation", vocabulary=32, **sizes)
+    # a byte per second, and operations for nothing: the floor is the bytes
     chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
-    found = decode_floor(config, cost.Setting(batch=3, source=5, target=2, element=2), chip)
+    found = decode_floor(small, cost.Setting(batch=3, source=5, target=2, element=2), chip)
     weights = 8 * (8 + 4 + 4 + 8) + 8 * (8 + 8) + 2 * 8 * 16 + 32 * 8
     source = 3 * 5 * (4 + 4)
     padded, true = 3 * 2 * (4 + 4), 3 * 1.5 * (4 + 4)  # the mean of one position and two
@@ -69,57 +56,28 @@ def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
         ("multi-head-local", 1024, 1, 1.25),
         ("multi-query", 1024, 4, 1.79),
         ("multi-head", 1024, 4, 5.01),
-        ("multi-query", 128, 1, 0.083),
-        ("multi-query", 16, 1, 0.062),
         ("multi-query", 1, 1, 0.059),
     ],
 )
 def test_the_floors_of_table_2_on_an_h200_are_those_published(row, batch, beam, milliseconds):
-    config = fitted(preset(f"wmt14/{row}"), 32_768)
-    found = decode_floor(config, cost.Setting(batch, 128, 128, beam), H200)
+    model, setting = fitted(preset(f"wmt14/{row}"), 32_768), cost.Setting(batch, 128, 128, beam)
+    found = decode_floor(model, setting, cost.CHIPS["h200"])
     assert found["step_ms"]["padded"] == pytest.approx(milliseconds, rel=0.02)
     assert found["step_ms"]["true"] <= found["step_ms"]["padded"]
 
 
-def test_a_copy_counts_what_it_reads_and_writes_and_a_sum_what_it_reads(monkeypatch, quick_chip):
-    times = iter([Times((0.5, 0.25)), Times((2.0, 0.125))])  # of the copy, then of the sum
-    monkeypatch.setattr(floor, "time_calls", lambda *given, repeats: next(times))
-    chip = measure_chip(CPU, torch.float32)
-    assert chip.bandwidth == 2 * (1 << 20) / 0.25
-    assert "a copy at" in chip.source
-    assert chip.flops > 0
-
-
 def test_times_have_a_median_a_spread_and_every_repeat():
-    times = Times((3.0, 1.0, 8.0)).over(2)
-    assert times.to_json(1e-3) == {
-        "median": 1500.0,
-        "spread": [500.0, 4000.0],
-        "repeats": [1500.0, 500.0, 4000.0],
-    }
-
-
-def test_work_is_warmed_up_before_it_is_timed_and_calls_share_the_time():
-    done = []
-    times = time_work(lambda: done.append(1), CPU, repeats=3, warmup=2)
-    assert (len(done), len(times.repeats)) == (5, 3)
+    found = Times((3.0, 1.0, 8.0)).over(2).to_json(1e-3)
+    assert (found["median"], found["spread"]) == (1500.0, [500.0, 4000.0])
+    assert found["repeats"] == [1500.0, 500.0, 4000.0]
     calls = [lambda: done.append(2), lambda: done.append(3)]
+    done = []
     assert len(time_calls(calls, CPU, repeats=2).repeats) == 2
-    assert done[5:] == [2, 3] * 3
+    assert done == [2, 3] * 3  # warmed up once
 
 
-def test_a_result_takes_its_commit_from_a_variable_where_there_is_no_git(monkeypatch):
-    monkeypatch.setenv("WRITEHEAD_COMMIT", "0123abc")
-    facts = environment(CPU)
-    assert facts["commit"] == "0123abc (told)"
-    assert json.loads(json.dumps(facts)) == facts
-    monkeypatch.setenv("WRITEHEAD_COMMIT", "")
-    assert environment(CPU)["commit"] != ""
-
-
-def test_a_config_is_fitted_to_a_vocabulary_and_to_a_context_past_its_own():
-    config = fitted(preset("tiny/multi-query"), 77)
-    assert config == dataclasses.replace(preset("tiny/multi-query"), vocabulary=77)
-    longer = fitted(preset("tiny-lm/multi-query"), None, 4096)
-    assert longer == dataclasses.replace(preset("tiny-lm/multi-query"), target_positions=4096)
-    assert fitted(preset("tiny-lm/multi-query"), None, 20) == preset("tiny-lm/multi-query")
+def test_a_config_is_fitted_to_a_vocabulary_and_to_a_longer_context():
+    one, language = preset("tiny/multi-query"), preset("tiny-lm/multi-query")
+    assert fitted(one, 77) == dataclasses.replace(one, vocabulary=77)
+    assert fitted(language, None, 4096) == dataclasses.replace(language, target_positions=4096)
+    assert fitted(language, None, 20) == language

@@ -1,7 +1,8 @@
-"""§2-3: the paper's six listings say the same thing in six ways."""
+"""§2-3: the paper's six listings compute the same thing in six ways."""
 
 import math
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -23,104 +24,71 @@ def multihead_projections():
 
 
 def multiquery_projections():
+    """The projections of multi-query attention, and of multi-head whose heads share theirs."""
     P_q, P_k, P_v, P_o = multihead_projections()
-    return [P_q, P_k[0], P_v[0], P_o]
+    shared = [P_q, P_k[:1].expand(h, d, k), P_v[:1].expand(h, d, v), P_o]
+    return [P_q, P_k[0], P_v[0], P_o], shared
 
 
 def test_dot_product_attention_is_a_weighted_mean_of_the_values():
     q, K, V = random(k), random(m, k), random(m, v)
-
     exps = [math.exp(sum(float(q[i] * K[j, i]) for i in range(k))) for j in range(m)]
     expected = [sum(exps[j] * float(V[j, i]) for j in range(m)) / sum(exps) for i in range(v)]
-
     assert_close(DotProductAttention(q, K, V), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_multihead_attention_is_one_dot_product_attention_a_head_summed():
+def test_multihead_attention_sums_dot_product_attention_over_heads():
     x, M = random(d), random(m, d)
     P_q, P_k, P_v, P_o = multihead_projections()
-
     heads = [DotProductAttention(x @ P_q[i], M @ P_k[i], M @ P_v[i]) for i in range(h)]
     expected = sum(P_o[i] @ heads[i] for i in range(h))
-
     assert_close(MultiheadAttention(x, M, P_q, P_k, P_v, P_o), expected)
 
 
-def test_a_batched_row_is_one_query():
-    X, M = random(b, n, d), random(b, m, d)
-    projections = multihead_projections()
-
-    Y = MultiheadAttentionBatched(X, M, torch.zeros(b, h, n, m), *projections)
-
-    for row in range(b):
-        for i in range(n):
-            assert_close(Y[row, i], MultiheadAttention(X[row, i], M[row], *projections))
-
-
-def test_a_masked_position_is_one_that_is_not_there():
+def test_a_batch_is_its_queries_and_masked_positions_are_not_there():
     X, M = random(b, n, d), random(b, m, d)
     projections = multihead_projections()
     mask = torch.zeros(b, h, n, m, dtype=torch.float64)
     mask[..., m - 4 :] = -math.inf
+    for seen, Y in (
+        (m, MultiheadAttentionBatched(X, M, torch.zeros(b, h, n, m), *projections)),
+        (m - 4, MultiheadAttentionBatched(X, M, mask, *projections)),
+    ):
+        for row in range(b):
+            for i in range(n):
+                expected = MultiheadAttention(X[row, i], M[row, :seen], *projections)
+                assert_close(Y[row, i], expected)
 
-    Y = MultiheadAttentionBatched(X, M, mask, *projections)
 
-    shorter = MultiheadAttentionBatched(X, M[:, : m - 4], mask[..., : m - 4], *projections)
-    assert_close(Y, shorter)
-
-
-def test_multihead_increments_are_the_batch_under_a_causal_mask():
+@pytest.mark.parametrize("kind", ["multi-head", "multi-query"])
+def test_increments_are_the_batch_under_a_causal_mask(kind):
     X = random(b, m, d)
-    projections = multihead_projections()
-    Y = MultiheadAttentionBatched(X, X, causal_mask(b, h, m), *projections)
-
-    K, V = random(b, h, 0, k), random(b, h, 0, v)
+    if kind == "multi-head":
+        projections, heads = multihead_projections(), (h,)
+        batched, incremental = MultiheadAttentionBatched, MultiheadSelfAttentionIncremental
+    else:
+        projections, heads = multiquery_projections()[0], ()
+        batched, incremental = MultiqueryAttentionBatched, MultiquerySelfAttentionIncremental
+    Y = batched(X, X, causal_mask(b, h, m), *projections)
+    K, V = random(b, *heads, 0, k), random(b, *heads, 0, v)
     for i in range(m):
-        y, K, V = MultiheadSelfAttentionIncremental(X[:, i], K, V, *projections)
+        y, K, V = incremental(X[:, i], K, V, *projections)
         assert_close(y, Y[:, i])
-
-    assert K.shape == (b, h, m, k)
-    assert V.shape == (b, h, m, v)
-
-
-def test_multiquery_increments_are_the_batch_under_a_causal_mask():
-    X = random(b, m, d)
-    projections = multiquery_projections()
-    Y = MultiqueryAttentionBatched(X, X, causal_mask(b, h, m), *projections)
-
-    K, V = random(b, 0, k), random(b, 0, v)
-    for i in range(m):
-        y, K, V = MultiquerySelfAttentionIncremental(X[:, i], K, V, *projections)
-        assert_close(y, Y[:, i])
-
-    assert K.shape == (b, m, k)
-    assert V.shape == (b, m, v)
+    assert (K.shape, V.shape) == ((b, *heads, m, k), (b, *heads, m, v))
 
 
 def test_multiquery_is_multihead_whose_heads_share_one_key_and_value_projection():
     X, M = random(b, n, d), random(b, m, d)
-    P_q, P_k, P_v, P_o = multiquery_projections()
+    query, shared = multiquery_projections()
     mask = torch.where(torch.rand(b, h, n, m) < 0.3, -math.inf, 0.0).to(torch.float64)
     mask[..., 0] = 0.0
+    expected = MultiheadAttentionBatched(X, M, mask, *shared)
+    assert_close(MultiqueryAttentionBatched(X, M, mask, *query), expected)
 
-    expected = MultiheadAttentionBatched(
-        X, M, mask, P_q, P_k.expand(h, d, k), P_v.expand(h, d, v), P_o
-    )
-
-    assert_close(MultiqueryAttentionBatched(X, M, mask, P_q, P_k, P_v, P_o), expected)
-
-
-def test_a_multiquery_step_is_a_multihead_step_whose_heads_share_a_past():
-    x, prev_K, prev_V = random(b, d), random(b, m, k), random(b, m, v)
-    P_q, P_k, P_v, P_o = multiquery_projections()
-
-    y, K, V = MultiquerySelfAttentionIncremental(x, prev_K, prev_V, P_q, P_k, P_v, P_o)
-
-    heads_K, heads_V = (T.unsqueeze(1).repeat(1, h, 1, 1) for T in (prev_K, prev_V))
-    expected_y, expected_K, expected_V = MultiheadSelfAttentionIncremental(
-        x, heads_K, heads_V, P_q, P_k.expand(h, d, k), P_v.expand(h, d, v), P_o
-    )
-    assert_close(y, expected_y)
-    for i in range(h):
-        assert_close(K, expected_K[:, i])
-        assert_close(V, expected_V[:, i])
+    x, K, V = random(b, d), random(b, m, k), random(b, m, v)
+    heads = (T.unsqueeze(1).repeat(1, h, 1, 1) for T in (K, V))
+    found = MultiquerySelfAttentionIncremental(x, K, V, *query)
+    expected = MultiheadSelfAttentionIncremental(x, *heads, *shared)
+    assert_close(found[0], expected[0])
+    for T, per_head in zip(found[1:], expected[1:], strict=True):
+        assert_close(T.unsqueeze(1).expand_as(per_head), per_head)

@@ -41,24 +41,18 @@ def test_the_batched_ratio_counts_the_tensors_of_the_listing():
     assert ratio.theta == pytest.approx(1 / k + 1 / (b * n))
 
 
-@pytest.mark.parametrize("g", [3, 1], ids=["multi-head", "multi-query"])
-def test_the_incremental_ratios_count_the_tensors_of_the_listings(g):
+@pytest.mark.parametrize("kind", ["Multihead", "Multiquery"])
+def test_the_incremental_ratios_count_the_tensors_of_the_listings(kind):
     b, n, d, h, k, v = 2, 4, 5, 3, 11, 13
-    heads = (h,) if g == h else ()
-    P_q, P_o = torch.randn(h, d, k), torch.randn(h, d, v)
-    P_k, P_v = torch.randn(*heads, d, k), torch.randn(*heads, d, v)
+    heads = (h,) if kind == "Multihead" else ()
+    P = [torch.randn(*s) for s in ((h, d, k), (*heads, d, k), (*heads, d, v), (h, d, v))]
     K, V = torch.empty(b, *heads, 0, k), torch.empty(b, *heads, 0, v)
-    step = (
-        listings.MultiheadSelfAttentionIncremental
-        if g == h
-        else listings.MultiquerySelfAttentionIncremental
-    )
     elements, einsum = 0, Einsum()
     with patch.object(listings, "einsum", einsum):
         for _ in range(n):
             x = torch.randn(b, d)
-            y, K, V = step(x, K, V, P_q, P_k, P_v, P_o)
+            y, K, V = getattr(listings, f"{kind}SelfAttentionIncremental")(x, K, V, *P)
             q_and_o = b * h * (k + v)
-            elements += q_and_o + sum(T.numel() for T in (x, y, K, V, P_q, P_k, P_v, P_o))
-    ratio = ratios(AttentionConfig(d, h, h, k, v), b, n)[1 if g == h else 2]
+            elements += q_and_o + sum(T.numel() for T in (x, y, K, V, *P))
+    ratio = ratios(AttentionConfig(d, h, h, k, v), b, n)[1 if kind == "Multihead" else 2]
     assert ratio.counted == pytest.approx(elements / einsum.multiply_adds)

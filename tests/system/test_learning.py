@@ -1,4 +1,4 @@
-"""Whole runs: a tiny model learns to copy in capitals, and to reverse, what it has not seen."""
+"""Whole runs: a tiny model learns to capitalise, and to reverse, lines it has not seen."""
 
 import random
 from dataclasses import replace
@@ -42,17 +42,15 @@ def lines(count: int) -> list[str]:
 
 
 def dataset(folder: Path, task: str) -> tuple[Path, list[tuple[str, str]]]:
-    """Pairs to learn from, and pairs that are held out of them."""
+    """Prepared training pairs, and held-out pairs."""
     pairs = [
         (line, line.upper() if task == "copy" else " ".join(reversed(line.split())))
         for line in lines(2000 + HELD_OUT)
     ]
-    train, dev = (
-        write_pairs(folder, name, rows)
-        for name, rows in (("train", pairs[HELD_OUT:]), ("dev", pairs[:HELD_OUT]))
-    )
-    config = PrepareConfig(task="translation", vocabulary=295)
+    train = write_pairs(folder, "train", pairs[HELD_OUT:])
+    dev = write_pairs(folder, "dev", pairs[:HELD_OUT])
     inputs = parallel_files([train[0]], [train[1]], [dev[0]], [dev[1]])
+    config = PrepareConfig(task="translation", vocabulary=295)
     prepare(folder / "data", inputs, config, workers=1)
     return folder / "data", pairs[:HELD_OUT]
 
@@ -66,8 +64,8 @@ def test_a_tiny_model_learns(tmp_path, task, g):
     model = replace(preset("tiny/multi-query"), g=g, **sizes, **layers, **places)
     train(data, tmp_path / "run", model, CONFIG, device="cpu")
 
-    losses = [entry["loss"] for entry in read_log(tmp_path / "run") if "loss" in entry]
-    dev = [entry["dev_ln_ppl"] for entry in read_log(tmp_path / "run") if "dev_ln_ppl" in entry]
+    log = read_log(tmp_path / "run")
+    losses, dev = ([one[key] for one in log if key in one] for key in ("loss", "dev_ln_ppl"))
     assert losses[-1] < 0.1 < 1.0 < losses[0]
     assert dev[-1] < 0.1
 

@@ -1,0 +1,85 @@
+"""What every benchmark refuses, before it measures or loads anything."""
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from writehead.cli import app
+
+VERBS = sorted(get_command(app).commands["bench"].commands)
+ONE = "attention --shape=1,2,1"
+TRANSLATE = "translate plain --input=text"
+TRAIN = "train --preset=tiny/multi-query"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example(verb):
+    result = CliRunner().invoke(app, ["bench", verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: writehead bench {verb}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("attention --shape=3,7", "b,m,g"),
+        ("attention --shape=0,7,1", "at least 1"),
+        ("attention --shape=3,7,3", "1, 2, 4, 8"),
+        (f"{ONE} --heads=0", "--heads 0"),
+        (f"{ONE} --repeats=0", "0 repeats"),
+        (f"{ONE} --dtype=float31", "float31"),
+        (f"{ONE} --device=gpu", "gpu"),
+        (f"{ONE} --output=/dev/null/x.json", "/dev/null"),
+        (f"{ONE} --output=/dev/full", "/dev/full"),
+        ("decode --preset=tiny/multi-quary", "did you mean"),
+        ("decode --preset=tiny --rows=multi-quary", "'multi-quary'"),
+        ("decode --preset=tiny/multi-query --rows=multi-head", "tiny/multi-query"),
+        ("decode --batch=0", "--batch 0"),
+        ("decode --vocabulary=3", "4 or more"),
+        ("decode --target=257", "the 256 learned positions of tiny/multi-head"),
+        ("decode --preset=tiny-lm --target=257 --plot=figures", "learned positions of tiny;"),
+        ("decode --preset=tiny --context=64", "--context is for language models"),
+        ("decode --preset=tiny-lm --source=16", "--source is for translation models"),
+        ("decode --preset=tiny-lm --true-lengths", "--true-lengths is for translation models"),
+        ("decode --beam=0", "--beam 0"),
+        ("decode --beam=1025", "the 1024 tokens of tiny/multi-head"),
+        ("decode --context=1", "more context than steps"),
+        ("decode --plot=/dev/null", "/dev/null"),
+        ("decode --compiled", "needs a GPU"),
+        ("translate plain --input=nowhere", "nowhere"),
+        ("translate plain --input=blank", "no line"),
+        ("translate nowhere --input=text", "nowhere"),
+        (f"{TRANSLATE} --beam=0", "beam=0"),
+        (f"{TRANSLATE} --beam=9000", "--beam 9000"),
+        ("tokens plain --input=text --lines=0", "--lines 0"),
+        ("tokens plain --input=long", "none of 1 lines"),
+        (f"{TRAIN} --output=/dev/null/x.json", "/dev/null"),
+        ("plot nowhere.json .", "nowhere.json"),
+        ("plot long .", "not JSON"),
+        ("plot empty.json .", "no sweeps"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_measured(
+    writehead, no_chip, files, monkeypatch, command, words
+):
+    monkeypatch.chdir(files)
+    (files / "empty.json").write_text('{"sweeps": {}}')
+    verb, *options = command.split()
+    device = [] if verb == "plot" else ["--device=cpu"]
+    code, out, err = writehead("bench", verb, *device, *options)
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [ONE, "decode", TRANSLATE, "tokens plain --input=text", TRAIN])
+def test_an_existing_result_is_not_replaced_unasked(
+    writehead, no_chip, files, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(files)
+    path = tmp_path / "result.json"
+    path.write_text("mine")
+    code, out, err = writehead("bench", *command.split(), "--device=cpu", "--output", path)
+    assert (code, out) == (2, "")
+    assert f"{path} exists" in err
+    assert "--force" in err
+    assert path.read_text() == "mine"
