@@ -1,16 +1,18 @@
-"""Small models that searches can be checked on: their logits depend on the whole history.
+"""Toy models to check searches on: their logits depend on the whole history.
 
-A toy's state holds every row's history. The first token fed is the name of the sentence, so that
+A toy's state holds every row's history. The first token fed is the number of the sentence, so that
 rows of different sentences behave differently. `log_p` is the same distribution in plain Python.
 """
 
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from writehead.decoding import Hypothesis
 
 History = tuple[int, ...]
 
@@ -22,19 +24,17 @@ class ToyState:
     histories: list[History]
 
     def expand(self, beam: int) -> "ToyState":
-        assert self.beam == 1
         histories = [history for history in self.histories for _ in range(beam)]
         return ToyState(self.first.repeat_interleave(beam), beam, histories)
 
     def begin(self, limits: Sequence[int]) -> None:
-        """A toy forgets nothing, so it can be searched whenever one likes."""
+        """A toy has no memory to run out of."""
 
     def stop(self, rows: torch.Tensor) -> None:
-        """A toy has room for everybody."""
+        """A toy has no memory to free."""
 
     def reorder(self, rows: torch.Tensor) -> None:
         chosen = rows.tolist()
-        assert len(chosen) == len(self.histories)
         assert all(new // self.beam == old // self.beam for new, old in enumerate(chosen))
         self.histories = [self.histories[row] for row in chosen]
 
@@ -45,22 +45,18 @@ class Toy:
 
     vocabulary: int
     logits: Callable[[History], Sequence[float]]  # (sentence, token, …) -> [vocabulary]
-    calls: int = 0
-    fed: list[list[int]] = field(default_factory=list)
+    steps: int = 0
 
     end = 0
 
     def start(self, *sentences: int, beam: int = 1) -> ToyState:
-        first = torch.tensor(sentences).repeat_interleave(beam)
+        first = torch.tensor(sentences, dtype=torch.long).repeat_interleave(beam)
         return ToyState(first, beam, [()] * len(first))
 
     def step(self, tokens: torch.Tensor, state: ToyState) -> torch.Tensor:
-        self.calls += 1
-        self.fed.append(tokens.tolist())
-        state.histories = [
-            (*history, token)
-            for history, token in zip(state.histories, tokens.tolist(), strict=True)
-        ]
+        self.steps += 1
+        rows = zip(state.histories, tokens.tolist(), strict=True)
+        state.histories = [(*history, token) for history, token in rows]
         return torch.tensor([self.logits(history) for history in state.histories])
 
     def log_p(self, history: History) -> list[float]:
@@ -83,9 +79,9 @@ def random_toy(vocabulary: int = 5, *, seed: int = 0, spread: float = 1.5, end: 
 
 
 def table_toy(vocabulary: int, table: dict[History, dict[int, float]]) -> Toy:
-    """Probabilities by history, without the sentence; what is left over goes to the other tokens.
+    """Probabilities by history, without the sentence; the other tokens share what is left over.
 
-    A history that is not in the table is followed by any token alike.
+    After a history that is not in the table, all tokens are equally likely.
     """
 
     def logits(history: History) -> list[float]:
@@ -97,27 +93,31 @@ def table_toy(vocabulary: int, table: dict[History, dict[int, float]]) -> Toy:
     return Toy(vocabulary, logits)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What an independent search found: `length` counts the end token."""
-
-    tokens: History
-    log_p: float
-    finished: bool
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens) + int(self.finished)
-
-    def score(self, alpha: float) -> float:
-        return self.log_p / ((5 + self.length) / 6) ** alpha
+def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> Hypothesis:
+    """A hypothesis scored in plain Python; the end token counts in its length."""
+    score = log_p / ((5 + len(tokens) + finished) / 6) ** alpha
+    return Hypothesis(tokens, score, log_p, finished)
 
 
-def assert_found(got: Sequence, expected: Sequence[Found], alpha: float) -> None:
-    """The same sequences in the same order, with their log-probabilities and scores."""
+def assert_same(got: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+    """The same sequences, row by row, with scores that differ by rounding at most."""
     assert [(one.tokens, one.finished) for one in got] == [
         (one.tokens, one.finished) for one in expected
     ]
     for one, other in zip(got, expected, strict=True):
-        assert math.isclose(one.log_probability, other.log_p, rel_tol=1e-5, abs_tol=1e-5)
-        assert math.isclose(one.score, other.score(alpha), rel_tol=1e-5, abs_tol=1e-5)
+        for mine, right in (
+            (one.log_probability, other.log_probability),
+            (one.score, other.score),
+        ):
+            assert math.isclose(mine, right, rel_tol=1e-5, abs_tol=1e-5)
+
+
+def assert_ranked(got: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+    """The same hypotheses, best first; near-ties may come in either order."""
+    scores = [one.score for one in got]
+    assert scores == sorted(scores, reverse=True)
+    assert_same(sorted(got, key=_identity), sorted(expected, key=_identity))
+
+
+def _identity(one: Hypothesis) -> tuple[History, bool]:
+    return one.tokens, one.finished

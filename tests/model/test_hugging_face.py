@@ -1,5 +1,7 @@
-"""Hugging Face's GPTBigCode, multi-head and multi-query, as a witness: the same weights must give
-the same logits, the same greedy sequences and the same beams.
+"""Hugging Face's GPTBigCode, multi-head and multi-query, as an independent implementation.
+
+The same weights must give the same logits, greedy sequences and beams; in float64, where no two
+tokens are nearly equally likely.
 """
 
 import os
@@ -13,7 +15,7 @@ from torch.testing import assert_close
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
 from writehead.config import DecodeConfig, ModelConfig
-from writehead.decoding import beam_search, greedy
+from writehead.decoding import beam_search
 from writehead.model import LanguageModel
 
 VOCABULARY, D, H, LAYERS, POSITIONS = 61, 48, 6, 3, 40
@@ -38,7 +40,7 @@ def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeFo
         bos_token_id=PAD,
         eos_token_id=END,
     )
-    model = GPTBigCodeForCausalLM(config).eval()
+    model = GPTBigCodeForCausalLM(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, P in model.named_parameters():
@@ -47,7 +49,7 @@ def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeFo
                 mean, std = float(name.endswith("weight")), 0.3
             elif "wte" in name or "wpe" in name or "bias" in name:
                 std = 0.5
-            P.copy_(mean + std * torch.randn(P.shape, generator=generator))
+            P.copy_(mean + std * torch.randn(P.shape, generator=generator, dtype=P.dtype))
     return model
 
 
@@ -99,7 +101,7 @@ def ours(theirs: GPTBigCodeForCausalLM) -> LanguageModel:
     for mine, their in modules.items():
         for kind in ("weight", "bias"):
             weights[f"{mine}.{kind}"] = given[f"{their}.{kind}"]
-    model = LanguageModel(config).eval()
+    model = LanguageModel(config).double().eval()
     model.load_state_dict(weights)  # strict: every one of our weights is set, once
     return model
 
@@ -123,50 +125,26 @@ def multi_query(request) -> bool:
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_forward_pass_and_cached_steps_give_their_logits(multi_query, tied):
+def test_a_forward_pass_and_cached_steps_of_uneven_prompts_give_their_logits(multi_query, tied):
     theirs = witness(multi_query, tied)
-    model = ours(theirs)
-    tokens = some_tokens(3, 17)
+    model, tokens, lengths = ours(theirs), some_tokens(3, 12), [7, 1, 4]
     expected = theirs(tokens).logits
-    assert expected.std() > 0.5  # far from nothing, and so from one another
-    assert_close(model(tokens), expected, atol=1e-5, rtol=1e-5)
-
-    state = model.start(tokens[:, :5], 17)
-    cache = theirs(tokens[:, :4], use_cache=True).past_key_values
-    assert state.first.tolist() == tokens[:, 4].tolist()
-    for t in range(4, 17):
-        logits = model.step(tokens[:, t], state)
-        step = theirs(tokens[:, t : t + 1], past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
-        assert_close(logits, step.logits[:, 0], atol=1e-5, rtol=1e-5)
-        assert_close(logits, expected[:, t], atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_prompts_of_different_lengths_give_the_logits_that_each_gives_them_alone(multi_query):
-    theirs = witness(multi_query, seed=2)
-    model = ours(theirs)
-    tokens, lengths = some_tokens(3, 12), [7, 1, 4]
+    assert expected.std() > 0.5  # far from zero, and so from one another
+    assert_close(model(tokens), expected)
     state = model.start(tokens[:, :7], 12, prompt_lengths=torch.tensor(lengths))
     fed = state.first
     for t in range(5):
         logits = model.step(fed, state)
-        for row, n in enumerate(lengths):
-            expected = theirs(tokens[row : row + 1, : n + t]).logits[0, -1]
-            assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
-        fed = torch.stack([tokens[row, n + t] for row, n in enumerate(lengths)])
+        assert_close(logits, torch.stack([expected[i, n + t - 1] for i, n in enumerate(lengths)]))
+        fed = torch.stack([tokens[i, n + t] for i, n in enumerate(lengths)])
 
 
 LENGTHS = [5, 1, 3, 7, 2, 4]
 
 
-def prompts(seed: int) -> Tensor:
-    return some_tokens(len(LENGTHS), max(LENGTHS), seed)
-
-
 def generate(theirs: GPTBigCodeForCausalLM, seed: int, row: int, end: int | None, **options):
-    """What their search makes of one prompt, alone."""
-    prompt = prompts(seed)[row : row + 1, : LENGTHS[row]]
+    """Their search over one prompt, alone: the sequences, and their scores if it has beams."""
+    prompt = some_tokens(len(LENGTHS), max(LENGTHS), seed)[row : row + 1, : LENGTHS[row]]
     output = theirs.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -177,7 +155,7 @@ def generate(theirs: GPTBigCodeForCausalLM, seed: int, row: int, end: int | None
         output_scores=True,
         **options,
     )
-    return output.sequences[:, LENGTHS[row] :].tolist(), output
+    return output.sequences[:, LENGTHS[row] :].tolist(), getattr(output, "sequences_scores", None)
 
 
 def cut(tokens: list[int], end: int) -> tuple[tuple[int, ...], bool]:
@@ -185,59 +163,31 @@ def cut(tokens: list[int], end: int) -> tuple[tuple[int, ...], bool]:
     return (tuple(tokens[: tokens.index(end)]), True) if end in tokens else (tuple(tokens), False)
 
 
-def end_of_some(theirs: GPTBigCodeForCausalLM, seed: int, length: int) -> int:
+def end_of_some(theirs: GPTBigCodeForCausalLM, seed: int) -> int:
     """A token that their greedy search comes to from about half of the prompts, but not at once."""
     theirs.generation_config.eos_token_id = None
-    rows = [
-        generate(theirs, seed, row, None, max_new_tokens=length)[0][0]
-        for row in range(len(LENGTHS))
-    ]
+    places = range(len(LENGTHS))
+    rows = [generate(theirs, seed, row, None, max_new_tokens=12)[0][0] for row in places]
     counts = {token: sum(token in row[1:] for row in rows) for token in range(2, VOCABULARY)}
     return min(counts, key=lambda token: abs(counts[token] - len(LENGTHS) / 2))
 
 
-def started(model: LanguageModel, seed: int, length: int):
-    lengths = torch.tensor(LENGTHS)
-    return model.start(prompts(seed), max(LENGTHS) + length, prompt_lengths=lengths)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_greedy_search_finds_what_theirs_finds(multi_query, seed):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("beam", [1, 4])
+def test_searches_find_what_theirs_find(multi_query, beam, seed):
     theirs = witness(multi_query, seed=seed)
-    model = ours(theirs)
-    end = end_of_some(theirs, seed, 20)
-    got = greedy(model.step, started(model, seed, 20), DecodeConfig(max_length=20), end=end)
-    expected = [
-        cut(generate(theirs, seed, row, end, max_new_tokens=20)[0][0], end)
-        for row in range(len(LENGTHS))
-    ]
-    assert [(one.tokens, one.finished) for one in got] == expected
-    assert {finished for _, finished in expected} == {True, False}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_beam_search_finds_all_the_beams_that_theirs_finds(multi_query, seed):
-    theirs = witness(multi_query, seed=seed)
-    model = ours(theirs)
-    end = end_of_some(theirs, seed, 12)
-    config = DecodeConfig(max_length=12, beam=4, n_best=4, alpha=0.0)
-    got = beam_search(model.step, started(model, seed, 12), config, end=end)
-    endings = []
-    for row, found in enumerate(got):
-        sequences, output = generate(
-            theirs,
-            seed,
-            row,
-            end,
-            num_beams=4,
-            num_return_sequences=4,
-            length_penalty=0.0,
-            early_stopping="never",
-            max_new_tokens=12,
-        )
+    model, end = ours(theirs), end_of_some(theirs, seed)
+    config = DecodeConfig(max_length=12, beam=beam, n_best=beam, alpha=0.0)
+    prompts = some_tokens(len(LENGTHS), max(LENGTHS), seed)
+    state = model.start(prompts, max(LENGTHS) + 12, prompt_lengths=torch.tensor(LENGTHS))
+    beams = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
+    options = {} if beam == 1 else beams | {"early_stopping": "never"}
+    endings = set()
+    for row, found in enumerate(beam_search(model.step, state, config, end=end)):
+        sequences, scores = generate(theirs, seed, row, end, max_new_tokens=12, **options)
         expected = [cut(tokens, end) for tokens in sequences]
         assert [(one.tokens, one.finished) for one in found] == expected
-        scores = torch.tensor([one.score for one in found])
-        assert_close(scores, output.sequences_scores, atol=1e-4, rtol=1e-5)
-        endings += [finished for _, finished in expected]
+        if scores is not None:
+            assert_close(torch.tensor([one.score for one in found]), scores, atol=1e-4, rtol=1e-5)
+        endings |= {finished for _, finished in expected}
     assert True in endings
