@@ -46,6 +46,7 @@ def assert_close_in(dtype: torch.dtype, found: Tensor, right: Tensor, *, ulps: i
     Sums in another order differ by units in the last place of their largest terms, not of what
     cancellation leaves of them, so the tolerance is relative to the largest result.
     """
+    found, right = found.detach(), right.detach()
     finite = right[right.isfinite()]
     largest = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     atol = ulps * torch.finfo(dtype).eps * largest
