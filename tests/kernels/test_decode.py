@@ -47,8 +47,8 @@ class Memory:
     [(6, 1, 1, False), (2, 3, 1, True), (1, 3, 2, False), (2, 1, 3, True)],
 )
 def test_a_memory_is_read_up_to_its_length_whatever_is_past_it(g, beams, splits, padded):
-    case = Memory(g, beams)
-    assert_close_in(torch.float32, case.attend(splits=splits, padded=padded), case.right)
+    for case in (Memory(g, beams), Memory(g, beams, lengths=(1, 1, 0), m=1)):
+        assert_close_in(torch.float32, case.attend(splits=splits, padded=padded), case.right)
 
 
 @every_tile
@@ -60,11 +60,6 @@ def test_tiles_of_any_size_read_memories_of_either_layout(transposed, tile):
     for splits in (1, 2):
         found = case.attend(tile=tile, splits=splits, padded=splits == 1)
         assert_close_in(torch.float32, found, case.right)
-
-
-def test_a_memory_may_have_room_for_one_position():
-    case = Memory(2, lengths=(1, 1, 0), m=1)
-    assert_close_in(torch.float32, case.attend(tile=None), case.right)
 
 
 def test_a_memory_is_read_while_any_beam_of_its_sentence_grows():
@@ -91,7 +86,8 @@ class Cache:
     """Projections of a new position of each row and the cache before it, unwritten slots NaN."""
 
     def __init__(self, g: int, lengths: tuple[int, ...], size: int = m):
-        self.QKV, self.lengths = randn(b, h * k + g * (k + v)), integers(*lengths)
+        # a part of a wider product
+        self.QKV, self.lengths = randn(b, h * k + g * (k + v) + 5)[:, :-5], integers(*lengths)
         self.K, self.V = randn(b, g, size, k), randn(b, g, size, v)
         self.growing, self.ancestors = torch.ones_like(self.lengths), None
         slots = torch.arange(size, device=DEVICE)
@@ -137,20 +133,9 @@ class Cache:
         assert self.lengths.tolist() == lengths
 
 
-@pytest.mark.parametrize(
-    ("g", "size", "splits", "padded"),
-    [
-        (6, m, 1, False),
-        (2, m, 1, True),
-        (1, m, 2, False),
-        (2, m, 3, True),
-        (2, 11, 1, False),
-        (1, 11, 2, True),
-        (6, 1, 1, False),
-        (1, 1, 3, True),
-    ],
-)
-def test_a_new_position_reads_itself_and_all_before_it_and_is_written(g, size, splits, padded):
+@pytest.mark.parametrize(("g", "splits", "padded"), [(6, 1, False), (2, 3, True), (1, 2, False)])
+@pytest.mark.parametrize("size", [m, 11, 1])
+def test_a_new_position_reads_itself_and_all_before_it_and_is_written(size, g, splits, padded):
     # past the size of the cache it is a ring, whose oldest slot the new position takes unread
     for lengths in ((0, size - 1, min(20, size)), (size, 3 * size - 1, size + 4)):
         Cache(g, lengths, size).check(splits=splits, padded=padded)
@@ -164,12 +149,6 @@ def test_tiles_of_any_size_read_positions_in_the_rows_that_hold_them(size, tile)
         case.ancestors = torch.randint(b, (b, size), device=DEVICE)
         case.ancestors[:, 5] = integers(2, 0, 1)
         case.check(tile=tile, splits=splits)
-
-
-def test_projections_may_be_part_of_a_wider_product():
-    case = Cache(2, (3, 0, 20))
-    case.QKV = torch.cat([case.QKV, randn(b, 5)], dim=1)[:, :-5]
-    case.check()
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -196,22 +175,19 @@ def test_a_position_may_come_before_its_norm():
         assert_close_in(torch.float32, ours[written], theirs[written], ulps=64)
 
 
-def large(*sizes: int) -> object:
-    return pytest.param(*sizes, marks=pytest.mark.gpu)
+def sized(small: tuple[int, ...], *large: tuple[int, ...]) -> list:
+    """Sizes for everywhere, and sizes for a GPU."""
+    return [small, *(pytest.param(*sizes, marks=pytest.mark.gpu) for sizes in large)]
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     ("rows", "beams", "g", "m", "k", "v"),
-    [
+    sized(
         (3, 3, 2, 37, 16, 32),
-        large(300, 1, 8, 100, 128, 128),
-        large(300, 1, 1, 128, 128, 128),
-        large(37, 4, 1, 128, 64, 128),
-        large(5, 4, 2, 1000, 128, 32),
-        large(1, 1, 1, 9000, 128, 128),
-        large(1, 1, 8, 3000, 16, 256),
-    ],
+        *((300, 1, 8, 100, 128, 128), (300, 1, 1, 128, 128, 128), (37, 4, 1, 128, 64, 128)),
+        *((5, 4, 2, 1000, 128, 32), (1, 1, 1, 9000, 128, 128), (1, 1, 8, 3000, 16, 256)),
+    ),
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reading_a_memory_errs_at_most_twice_as_much_as_plain_pytorch(
@@ -224,9 +200,8 @@ def test_reading_a_memory_errs_at_most_twice_as_much_as_plain_pytorch(
     )
     lengths = torch.randint(1, m + 1, (rows,), device=DEVICE)
     growing = torch.ones(rows * beams, dtype=torch.long, device=DEVICE)
-    O = decode.attend_memory(  # noqa: E741
-        Q, K, V, lengths, growing, heads=h, scale=scale, padded=padded
-    )
+    options = {"heads": h, "scale": scale, "padded": padded}
+    O = decode.attend_memory(Q, K, V, lengths, growing, **options)  # noqa: E741
     visible = torch.arange(m, device=DEVICE) < lengths.unsqueeze(1)
     many = [T.repeat_interleave(beams, dim=0) for T in (K, V, visible)]
     exact = products(Q.double(), *(T.double() for T in many[:2]), many[2], scale)
@@ -236,13 +211,11 @@ def test_reading_a_memory_errs_at_most_twice_as_much_as_plain_pytorch(
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize(
     ("rows", "g", "size", "k", "v"),
-    [
+    sized(
         (3, 2, 37, 16, 32),
-        large(300, 8, 100, 128, 128),
-        large(300, 1, 128, 128, 64),
-        large(1, 1, 5000, 128, 128),
-        large(1, 8, 900, 32, 64),
-    ],
+        *((300, 8, 100, 128, 128), (300, 1, 128, 128, 64), (1, 1, 5000, 128, 128)),
+        (1, 8, 900, 32, 64),
+    ),
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_appending_errs_at_most_twice_as_much_as_plain_pytorch(dtype, rows, g, size, k, v, ring):

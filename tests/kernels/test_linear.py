@@ -134,7 +134,7 @@ def assert_tiled(X: Tensor, W: Tensor, shape: object) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("rows", "wide", "deep"), [(64, 32, 64), (37, 21, 40), (1, 70, 200)])
-def test_tiles_are_the_product_also_past_their_edges(rows, wide, deep, shape):
+def test_products_by_tiles_of_any_shape(rows, wide, deep, shape):
     assert_tiled(randn(rows, deep), randn(wide, deep) / deep**0.5, shape)
 
 

@@ -59,7 +59,6 @@ KINDS = {
     "window": lambda: see(packed_rows(n), window=6),
     "causal window": lambda: see(packed_rows(n), causal=True, window=n // 5),
     "cross": lambda: see(packed_rows(n), packed_rows(m)),
-    "long cross": lambda: see(packed_rows(m), packed_rows(n)),
     "causal cross": lambda: see(packed_rows(m), packed_rows(n), causal=True, window=9),
     "scattered": lambda: see(*torch.randint(0, 4, (2, b, n), device=DEVICE)),
     "any number": lambda: see(
@@ -106,12 +105,13 @@ def assert_all_close(found, right) -> None:
         assert_close_in(theirs.dtype, ours, theirs, ulps=LOW.get(theirs.dtype, 16))
 
 
-@pytest.mark.parametrize(("g", "noisy"), [(h, False), (2, True), (1, False), (1, True)])
+@pytest.mark.parametrize(("g", "noisy"), [(h, True), (2, False), (1, True)])
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     # in the interpreter one kind is enough for float16
     [pair for pair in product(DTYPES, KINDS) if DEVICE == "cuda" or HALF not in pair]
     + [(HALF, "causal")] * (DEVICE == "cpu"),
+    ids=str,
 )
 def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(dtype, kind, g, noisy):
     case = make(g, KINDS[kind](), dtype=dtype, noisy=noisy)
@@ -223,11 +223,11 @@ def test_a_fused_projection_gives_what_its_parts_give(heads, noisy):
         assert_all_close(wide_results(heads, turned, *case[1:]), expected)
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("kind", ["causal", "cross", "fused"])
+@pytest.mark.parametrize(("kind", "noisy"), [("causal", True), ("cross", False), ("fused", True)])
 def test_a_compiler_sees_one_graph_and_gives_the_same(kind, noisy, monkeypatch):
     # compiled on a CPU they would be refused, since there a compiler cannot ask for the interpreter
-    monkeypatch.setattr(packed, "supports", lambda Q, K, V, visibility: None)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(packed, "supports", lambda Q, K, V, visibility: None)
     options = {"backend": COMPILER, "fullgraph": True}
     if kind == "fused":
         heads = Heads(h, 2, 16, 32)
@@ -344,14 +344,14 @@ def test_tensors_past_the_reach_of_int32_are_read_and_written():
     assert_all_close([T[-1:] for T in of(slice(rows))], last)
 
 
-def number_table(rows: int, columns: int) -> st.SearchStrategy[Tensor]:
-    row = st.lists(st.integers(0, 3), min_size=columns, max_size=columns)
-    return st.lists(row, min_size=rows, max_size=rows).map(torch.tensor)
+def table(columns: int) -> st.SearchStrategy[Tensor]:
+    rows = st.lists(st.integers(0, 3), min_size=2 * columns, max_size=2 * columns)
+    return rows.map(lambda flat: torch.tensor(flat).view(2, columns))
 
 
 @given(
-    reading=number_table(2, 5),
-    held=number_table(2, 7),
+    reading=table(5),
+    held=table(7),
     ordered=st.booleans(),
     causal=st.booleans(),
     window=st.none() | st.integers(1, 8) | st.just(10**12),
