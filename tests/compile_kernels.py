@@ -1,4 +1,4 @@
-"""Compiles for an H200 whatever kernels decoding and packed attention launch; prints their names.
+"""Compiles the kernels of decoding and training for an H200, and prints their names.
 
 Nothing is run: a launch compiles, and leaves its results as they were.
 """
@@ -33,17 +33,14 @@ from writehead.kernels.heads import Heads
 
 H200 = GPUTarget("cuda", 90, 32)
 OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-}
-compiled: dict[tuple[str, str], str] = {}  # by what makes one kernel differ from another
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
+SEGMENTS = torch.ones(2, 40, dtype=torch.long)
+PACKED = Visibility(causal=True, query_segments=SEGMENTS, memory_segments=SEGMENTS)
+compiled: dict[tuple[str, str], str] = {}  # PTX by name and specialisation
 
 
 def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
-    """What `kernel[grid]` is here."""
+    """Stands for `kernel[grid]`."""
 
     def launch(*args: object, **named: object) -> None:
         options = {name: named.pop(name) for name in OPTIONS & named.keys()}
@@ -65,11 +62,11 @@ def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[...,
 
 
 def type_of(value: object) -> str:
-    """What a launch calls the type of an argument."""
+    """Triton's name for the type of an argument."""
     if isinstance(value, Tensor):
-        return TYPES[value.dtype]
+        return f"*{TYPES[value.dtype]}"
     if isinstance(value, TensorDescriptor):
-        return f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
     if isinstance(value, float):
         return "fp32"
     return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
@@ -86,84 +83,63 @@ def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) 
         beams.trace_back(taken.buffers.history, taken.buffers.pool, options.n_best)
 
 
-def multiply_one_row(dtype: torch.dtype) -> None:
-    """A product of one row with weights that leave the cache first."""
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def multiply() -> None:
+    """Products of one row, with weights that leave the cache first, and of forty."""
     for depth in (1024, 5440):
-        X, W = (torch.zeros(size, depth, dtype=dtype) for size in (1, 1280))
-        linear.row_linear(X, W, residual=torch.zeros(1, 1280, dtype=dtype), passing=True)
+        given = zeros(1, depth), zeros(1280, depth)
+        linear.row_linear(*given, residual=zeros(1, 1280), passing=True)
+    X, W = zeros(40, 1024), zeros(1280, 1024)
+    tiles.tiled_linear(X, W, tiles.choose_shape(X, W), residual=zeros(40, 1280))
 
 
-def attend_far_with_many(dtype: torch.dtype) -> None:
-    """Attention of many rows to long memories, whose tiles are the largest."""
-    K, V = (torch.zeros(150, 1, 4160, 128, dtype=dtype) for _ in range(2))
-    ones = torch.ones(150, dtype=torch.long)
-    Q = torch.zeros(150, 8 * 128, dtype=dtype)
-    decode.attend_memory(Q, K, V, ones, ones, heads=8, scale=0.1)
-
-
-def attend_far(dtype: torch.dtype) -> None:
-    """Attention to a memory so long that it is read in parts."""
-    K, V = (torch.zeros(1, 2, 4096, width, dtype=dtype) for width in (128, 64))
-    one = torch.ones(1, dtype=torch.long)
-    Q = torch.zeros(1, 8 * 128, dtype=dtype)
-    decode.attend_memory(Q, K, V, one, one, heads=8, scale=0.1, padded=True)
-
-
-def multiply_some_rows(dtype: torch.dtype) -> None:
-    """A product of more rows than are few."""
-    X, W = (torch.zeros(size, 1024, dtype=dtype) for size in (40, 1280))
-    shape = tiles.choose_shape(X, W)
-    assert shape is not None
-    tiles.tiled_linear(X, W, shape, residual=torch.zeros(40, 1280, dtype=dtype))
+def attend_far(rows: int, g: int, m: int, v: int, *, padded: bool) -> None:
+    """Attention to long memories."""
+    ones = torch.ones(rows, dtype=torch.long)
+    given = zeros(rows, 8 * 128), zeros(rows, g, m, 128), zeros(rows, g, m, v)
+    decode.attend_memory(*given, ones, ones, heads=8, scale=0.1, padded=padded)
 
 
 def attend_packed(dtype: torch.dtype, *, noisy: bool) -> None:
     """Packed attention and its gradients."""
     shapes = (4, 40, 32), (2, 40, 32), (2, 40, 16)
-    Q, K, V = (torch.zeros(2, *shape, dtype=dtype, requires_grad=True) for shape in shapes)
-    segments = torch.ones(2, 40, dtype=torch.long)
-    visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
+    Q, K, V = (zeros(2, *shape, dtype=dtype).requires_grad_() for shape in shapes)
     noise = torch.ones(2, 2, 40) if noisy else None
-    packed.attend(Q, K, V, visibility, 0.1, noise).sum().backward()
+    packed.attend(Q, K, V, PACKED, 0.1, noise).sum().backward()
 
 
-def attend_packed_and_fused(dtype: torch.dtype, heads: Heads) -> None:
-    """The same of one wide product, with noise."""
-    QKV = torch.zeros(2, 40, sum(heads.widths), dtype=dtype, requires_grad=True)
-    segments = torch.ones(2, 40, dtype=torch.long)
-    visibility = Visibility(causal=True, query_segments=segments, memory_segments=segments)
+def attend_fused(heads: Heads) -> None:
+    """The same of a fused projection, with noise."""
+    QKV = zeros(2, 40, sum(heads.widths)).requires_grad_()
     noise = torch.ones(2, heads.g, 40)
-    packed.attend_fused(QKV, heads, visibility, 0.1, noise).sum().backward()
-
-
-def label(dtype: torch.dtype) -> None:
-    """The loss of labels and its gradient."""
-    logits = torch.zeros(2, 40_000, dtype=dtype, requires_grad=True)
-    label_loss.label_loss(logits, torch.tensor([3, -100]), 0.1, 1e-4)[0].sum().backward()
+    packed.attend_fused(QKV, heads, PACKED, 0.1, noise).sum().backward()
 
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
     for wrappers in (beams, begin, choose, decode, linear, pointwise, tiles):
         wrappers.chained = lambda T: {"launch_pdl": True}  # as on an H200
-    greedy, beam = DecodeConfig(max_length=3), DecodeConfig(max_length=3, beam=4)
+    greedy, *searches = (DecodeConfig(max_length=3, beam=beam) for beam in (1, 4, 2, 5))
     take_a_step("translation", 20, greedy)
-    multiply_some_rows(torch.bfloat16)
-    take_a_step("translation", 3, beam, g=8)
+    take_a_step("translation", 3, searches[0], g=8)
     take_a_step("translation", 1, greedy)
     take_a_step("translation", 1, greedy, norm="layer", bias=True)
     take_a_step("language", 1, greedy, g=2, window=1)
-    take_a_step("language", 1, DecodeConfig(max_length=3, beam=2), window=1)
-    take_a_step("language", 2, DecodeConfig(max_length=3, beam=5))
-    multiply_one_row(torch.bfloat16)
-    attend_far(torch.bfloat16)
-    attend_far_with_many(torch.bfloat16)
+    take_a_step("language", 1, searches[1], window=1)
+    take_a_step("language", 2, searches[2])
+    multiply()
+    attend_far(1, 2, 4096, 64, padded=True)  # which is read in parts
+    attend_far(150, 1, 4160, 128, padded=False)  # by the largest tiles
     for noisy in (False, True):
         attend_packed(torch.bfloat16, noisy=noisy)
     attend_packed(torch.float32, noisy=False)  # which takes the most time to compile
     for g in (8, 1):
-        attend_packed_and_fused(torch.bfloat16, Heads(8, g, 128, 128))
-    label(torch.bfloat16)
+        attend_fused(Heads(8, g, 128, 128))
+    logits = zeros(2, 40_000).requires_grad_()
+    label_loss.label_loss(logits, torch.tensor([3, -100]), 0.1, 1e-4)[0].sum().backward()
     print(*sorted({name for name, _ in compiled}))
 
 

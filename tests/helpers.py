@@ -1,4 +1,4 @@
-"""References and small models that several rooms' tests compare with."""
+"""References, tolerances and small models shared by the tests."""
 
 import math
 from collections.abc import Callable
@@ -6,31 +6,22 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from writehead.config import ModelConfig
 from writehead.kernels import Visibility
 from writehead.model import DecoderState, LanguageModel, TranslationModel
 
-# all that decoding and training launch
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter gets products of bfloat16 wrong
+DTYPES = [torch.bfloat16, torch.float16, torch.float32][DEVICE == "cpu" :]
+
+# every kernel that decoding and training launch
 KERNELS = {
-    "attend_kernel",
-    "combine_kernel",
-    "_linear_kernel",
-    "_rows_kernel",
-    "_tiles_kernel",
-    "_embed_kernel",
-    "_normalize_kernel",
-    "_begin_kernel",
-    "_survey_kernel",
-    "pick_kernel",
-    "_greedy_kernel",
-    "beam_kernel",
-    "trace_kernel",
-    "forward",
-    "backward_queries",
-    "backward_memory",
-    "_sum_kernel",
-    "_differentiate_kernel",
+    *("attend_kernel", "combine_kernel", "_linear_kernel", "_rows_kernel", "_tiles_kernel"),
+    *("_embed_kernel", "_normalize_kernel", "_begin_kernel", "_survey_kernel", "pick_kernel"),
+    *("_greedy_kernel", "beam_kernel", "trace_kernel", "_sum_kernel", "_differentiate_kernel"),
+    *("forward", "backward_queries", "backward_memory"),
 }
 
 Sees = Callable[[int, int, int], bool]
@@ -40,8 +31,40 @@ def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype)
 
 
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal random numbers on the device that the kernels are tested on."""
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def integers(*values: int, dtype: torch.dtype = torch.long) -> Tensor:
+    return torch.tensor(values, device=DEVICE, dtype=dtype)
+
+
+def assert_close_in(dtype: torch.dtype, found: Tensor, right: Tensor, *, ulps: int = 16) -> None:
+    """Holds two ways of computing against each other: they differ by rounding in `dtype` alone.
+
+    Sums in another order differ by units in the last place of their largest terms, not of what
+    cancellation leaves of them, so the tolerance is relative to the largest result.
+    """
+    found, right = found.detach(), right.detach()
+    finite = right[right.isfinite()]
+    largest = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+    atol = ulps * torch.finfo(dtype).eps * largest
+    assert_close(found.double(), right.double().to(found.device), atol=atol, rtol=0.0)
+
+
+def assert_at_most_twice(found: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """The error of `found` is at most twice that of plain PyTorch in the same dtype."""
+    assert found.dtype == plain.dtype
+    error, allowed = (found - exact).abs(), (plain - exact).abs()
+    # where plain PyTorch happens to be exact, some units in float32's last place are allowed
+    largest = max(1.0, float(exact.abs().max()))
+    assert error.max() <= 2 * allowed.max() + 2e-6 * largest
+    assert error.mean() <= 2 * allowed.mean() + 2e-7 * largest
+
+
 def sees(visibility: Visibility) -> Sees:
-    """Whether query i of a row may read memory position j, said of one pair at a time."""
+    """Whether query i of a row may read memory position j, decided pair by pair."""
 
     def look_up(table: Tensor | None, row: int, index: int) -> int:
         return index if table is None else int(table[row, index])
@@ -113,7 +136,7 @@ def config(task: str = "language", **changes: object) -> ModelConfig:
 def model(
     cfg: ModelConfig, *, dtype: torch.dtype = torch.float64, backend: str = "auto"
 ) -> TranslationModel | LanguageModel:
-    """A model in evaluation mode, all of whose parameters, gains and biases too, are random."""
+    """A model in evaluation mode with random parameters, gains and biases included."""
     made = (TranslationModel if cfg.task == "translation" else LanguageModel)(cfg, backend)
     with torch.no_grad():
         for P in made.parameters():

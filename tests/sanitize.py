@@ -1,6 +1,6 @@
-"""Runs kernel tests under NVIDIA's compute-sanitizer: exit code 1 where it finds an error of ours.
+"""Runs kernel tests under NVIDIA's compute-sanitizer; exits with 1 if it finds an error of ours.
 
-For each tool a kernel with a fault comes first: unless that is found, finding nothing would mean
+For each tool a kernel with a fault comes first: unless the tool finds that, its silence would mean
 nothing. memcheck watches our kernels alone. racecheck has to watch all, since it ends with an error
 of its own where some are left out; races that it reports in kernels of libraries are not ours.
 
@@ -14,52 +14,37 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).parent.parent
-TOOLKITS = Path("/usr/local")
-FOUND = 86  # what compute-sanitizer is to exit with where it finds an error
-NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+FOUND = 86  # the exit code of compute-sanitizer where it finds an error
 FAULTS = ROOT / "tests/faults.py"
-TESTS = ("tests/gpu", "tests/kernels/test_begin.py", "tests/kernels/test_choose.py")
 DIRECT = (
-    "((reading_a_memory or appending) and dtype0 and not 9000 and not 5000) "
-    "or product_of_one_row or products_of_few_rows or products_by_tiles "
-    "or ((packed_attention or noise_on_the_weights) and (dtype0 or dtype2)) "
-    "or loss_of_a_large_vocabulary"
+    "(errs_at_most_twice and not float16 and not 9000 and not 5000) "
+    "or one_row or few_rows or by_tiles or losses"
 )
-FEW = (
-    "((reading_a_memory or appending) and dtype0 and (37 or 900)) "
-    "or product_of_one_row or products_of_few_rows or products_by_tiles "
-    "or sentence_begins_as_it_was_told or survey_knows or likeliest_token_is_chosen "
-    "or steps_of_a_beam"
+SMALL = (
+    "((bfloat16 and (37 or 900)) or one_row or few_rows or by_tiles or begins or survey "
+    "or likeliest or steps_of_a_beam) and not packed"
 )
-CAPTURED = "batches_of_every_size and (greedy-2 or beam-2)"
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A tool, the tests that it watches (pytest's -k), and whether PyTorch caches memory."""
-
-    tool: str
-    tests: str
-    cached: bool = False
-
-
-PASSES = (Pass("memcheck", DIRECT), Pass("memcheck", CAPTURED, cached=True), Pass("racecheck", FEW))
+# the tool, the tests, those of them that run, and whether PyTorch caches memory
+PASSES = (
+    ("memcheck", "tests/kernels", DIRECT, False),
+    ("memcheck", "tests/gpu", "batches_of_every_size and (greedy-2 or beam-2)", True),
+    ("racecheck", "tests/kernels", SMALL, False),
+)
 
 
 def find_sanitizer() -> str | None:
-    """Where compute-sanitizer is: on the path, in a CUDA toolkit, or in a package of pip's."""
+    """The path of compute-sanitizer: on PATH, in a CUDA toolkit, or in a Python package."""
     name = "compute-sanitizer"
     if found := shutil.which(name):
         return found
     toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
     folders = [Path(toolkit) for toolkit in toolkits if toolkit]
-    folders += [TOOLKITS / "cuda", *sorted(TOOLKITS.glob("cuda-*"), reverse=True)]
+    folders += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
     packages = Path(sysconfig.get_path("purelib"))
     folders += [*packages.glob("nvidia/*"), packages / "triton/backends/nvidia"]
     for folder in folders:
@@ -78,9 +63,9 @@ def kernels() -> list[str]:
 
 
 def watch(sanitizer: str, tool: str, work: list[str], *, cached: bool) -> tuple[int, set[str]]:
-    """The exit code of a Python command under a tool, and those of our kernels it says err.
+    """The exit code of a Python command under a tool, and the kernels of ours that it reports.
 
-    A tool that breaks, or says no summary at its end, has the code of one that found something.
+    A tool that breaks, or prints no summary at its end, counts as one that found something.
     """
     ours = kernels()
     options = ["--tool", tool, "--report-api-errors", "no", "--print-limit", "0"]
@@ -88,13 +73,11 @@ def watch(sanitizer: str, tool: str, work: list[str], *, cached: bool) -> tuple[
         options += ["--error-exitcode", str(FOUND)]
         options += [part for name in ours for part in ("--kernel-name", f"kns={name}")]
     command = [sanitizer, *options, sys.executable, *work]
-    environment = {**os.environ, **({} if cached else NO_CACHE)}
+    environment = {**os.environ, **({} if cached else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})}
     named: set[str] = set()
     is_whole, is_broken = False, False
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as running:
-        assert running.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as running:
         for line in running.stdout:
             said = line.decode(errors="replace")
             print(said, end="", flush=True)
@@ -106,27 +89,27 @@ def watch(sanitizer: str, tool: str, work: list[str], *, cached: bool) -> tuple[
 
 
 def main() -> str | None:
-    """None where nothing was found; else the sentence that says what was, or what is missing."""
+    """None where nothing was found; otherwise a sentence for standard error."""
     sanitizer = find_sanitizer()
     if sanitizer is None:
         return (
             "compute-sanitizer is not installed; it comes with NVIDIA's CUDA toolkit: put it on "
-            "the path, or set CUDA_HOME to the toolkit"
+            "PATH, or set CUDA_HOME to the toolkit"
         )
     if not torch.cuda.is_available():
-        return "compute-sanitizer watches kernels on a GPU, and there is none here"
-    for tool in dict.fromkeys(one.tool for one in PASSES):
+        return "compute-sanitizer needs a GPU, and there is none here"
+    for tool in ("memcheck", "racecheck"):
         if not watch(sanitizer, tool, [str(FAULTS), tool], cached=False)[1]:
-            return f"{tool} did not see the fault of a kernel, so it would see nothing else"
-        print(f"found by {tool}, as it should be: a kernel's fault", flush=True)
-    for one in PASSES:
-        print(f"{one.tool}: {one.tests}", flush=True)
-        work = ["-m", "pytest", *TESTS, "-q", "-x", "-p", "no:cacheprovider", "-k", one.tests]
-        code, named = watch(sanitizer, one.tool, work, cached=one.cached)
+            return f"{tool} did not find the fault of a kernel that has one"
+        print(f"{tool} found the fault of a kernel, as it should", flush=True)
+    for tool, tests, chosen, cached in PASSES:
+        print(f"{tool}: {tests} -k '{chosen}'", flush=True)
+        work = ["-m", "pytest", tests, "-k", chosen, "-q", "-x", "-p", "no:cacheprovider"]
+        code, named = watch(sanitizer, tool, work, cached=cached)
         if named:
-            return f"{one.tool} found errors in {', '.join(sorted(named))}; they stand above"
+            return f"{tool} found errors in {', '.join(sorted(named))}; see above"
         if code:
-            return f"the tests ended with {code} under {one.tool}; what they say stands above"
+            return f"the tests ended with {code} under {tool}; see above"
     return None
 
 

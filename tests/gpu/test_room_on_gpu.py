@@ -1,4 +1,4 @@
-"""Captured decoding and the memory of a CUDA device: it does not grow, and its end is foretold."""
+"""Captured decoding and the memory of a CUDA device: it does not grow, and its limit is known."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import config, model
+from helpers import DEVICE, config, model
 from writehead.config import DecodeConfig
 from writehead.errors import OutOfRoom
 from writehead.model import LanguageModel, TranslationModel
@@ -18,7 +18,6 @@ graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not 
 reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 END, VOCABULARY = 1, 301
 BATCHES, FIRST = 10_000, 1_000
 SIZES, BEAMS = (1, 9, 17, 23, 31, 40), (1, 4)

@@ -1,159 +1,173 @@
-"""Products of one row and of few against PyTorch; interpreted where there is no GPU."""
+"""Products of one row, of few rows and of tiles against PyTorch."""
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
-linear = pytest.importorskip("writehead.kernels.linear", reason="Triton is not installed")
-pytestmark = pytest.mark.usefixtures("interpreted")
+from helpers import DEVICE, assert_at_most_twice, assert_close_in, randn
+from writehead.kernels import linear, tiles
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 columns, depth = 21, 37
-TILES = [
+HALVES = [torch.float16, torch.bfloat16][: 1 + (DEVICE == "cuda")]  # tensor cores take no float32
+ROW_TILES = [
     linear.Tile(8, 16, warps=2),  # neither divides its size
     linear.Tile(4, 64, warps=1),  # deeper than the row
     linear.Tile(32, 32, warps=4),  # wider than the result
-    None,  # the one that it chooses itself
+    None,  # chosen by row_linear
 ]
-
-every_tile = pytest.mark.parametrize("tile", TILES, ids=str)
-
-
-def row(size: int = depth) -> Tensor:
-    return torch.randn(1, size, device=DEVICE)
-
-
-def product(*, bias: bool = False) -> nn.Linear:
-    return nn.Linear(depth, columns, bias=bias, device=DEVICE).requires_grad_(False)
-
-
-def norm(epsilon: float = 0.3) -> nn.RMSNorm:
-    """One with a gain, and an epsilon so large that it counts."""
-    made = nn.RMSNorm(depth, eps=epsilon, device=DEVICE).requires_grad_(False)
-    made.weight.normal_()
-    return made
-
-
-def own(module: nn.RMSNorm) -> object:
-    return linear.Norm(module.weight, module.eps)
-
-
-def assert_right(found: Tensor, expected: Tensor) -> None:
-    assert found.shape == expected.shape
-    assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@every_tile
-def test_it_is_the_product(tile):
-    X, P = row(), product()
-    assert_right(linear.row_linear(X, P.weight, tile=tile), P(X))
-
-
-@every_tile
-def test_it_takes_the_norm_before_it_upon_itself(tile):
-    X, P, before = row(), product(bias=True), norm()
-    found = linear.row_linear(X, P.weight, P.bias, norm=own(before), tile=tile)
-    assert_right(found, P(before(X)))
-
-
-@every_tile
-def test_the_residual_is_added_and_stays_as_it_is(tile):
-    X, P, R = row(), product(bias=True), row(columns)
-    before = R.clone()
-    assert_right(linear.row_linear(X, P.weight, P.bias, residual=R, tile=tile), R + P(X))
-    assert torch.equal(R, before)
-
-
-@every_tile
-def test_past_the_residual_what_stands_beside_it_is_added(tile):
-    X, P, wide = row(), product(), row(50)
-    R, S = wide[:, :13], wide[:, 20 : 20 + columns - 13]
-    found = linear.row_linear(X, P.weight, residual=R, beside=S, tile=tile)
-    assert_right(found, torch.cat([R, S], dim=1) + P(X))
-
-
-@pytest.mark.parametrize("deep", [600, 5000])
-def test_a_weight_that_does_not_stay_in_the_cache_gives_the_same(deep):
-    W, X = torch.randn(columns, deep, device=DEVICE), row(deep)
-    assert_close(linear.row_linear(X, W, passing=True), X @ W.T, atol=1e-3, rtol=1e-4)
-
-
-def test_relu_comes_after_the_bias():
-    X, P, before = row(), product(bias=True), norm()
-    expected = torch.relu(P(before(X)))
-    assert 0 < int((expected == 0).sum()) < columns
-    assert_right(linear.row_linear(X, P.weight, P.bias, norm=own(before), relu=True), expected)
-
-
-def test_the_scale_is_the_products_and_not_the_biass():
-    X, P, before = row(), product(bias=True), norm()
-    expected = 0.3 * before(X) @ P.weight.T + P.bias
-    assert_right(linear.row_linear(X, P.weight, P.bias, norm=own(before), scale=0.3), expected)
-
-
-@pytest.mark.parametrize("deep", [1, 16, 1024, 1100])
-def test_rows_of_any_depth_have_a_tile(deep):
-    X, W = row(deep), torch.randn(5, deep, device=DEVICE)
-    assert_close(linear.row_linear(X, W), X @ W.T, atol=1e-4, rtol=1e-4)
-
-
-def test_low_precision_errs_at_most_twice_as_much_as_plain_pytorch():
-    X, P, before = row().half(), product(bias=True).half(), norm().half()
-    right = before.double()(X.double()) @ P.weight.double().T + P.bias.double()
-    before.half()
-    found = linear.row_linear(X, P.weight, P.bias, norm=own(before))
-    assert found.dtype == torch.float16
-    error, allowed = (found - right).abs(), (P(before(X)) - right).abs()
-    assert error.max() <= 2 * allowed.max()
-    assert error.mean() <= 2 * allowed.mean()
-
-
 ROWS_TILES = [
     linear.RowsTile(16, 8, 2, 16, stages=1, ahead=True),  # nothing divides anything
     linear.RowsTile(16, 16, 4, 32, stages=2, ahead=False),  # deeper than the rows
     linear.RowsTile(32, 8, 2, 16, stages=3, ahead=False),
 ]
-# tensor cores take no float32, and Triton's interpreter no bfloat16
-HALF = {"device": DEVICE, "dtype": torch.float16}
+SHAPES = [
+    tiles.TileShape(16, 16, 32, warps=4, stages=2),
+    tiles.TileShape(64, 32, 64, warps=4, stages=3, early=128),  # deeper than some weights
+]
 
 
-@pytest.mark.parametrize("tile", ROWS_TILES, ids=str)
-@pytest.mark.parametrize("rows", [2, 13, 16])
-def test_few_rows_are_one_product_with_their_residual(rows, tile):
-    X, W, R = (torch.randn(*shape, **HALF) for shape in ((rows, 37), (21, 37), (rows, 21)))
-    before = R.clone()
-    right = X.double() @ W.double().T
-    for found, expected in (
-        (linear.rows_linear(X, W, tile=tile), right),
-        (linear.rows_linear(X, W, residual=R, tile=tile), right + R.double()),
-    ):
-        assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+@pytest.mark.parametrize("tile", ROW_TILES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "bias",
+        "norm bias",
+        "norm bias relu",
+        "norm bias scale",
+        "bias residual",
+        "residual beside",
+        "norm bias relu scale residual passing",
+    ],
+)
+def test_the_product_of_one_row_with_all_its_options(options, tile):
+    X, P, wide = randn(1, depth), nn.Linear(depth, columns, device=DEVICE), randn(1, 50)
+    P, norm = P.requires_grad_(False), nn.RMSNorm(depth, eps=0.3, device=DEVICE)
+    norm.requires_grad_(False).weight.normal_()
+    width = 13 if "beside" in options else columns
+    R, S = wide[:, :width], wide[:, 20 : 20 + columns - width]
+    given = {
+        "bias": {"bias": P.bias},
+        "norm": {"norm": linear.Norm(norm.weight, 0.3)},
+        "relu": {"relu": True},
+        "scale": {"scale": 0.3},
+        "residual": {"residual": R},
+        "beside": {"beside": S},
+        "passing": {"passing": True},
+    }
+    right = (norm(X) if "norm" in options else X) @ P.weight.T
+    right = right * (0.3 if "scale" in options else 1.0)
+    right = right + (P.bias if "bias" in options else 0.0)
+    right = right.relu() if "relu" in options else right
+    right = right + (torch.cat([R, S], dim=1) if "residual" in options else 0.0)
+    before = wide.clone()
+    chosen = {name: value for one in options.split() for name, value in given[one].items()}
+    assert_close_in(torch.float32, linear.row_linear(X, P.weight, tile=tile, **chosen), right)
+    assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("passing", [False, True])
+@pytest.mark.parametrize("deep", [1, 16, 1024, 1100, 5000])
+def test_rows_of_any_depth_have_a_tile(deep, passing):
+    X, W = randn(1, deep), randn(5, deep)
+    assert_close_in(torch.float32, linear.row_linear(X, W, passing=passing), X @ W.T)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    ("wide", "deep"),
+    [(21, 37)] + [pytest.param(*one, marks=pytest.mark.gpu) for one in ((1024, 1024), (999, 4100))],
+)
+def test_one_row_errs_at_most_twice_as_much_as_plain_pytorch(wide, deep, dtype):
+    X, W, gain = randn(1, deep, dtype=dtype), randn(wide, deep, dtype=dtype), randn(deep).to(dtype)
+    norm = nn.functional.rms_norm
+    exact = norm(X.double(), (deep,), gain.double(), 1e-6) @ W.double().T
+    found = linear.row_linear(X, W, norm=linear.Norm(gain, 1e-6))
+    assert_at_most_twice(found, norm(X, (deep,), gain, 1e-6) @ W.T, exact)
+
+
+def assert_few_rows(rows: int, wide: int, deep: int, dtype: torch.dtype, tile=None) -> None:
+    """Products of few rows with a residual and a deferred norm, by how far plain PyTorch errs."""
+    X, W, R = randn(rows, deep), randn(wide, deep) / deep**0.5, randn(rows, wide)
+    X, W, R, S = (T.to(dtype) for T in (X, W, R, randn(rows, 24)))
+    S *= torch.arange(1, rows + 1, device=DEVICE).to(dtype)[:, None]
+    root = (S.double().square().mean(1, keepdim=True) + 0.3).rsqrt()
+    assert linear.few_rows(X, W)
+    before, right = R.clone(), X.double() @ W.double().T
+    assert_at_most_twice(linear.rows_linear(X, W, tile=tile), X @ W.T, right)
+    unnormed = linear.Unnormed(S, 0.3)
+    found = linear.rows_linear(X, W, residual=R, unnormed=unnormed, tile=tile)
+    assert_at_most_twice(found, X @ W.T * root.to(dtype) + R, right * root + R)
     assert torch.equal(R, before)
 
 
 @pytest.mark.parametrize("tile", ROWS_TILES, ids=str)
-def test_few_rows_get_the_root_of_what_they_were_made_of(tile):
-    X, W, S = (torch.randn(*shape, **HALF) for shape in ((5, 37), (21, 37), (5, 24)))
-    S *= torch.arange(1, 6, **HALF)[:, None]
-    unnormed = linear.Unnormed(S, 0.3)
-    found = linear.rows_linear(X, W, residual=X[:, :21].contiguous(), unnormed=unnormed, tile=tile)
-    root = (S.double().square().mean(1, keepdim=True) + 0.3).rsqrt()
-    expected = X.double() @ W.double().T * root + X[:, :21].double()
-    assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+@pytest.mark.parametrize("rows", [2, 13, 16])
+def test_few_rows_by_any_tile(rows, tile):
+    assert_few_rows(rows, columns, depth, torch.float16, tile)
 
 
-@pytest.mark.parametrize(("rows", "deep"), [(2, 40), (16, 1500), (17, 40), (32, 1024)])
-def test_the_tile_that_is_chosen_for_few_rows_is_right(rows, deep):
-    X, W = torch.randn(rows, deep, **HALF), torch.randn(9, deep, **HALF) / deep**0.5
-    assert linear.few_rows(X, W)
-    found = linear.rows_linear(X, W)
-    assert_close(found.double(), X.double() @ W.double().T, rtol=2e-3, atol=2e-3)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "wide", "deep"),
+    [
+        *[(2, 9, 40), (16, 9, 1500), (17, 9, 40), (32, 9, 1024)],
+        *[pytest.param(16, 999, 5440, marks=pytest.mark.gpu)],
+        *[pytest.param(16, 1280, 900, marks=pytest.mark.gpu)],
+    ],
+)
+def test_few_rows_by_the_tile_chosen_for_them(rows, wide, deep, dtype):
+    assert_few_rows(rows, wide, deep, dtype)
 
 
-def test_many_rows_deep_weights_and_float32_are_left_to_others():
-    W = torch.empty(4, 2048, **HALF)
-    assert not linear.few_rows(torch.empty(17, 2048, **HALF), W)
-    assert not linear.few_rows(torch.empty(33, 64, **HALF), W[:, :64])
-    assert not linear.few_rows(torch.empty(1, 64, **HALF), W[:, :64])
-    assert not linear.few_rows(torch.empty(2, 64, device=DEVICE), W[:, :64])
+def assert_tiled(X: Tensor, W: Tensor, shape: object) -> None:
+    """Products by tiles with and without a residual, which may be in two parts."""
+    rows, wide = len(X), len(W)
+    R = randn(rows, wide + 10, dtype=X.dtype)[:, 5:-5]
+    before, right = R.clone(), X.double() @ W.double().T
+    assert_at_most_twice(tiles.tiled_linear(X, W, shape), X @ W.T, right)
+    for added in ({"residual": R}, {"residual": R[:, :13], "beside": R[:, 13:]}):
+        found = tiles.tiled_linear(X, W, shape, **added)
+        assert_at_most_twice(found, X @ W.T + R, right + R)
+    assert torch.equal(R, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("rows", "wide", "deep"), [(64, 32, 64), (37, 21, 40), (1, 70, 200)])
+def test_products_by_tiles_of_any_shape(rows, wide, deep, shape):
+    assert_tiled(randn(rows, deep), randn(wide, deep) / deep**0.5, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "wide", "deep"),
+    [(33, 1280, 1024), (40, 1000, 512), (128, 1024, 1024), (256, 70, 960)],
+)
+def test_products_by_tiles_that_are_chosen(rows, wide, deep, dtype):
+    X, W = randn(rows, deep, dtype=dtype), randn(wide, deep, dtype=dtype)
+    assert_tiled(X, W, tiles.choose_shape(X, W))
+
+
+@pytest.mark.parametrize(
+    ("rows", "deep", "dtype", "wide", "few", "tiled"),
+    [
+        (1, 64, torch.float16, 64, False, False),
+        (2, 64, torch.float16, 64, True, False),
+        (2, 64, torch.float32, 64, False, False),
+        (17, 2048, torch.float16, 64, False, False),
+        (32, 1024, torch.bfloat16, 64, True, False),
+        (33, 1024, torch.bfloat16, 64, False, True),
+        (128, 1024, torch.float32, 64, False, False),
+        (128, 5440, torch.bfloat16, 64, False, False),
+        (128, 1024, torch.bfloat16, 3072, False, False),
+        (256, 1024, torch.float16, 1280, False, True),
+        (257, 1024, torch.bfloat16, 64, False, False),
+    ],
+)
+def test_sizes_decide_which_product_is_used(rows, deep, dtype, wide, few, tiled, monkeypatch):
+    X, W = (torch.empty(size, deep, dtype=dtype, device="meta") for size in (rows, wide))
+    assert linear.few_rows(X, W) == few
+    assert tiles.choose_shape(X, W) is None  # not a Hopper GPU
+    monkeypatch.setattr(tiles, "chained", lambda T: {"launch_pdl": True})
+    assert (tiles.choose_shape(X, W) is not None) == tiled

@@ -1,94 +1,49 @@
-"""Embedding, norms and the memory's layout against PyTorch's; interpreted where no GPU is."""
+"""Embeddings and norms against PyTorch's."""
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.testing import assert_close
+from torch import nn
 
-pointwise = pytest.importorskip("writehead.kernels.pointwise", reason="Triton is not installed")
-pytestmark = pytest.mark.usefixtures("interpreted")
+from helpers import DEVICE, assert_close_in, integers, randn
+from writehead.kernels import pointwise
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 rows, d = 3, 21
 
 
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICE)
+@pytest.mark.parametrize("positions", [(0, 6, 3), (6, 7, 900)])  # those past the last are the last
+def test_an_embedding_is_that_of_the_token_and_of_its_position(positions):
+    E, P, clock = randn(13, d), randn(7, d), integers(5, dtype=torch.int32)
+    tokens, at = integers(12, 0, 5), integers(*positions)
+    right = E[tokens] + P[at.clamp(max=6)]
+    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P), right, ulps=1)
+    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P, clock), right, ulps=1)
+    assert (tokens.tolist(), clock.tolist()) == ([12, 0, 5], [6])
 
 
-def integers(*values: int) -> Tensor:
-    return torch.tensor(values, device=DEVICE)
-
-
-def test_a_token_is_its_embedding_and_its_positions():
-    E, P = random(13, d), random(7, d)
-    tokens, positions = integers(12, 0, 5), integers(0, 6, 3)
-    assert torch.equal(pointwise.embed(tokens, positions, E, P), E[tokens] + P[positions])
-
-
-def test_a_position_past_the_last_counts_as_the_last():
-    E, P = random(13, d), random(7, d)
-    tokens = integers(4, 4, 4)
-    X = pointwise.embed(tokens, integers(6, 7, 900), E, P)
-    assert torch.equal(X, (E[4] + P[6]).expand(rows, d))
-
-
-def test_embedding_ticks_the_clock_once_and_only_where_there_is_one():
-    E, P, clock = random(13, d), random(7, d), integers(5).int()
-    tokens, positions = integers(2, 3, 1), integers(0, 1, 2)
-    for expected in (6, 7):
-        pointwise.embed(tokens, positions, E, P, clock)
-        assert clock.item() == expected
-    pointwise.embed(tokens, positions, E, P)
-    assert tokens.tolist() == [2, 3, 1]
-    assert clock.item() == 7
-
-
-def trained(norm: nn.Module) -> nn.Module:
-    for P in norm.to(DEVICE).requires_grad_(False).parameters():
+@pytest.mark.parametrize("size", [d, 16, 1])
+@pytest.mark.parametrize(
+    ("centred", "bias"), [(False, False), (True, False), (True, True)], ids=str
+)
+@pytest.mark.parametrize("count", [rows, 5, 6])
+def test_norms_are_pytorchs(monkeypatch, count, centred, bias, size):
+    monkeypatch.setattr(pointwise, "MANY", 5)  # from which on a program takes two rows
+    kind = {"bias": bias} if centred else {}
+    norm = (nn.LayerNorm if centred else nn.RMSNorm)(size, eps=0.3, **kind, device=DEVICE)
+    for P in norm.requires_grad_(False).parameters():
         P.normal_()
-    return norm
+    X = 5.0 + 2.0 * randn(count, size)
+    given = X, norm.weight, norm.bias if bias else None
+    for scale in (1.0, 0.25):
+        found = pointwise.normalize(*given, epsilon=0.3, centred=centred, scale=scale)
+        assert_close_in(torch.float32, found, scale * norm(X), ulps=64)
 
 
-@pytest.mark.parametrize("size", [d, 16, 1])
-@pytest.mark.parametrize("bias", [False, True])
-def test_layer_norm_is_pytorchs(bias, size):
-    norm = trained(nn.LayerNorm(size, eps=0.3, bias=bias))
-    X = 5.0 + 2.0 * random(rows, size)
-    found = pointwise.normalize(X, norm.weight, norm.bias, epsilon=0.3, centred=True)
-    assert_close(found, norm(X), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("size", [d, 16, 1])
-def test_rms_norm_is_pytorchs(size):
-    norm = trained(nn.RMSNorm(size, eps=0.3))
-    X = 5.0 + 2.0 * random(rows, size)
-    found = pointwise.normalize(X, norm.weight, None, epsilon=0.3, centred=False)
-    assert_close(found, norm(X), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("count", [5, 6])
-def test_many_rows_are_normalized_two_at_a_time(monkeypatch, count):
-    monkeypatch.setattr(pointwise, "MANY", 5)
-    wide = random(count + 1, d)
-    norm, X = trained(nn.LayerNorm(d, eps=0.3)), wide[:count]
-    found = pointwise.normalize(X, norm.weight, norm.bias, epsilon=0.3, centred=True)
-    assert_close(found, norm(X), atol=1e-5, rtol=1e-5)
-
-
-def test_the_scale_is_that_of_the_whole_norm():
-    norm = trained(nn.LayerNorm(d, eps=0.3))
-    X = random(rows, d)
-    found = pointwise.normalize(X, norm.weight, norm.bias, epsilon=0.3, centred=True, scale=0.25)
-    assert_close(found, 0.25 * norm(X))
-
-
-def test_sums_are_float32_whatever_comes_in():
-    X = (300.0 + random(rows, 64)).half()  # whose squares float16 cannot hold
+@pytest.mark.parametrize("centred", [False, True])
+def test_sums_are_float32_whatever_comes_in(centred):
+    X = (300.0 + randn(rows, 64)).half()  # whose squares float16 cannot hold
     gain = torch.ones(64, device=DEVICE).half()
-    for centred in (False, True):
-        found = pointwise.normalize(X, gain, None, epsilon=1e-6, centred=centred)
-        exact = X.double() - (X.double().mean(1, keepdim=True) if centred else 0.0)
-        exact = exact / exact.square().mean(1, keepdim=True).sqrt()
-        assert found.dtype == torch.float16
-        assert_close(found, exact.half(), atol=2e-3, rtol=2e-3)
+    found = pointwise.normalize(X, gain, None, epsilon=1e-6, centred=centred)
+    exact = X.double() - (X.double().mean(1, keepdim=True) if centred else 0.0)
+    exact = exact / exact.square().mean(1, keepdim=True).sqrt()
+    assert found.dtype == torch.float16
+    assert_close_in(torch.float16, found, exact, ulps=1)
