@@ -273,7 +273,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     def unreachable(*_, **__):
         raise urllib.error.URLError("no network here")
 
-    monkeypatch.setattr("writehead.training.evaluate.get_source_file", unreachable)
+    monkeypatch.setattr("sacrebleu.get_source_file", unreachable)
     for name, lines in (("a", SOURCES), ("b", REFERENCES), ("short", SOURCES[1:]), ("empty", [])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     (tmp_path / "latin").write_bytes("Käse\n".encode("latin-1"))
@@ -286,16 +286,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 def test_a_named_test_set_is_read_line_by_line(tmp_path, monkeypatch):
     for name, text in (("en", "a\u2028b\nc\n"), ("de", "d\ne\n")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(
-        "writehead.training.evaluate.get_source_file", lambda *_: str(tmp_path / "en")
-    )
-    monkeypatch.setattr(
-        "writehead.training.evaluate.get_reference_files", lambda *_: [str(tmp_path / "de")]
-    )
+    monkeypatch.setattr("sacrebleu.get_source_file", lambda *_: str(tmp_path / "en"))
+    monkeypatch.setattr("sacrebleu.get_reference_files", lambda *_: [str(tmp_path / "de")])
     assert named_test_set("wmt14") == (["a\u2028b", "c"], ["d", "e"])
     monkeypatch.setattr(
-        "writehead.training.evaluate.get_source_file",
+        "sacrebleu.get_source_file",
         lambda *_: (_ for _ in ()).throw(SystemExit(1)),
     )
-    with pytest.raises(DataError, match="give its files with --source and --reference"):
+    with pytest.raises(DataError, match="give its source and reference"):
         named_test_set("wmt13")
