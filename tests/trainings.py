@@ -17,6 +17,7 @@ from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 
 SIZES = {"d": 12, "f": 20, "h": 2, "k": 5, "v": 7, "decoder_layers": 1, "target_positions": 48}
+SIZES |= {"dropout": 0.1}
 MODEL = replace(preset("tiny/multi-query"), **SIZES, encoder_layers=1, source_positions=48)
 LANGUAGE = replace(preset("tiny-lm/multi-query"), **SIZES)
 STEPS = 11
@@ -36,11 +37,7 @@ TIMES = ("tokens_per_second", "utilisation")
 SETTINGS = [
     *(f"--set=model.{name}={getattr(MODEL, name)}" for name in (*SIZES, "encoder_layers")),
     "--set=model.source_positions=48",
-    *(
-        f"--set=train.{name}={value}"
-        for name, value in CONFIG.to_json().items()
-        if value != TrainConfig().to_json()[name]
-    ),
+    *(f"--set=train.{name}={value}" for name, value in CONFIG.to_json().items()),
 ]
 
 

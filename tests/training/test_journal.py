@@ -94,10 +94,8 @@ def test_a_training_that_takes_hours_on_a_cpu_begins_with_a_word_of_advice(
     monkeypatch.setattr("writehead.training.loop.matrix_rate", slow)
     go(dataset, tmp_path / "long")
     [line] = [one for one in capsys.readouterr().err.splitlines() if "hours" in one]
-    assert line == (
-        "note: on this CPU that takes 5.5 hours or more; ask for fewer steps, with "
-        "--set train.steps=N or in `reproduce` with --steps N, or use a GPU"
-    )
+    assert "5.5 hours" in line
+    assert "train.steps" in line
     go(dataset, tmp_path / "long")  # nothing is left to do
     assert "hours" not in capsys.readouterr().err
 
