@@ -16,6 +16,7 @@ ROOMS = (
     "schema",
     "config",
     "cost",
+    "hugging_face_config",
     "kernels",
     "model",
     "data",
