@@ -68,7 +68,7 @@ def test_presets_are_listed(writehead):
     heading, *rows, note = out.splitlines()
     assert " ".join(heading.split()) == "preset layers d h g k,v d_ff window parameters steps"
     assert [row.split()[0] for row in rows] == preset_names()
-    row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100,000"
+    row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100000"
     assert " ".join(rows[1].split()) == row
     assert "g write-heads" in note
     assert max(map(len, out.splitlines())) <= 80

@@ -45,12 +45,10 @@ class Imported:
 
 def find_config(path: Path) -> Path | None:
     """The Hugging Face config at a path or in a folder; None where there is none."""
-    file = path / CONFIG if path.is_dir() else path
-    if not file.is_file():
-        return None
-    if path.is_dir() and "model_type" not in _read(file):  # one of ours
-        return None
-    return file
+    if path.is_file():
+        return path
+    file = path / CONFIG
+    return file if file.is_file() and "model_type" in _read(file) else None  # else one of ours
 
 
 def import_config(file: Path) -> Imported:
@@ -69,16 +67,16 @@ def _read(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{file} has more than {MAX_BYTES:,} bytes; is it a config.json?")
+            raise ConfigError(f"{file} has more than {MAX_BYTES:,} bytes; give a config.json")
         data = json.loads(content)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{file} is not JSON; is it a config.json?") from error
+        raise ConfigError(f"{file} is not JSON; give the config.json of a model") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{file} is not a JSON object; is it a config.json?")
+        raise ConfigError(f"{file} is not a JSON object; give the config.json of a model")
     return data
 
 

@@ -95,7 +95,7 @@ def make_wrong(tmp_path):
         ("", "no text given; give one of"),
         ("--text two --dev-source two", "goes with --source and --target, not with --text"),
         ("--text two --pair en-de", "--pair goes with --hub"),
-        ("--text three", "this text gives a vocabulary of"),
+        ("--text three --vocabulary 999", "this text gives a vocabulary of"),
         ("--text three --vocabulary 0", "vocabulary=0 must be at least 1"),
         ("--text three --workers 0", "workers=0"),
         ("--embedded --pairs 0", "--pairs 0 must be at least 1"),

@@ -33,7 +33,7 @@ def presets_command() -> None:
         layers = f"{config.encoder_layers}+" if config.encoder_layers else ""
         sizes = (config.d, config.h, config.g, config.k, config.f, config.window or "")
         total = f"{sum(cost.parameters(config).values()):,}"
-        steps = f"{train_preset(name).steps:,}"
+        steps = str(train_preset(name).steps)
         table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)

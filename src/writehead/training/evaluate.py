@@ -140,7 +140,7 @@ def evaluate_translation(
         if name not in SEARCHES:
             raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
     for side, lines in (("source", sources), ("reference", references)):
-        if not any(line.strip() for line in lines):
+        if lines and not any(line.strip() for line in lines):
             raise DataError(f"every {side} line is empty; give files with text")
     load_sacrebleu()  # before minutes of decoding
     found = text_likelihood(engine, references, sources)
