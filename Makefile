@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: demo test check sanitize clean
 
-demo: $(VENV)/base
+demo: $(VENV)/demo
 	$(BIN)/writehead demo
 
 test: $(VENV)/test
@@ -28,8 +28,8 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "writehead needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/base: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable .
+$(VENV)/demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[demo]'
 	touch $@
 
 $(VENV)/test: pyproject.toml constraints.txt | $(BIN)/python

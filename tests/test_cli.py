@@ -66,9 +66,10 @@ def test_presets_are_listed(writehead):
     code, out, _ = writehead("presets")
     assert code == 0
     heading, *rows, note = out.splitlines()
-    assert " ".join(heading.split()) == "preset layers d h g k,v d_ff window parameters"
+    assert " ".join(heading.split()) == "preset layers d h g k,v d_ff window parameters steps"
     assert [row.split()[0] for row in rows] == preset_names()
-    assert " ".join(rows[1].split()) == "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544"
+    row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100000"
+    assert " ".join(rows[1].split()) == row
     assert "g write-heads" in note
     assert max(map(len, out.splitlines())) <= 80
 

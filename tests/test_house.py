@@ -10,7 +10,7 @@ import writehead
 SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
-LOWER = "errors util schema config cost kernels model data"
+LOWER = "errors util schema config cost hugging_face_config kernels model data"
 ROOMS = [*LOWER.split(), "decoding", "training", "bench", "paper", "explain", "demo", "cli"]
 
 

@@ -18,6 +18,7 @@ from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 
 SIZES = {"d": 12, "f": 20, "h": 2, "k": 5, "v": 7, "decoder_layers": 1, "target_positions": 48}
+SIZES |= {"dropout": 0.1}
 SIZES_2 = {"encoder_layers": 1, "source_positions": 48}
 MODEL = replace(preset("tiny/multi-query"), **SIZES, **SIZES_2)
 LANGUAGE = replace(preset("tiny-lm/multi-query"), **SIZES)
@@ -28,9 +29,8 @@ LENGTHS = {"source_length": 48, "target_length": 48}
 CONFIG = TrainConfig(steps=STEPS, rows=4, warmup=4, **LENGTHS, **INTERVALS)
 TIMES = ("tokens_per_second", "utilisation")
 # the same as command-line options
-CHANGED = {k: v for k, v in CONFIG.to_json().items() if v != TrainConfig().to_json()[k]}
 SETTINGS = [f"--set=model.{name}={value}" for name, value in (SIZES | SIZES_2).items()]
-SETTINGS += [f"--set=train.{name}={value}" for name, value in CHANGED.items()]
+SETTINGS += [f"--set=train.{name}={value}" for name, value in CONFIG.to_json().items()]
 
 
 def pair_dataset(folder: Path, count: int = 90, vocabulary: int = 330, seed: int = 0) -> Path:

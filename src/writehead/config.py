@@ -191,6 +191,7 @@ class PrepareConfig(JsonConfig):
             raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
         if self.dev < 0:
             raise ConfigError(f"dev={self.dev} lines cannot be held out; give 0 or more")
+        _check_seed(self.seed, bits=32)  # as many as sentencepiece takes
 
     @property
     def token_limit(self) -> int | None:
@@ -242,6 +243,7 @@ class TrainConfig(JsonConfig):
         counts = ("steps", "rows", "source_length", "target_length", "accumulate", "warmup")
         periods = ("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every")
         check_positive(self, *counts, *periods, "keep", "average")
+        _check_seed(self.seed, bits=63)  # as many as PyTorch takes
         if self.rows % self.accumulate:
             raise ConfigError(
                 f"rows={self.rows} cannot be split into accumulate={self.accumulate} equal parts"
@@ -351,6 +353,11 @@ class DecodeConfig:
             check_positive(self, "top_k")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1")
+
+
+def _check_seed(seed: int, bits: int) -> None:
+    if not 0 <= seed < 1 << bits:
+        raise ConfigError(f"seed must be from 0 to {(1 << bits) - 1}")
 
 
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:

@@ -41,23 +41,34 @@ class Chip:
                 )
 
 
-_DATASHEET = "datasheet, dense 16-bit"
+# Matrix rates are those of dense bf16 products with float32 sums: data sheets also give rates with
+# 2:4 sparsity, which are twice as high, and those of GeForce cards rates with 16-bit sums.
 CHIPS = {
     chip.name: chip
     for chip in (
         Chip("h200", 139 * 2**30, 4.3e12, 790e12, "measured: a copy, and an 8192³ bf16 product"),
-        Chip("h100", 80e9, 3.35e12, 989e12, _DATASHEET),
-        Chip("a100", 80e9, 2.04e12, 312e12, _DATASHEET),
-        Chip("l4", 24e9, 0.3e12, 121e12, _DATASHEET),
-        Chip("tpu-v2", 64e9, 2.4e12, 180e12, "datasheet of the four chips that the paper timed"),
+        Chip("h100", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM data sheet"),
+        Chip("b200", 180e9, 8e12, 2250e12, "NVIDIA HGX B200 data sheet"),
+        Chip("a100", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM data sheet"),
+        Chip("a100-40gb", 40e9, 1.555e12, 312e12, "NVIDIA A100 40GB SXM data sheet"),
+        Chip("l40s", 48e9, 0.864e12, 362e12, "NVIDIA L40S data sheet"),
+        Chip("l4", 24e9, 0.3e12, 121e12, "NVIDIA L4 data sheet"),
+        Chip("rtx-4090", 24e9, 1.008e12, 165e12, "NVIDIA Ada GPU architecture white paper"),
+        Chip("rtx-5090", 32e9, 1.792e12, 209e12, "NVIDIA RTX Blackwell architecture white paper"),
+        Chip("mi300x", 192e9, 5.3e12, 1307e12, "AMD Instinct MI300X data sheet"),
+        Chip("tpu-v2", 64e9, 2.4e12, 180e12, "data sheet of the four chips that the paper timed"),
+        # 8 channels of DDR5-4800; 56 cores × 1,024 operations of AMX × 2.0 GHz
+        Chip("cpu", 512e9, 0.307e12, 115e12, "Intel Xeon Platinum 8480+ data sheet, bf16 by AMX"),
     )
 }
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of that name; raises with the nearest one."""
+    """The chip of that name; an unknown one is answered with the list of all."""
     if name not in CHIPS:
-        raise ConfigError(f"unknown chip {name!r}; {nearest(name, CHIPS)}")
+        hint = nearest(name, CHIPS)
+        guess = f"; {hint}" if hint.startswith("did") else ""
+        raise ConfigError(f"unknown chip {name!r:.40}; known: {', '.join(CHIPS)}{guess}")
     return CHIPS[name]
 
 

@@ -48,6 +48,10 @@ class TrainingError(WriteheadError, RuntimeError):
     """Training that cannot go on, such as one whose loss is not a number."""
 
 
+class MissingPackage(WriteheadError, RuntimeError):
+    """An optional package that is not installed; the message names the extra that installs it."""
+
+
 class RunError(WriteheadError, RuntimeError):
     """A run directory that cannot be read or written."""
 

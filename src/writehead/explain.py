@@ -21,19 +21,25 @@ LARGEST = (
 
 @dataclass(frozen=True)
 class Question:
-    """A config in a setting on a chip, and the position at which a step is looked at."""
+    """A config in a setting on a chip, and the position at which a step is looked at.
+
+    Of an imported model, `approximations` says what the config leaves out, and `longest` is the
+    most tokens of a sentence; otherwise that is the number of learned positions.
+    """
 
     name: str
     config: ModelConfig
     setting: Setting
     chip: Chip
     position: int | None = None
+    approximations: tuple[str, ...] = ()
+    longest: int | None = None
 
 
 def explain(question: Question) -> dict[str, Any]:
     """Everything that `writehead explain` knows, as JSON values: counts exact, times in µs."""
     config, setting, chip = question.config, question.setting, question.chip
-    _check_lengths(config, setting)
+    _check_lengths(question)
     position = setting.target - 1 if question.position is None else question.position
     memory, largest = cost.memory_bytes(config, setting), cost.largest_batch(config, setting, chip)
     tokens = setting.batch * setting.target
@@ -43,6 +49,7 @@ def explain(question: Question) -> dict[str, Any]:
         "name": question.name,
         "config": config.to_json(),
         "kind": config.kind,
+        "approximations": list(question.approximations),
         "setting": asdict(setting),
         "chip": asdict(chip),
         "parameters": {"total": sum(parts.values()), "parts": parts},
@@ -65,10 +72,18 @@ def explain(question: Question) -> dict[str, Any]:
     }
 
 
-def _check_lengths(config: ModelConfig, setting: Setting) -> None:
-    """Raises where a sentence has more tokens than the model has learned positions for."""
+def _check_lengths(question: Question) -> None:
+    """Raises where a sentence has more tokens than the model has positions for."""
+    config, setting = question.config, question.setting
     for side in ("source", "target"):
         length, positions = getattr(setting, side), getattr(config, f"{side}_positions")
+        if question.longest is not None:
+            if length > question.longest:
+                raise ConfigError(
+                    f"{side}={length} tokens are more than the model's {question.longest} "
+                    f"positions; ask for {question.longest} or fewer"
+                )
+            continue
         if length > positions:
             raise ConfigError(
                 f"{side}={length} tokens are more than the {positions} learned positions; ask for "
@@ -144,6 +159,9 @@ def _headline(answer: dict[str, Any]) -> RenderableType:
         f"h={config['h']} read-heads, g={config['g']} write-heads, k={config['k']}, "
         f"v={config['v']}{local}\n"
     )
+    for note in answer["approximations"]:
+        lines.append("approximated", style="bold")
+        lines.append(f"  {note}\n")
     lines.append("setting", style="bold")
     lines.append(
         f"  {setting['batch']:,} sentences of {source}{setting['target']} target tokens{beam}, "

@@ -15,7 +15,7 @@ import pytest
 
 from corpora import pairs, sentences
 from writehead.data.hub import hub_inputs
-from writehead.errors import DataError
+from writehead.errors import DataError, MissingPackage
 
 
 def write_table(path, name, column):
@@ -131,5 +131,5 @@ def test_without_the_extra_the_error_names_it(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for name in (str(folder / "wmt14"), "somebody/something"):
-        with pytest.raises(DataError, match=r"\[hub\]"):
+        with pytest.raises(MissingPackage, match=r"\[hub\]"):
             rows_of(hub_inputs(name, "en-de").train)

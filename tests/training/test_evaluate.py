@@ -156,10 +156,10 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, writehead, options, words):
-    def unreachable(*_):
+    def unreachable(*_, **__):
         raise URLError("no network here")
 
-    monkeypatch.setattr(evaluate, "get_source_file", unreachable)
+    monkeypatch.setattr("sacrebleu.get_source_file", unreachable)
     code, _, err = writehead("evaluate", "translation", *options)
     assert (code, "Traceback" in err) == (2, False)
     assert words in err.replace("\n", " ")
@@ -168,6 +168,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, writehead, o
 def test_a_named_test_set_is_read_line_by_line(tmp_path, monkeypatch):
     for name, text in (("en", "a\u2028b\nc\n"), ("de", "d\ne\n")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(evaluate, "get_source_file", lambda *_: str(tmp_path / "en"))
-    monkeypatch.setattr(evaluate, "get_reference_files", lambda *_: [str(tmp_path / "de")])
+    monkeypatch.setattr("sacrebleu.get_source_file", lambda *_: str(tmp_path / "en"))
+    monkeypatch.setattr("sacrebleu.get_reference_files", lambda *_: [str(tmp_path / "de")])
     assert evaluate.named_test_set("wmt14") == (["a\u2028b", "c"], ["d", "e"])

@@ -4,14 +4,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
 from writehead.bench.context import OURS as OURS_AT_CONTEXT
 from writehead.bench.decode import GRAPH, OURS, quickest
 from writehead.errors import ConfigError, RunError
+from writehead.util.extras import requires
+
+with requires("plot"):
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0", "grouped-query": "#6b46c1"}
 FORMATS: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}}  # and metadata

@@ -35,6 +35,8 @@ def check(output: Path | None, force: bool, bench: str, plot: Path | None = None
 
     check_output(output, force, bench)
     if plot is not None:
+        import writehead.bench.plots  # noqa: F401  raises without matplotlib
+
         check_writable(plot / "decode-context.svg")
 
 

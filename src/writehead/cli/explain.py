@@ -13,7 +13,8 @@ from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
-from writehead.paper.presets import FAMILIES, preset, preset_names
+from writehead.hugging_face_config import find_config, import_config
+from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
 from writehead.schema import with_settings
 
 
@@ -25,23 +26,29 @@ def presets_command() -> None:
     """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("preset", style="cyan", no_wrap=True)
-    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "window", "parameters"):
+    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "window", "parameters", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in preset_names():
         config = preset(name)
         layers = f"{config.encoder_layers}+" if config.encoder_layers else ""
         sizes = (config.d, config.h, config.g, config.k, config.f, config.window or "")
         total = f"{sum(cost.parameters(config).values()):,}"
-        table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total)
+        steps = str(train_preset(name).steps)
+        table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)
-    page.print("h read-heads, g write-heads; wmt14 is the paper's Table 1, lm1b its Table 3")
+    page.print("h read-heads, g write-heads, steps of `train`; wmt14: Table 1, lm1b: Table 3")
 
 
 @app.command(name="explain")
 def explain_command(
     model: Annotated[
-        str, typer.Argument(metavar="PRESET", help="A preset's name, or the folder of a run.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A preset's name, the folder of a run, or a Hugging Face config.json or its "
+            "folder.",
+        ),
     ],
     batch: Annotated[int, typer.Option(help="Sentences decoded together.")] = 1024,
     source: Annotated[
@@ -75,14 +82,22 @@ def explain_command(
 
     Grouped-query attention has some write-heads; here two, and d_ff to keep 211M parameters:
     writehead explain wmt14/multi-head --set model.g=2 --set model.f=5248
+
+    Of a Hugging Face model, what our sizes cannot express is approximated, and the page says so.
     """
-    config = with_settings(config_of(model), read_settings(settings, ("model",))["model"])
+    changes = read_settings(settings, ("model",))["model"]
+    file = None if model in preset_names() else find_config(Path(model))
+    imported = None if file is None else import_config(file)
+    config = with_settings(imported.config if imported else config_of(model), changes)
+    notes = () if imported is None else imported.approximations if changes else imported.notes
     question = Question(
         name=model,
         config=config,
         setting=cost.Setting(batch, _source(source, model, config), target, beam),
         chip=_chip(chip, bandwidth, flops, memory),
         position=position,
+        approximations=notes,
+        longest=None if imported is None else imported.longest,
     )
     answer = explain(question)
     if as_json:
@@ -96,7 +111,7 @@ def config_of(model: str) -> ModelConfig:
     if not Path(model).is_dir():
         if model not in [*preset_names(), *FAMILIES]:
             raise ConfigError(
-                f"{model!r} is neither a preset nor the folder of a run; "
+                f"{model!r} is neither a preset nor the folder of a run or Hugging Face model; "
                 f"{nearest(model, preset_names())}"
             )
         return preset(model)

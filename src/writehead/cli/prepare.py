@@ -40,7 +40,10 @@ def prepare_command(
     ] = None,
     vocabulary: Annotated[
         int | None,
-        typer.Option(help="Tokens, shared by all sides; 32000, or 2000 with --embedded."),
+        typer.Option(
+            help="Tokens, shared by all sides; by default 32000, or 2000 with --embedded, or fewer "
+            "where the text is too small."
+        ),
     ] = None,
     sample: Annotated[int, typer.Option(help="Lines to learn the tokenizer from.")] = 500_000,
     max_tokens: Annotated[
@@ -95,7 +98,14 @@ def prepare_command(
         seed=seed,
     )
     try:
-        made = prepare(dataset, inputs, config, workers=workers, progress=Reporter())
+        made = prepare(
+            dataset,
+            inputs,
+            config,
+            workers=workers,
+            progress=Reporter(),
+            fit_vocabulary=vocabulary is None,
+        )
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to go on", err=True)
         raise typer.Exit(130) from None

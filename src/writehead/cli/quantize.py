@@ -15,7 +15,7 @@ from writehead.errors import RunError
 def quantize_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint.")],
     output: NewRun,
-    bits: Annotated[int, typer.Option(help="Bits of a weight: 8, 6, 5 or 4.")] = 8,
+    bits: Annotated[int, typer.Option(help="Bits per stored weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[
         int | None,
         typer.Option(
@@ -24,7 +24,10 @@ def quantize_command(
     ] = None,
     force: ForceRun = False,
 ) -> None:
-    """Make a smaller run: its weight matrices in few bits, to be used as any other run.
+    """Store a run's weight matrices in few bits: a smaller folder, used like any other run.
+
+    Weights are turned back into floating point when the run is loaded, and all computation is in
+    floating point: quantizing saves disk space, not memory or time.
 
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
@@ -36,7 +39,8 @@ def quantize_command(
     done = quantize_run(run, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "
-        f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}",
+        f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}; "
+        f"the weights are stored in {config.bits} bits and computed with in floating point",
         err=True,
     )
 

@@ -16,7 +16,7 @@ from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.cli.settings import read_settings
 from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
-from writehead.paper.presets import preset
+from writehead.paper.presets import preset, train_preset
 from writehead.schema import with_settings
 
 BENCH = """Measure: ours beside the floor.
@@ -58,7 +58,7 @@ def train_command(
 
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
     """
-    model, config = _configs(preset_name, settings)
+    model, config = _configs(preset_name, settings, train_preset(preset_name))
     if any(setting.startswith("model.vocabulary=") for setting in settings or ()):
         raise ConfigError(
             "--set model.vocabulary would change nothing, since the vocabulary is the dataset's; "
@@ -101,7 +101,9 @@ def average_command(
 
 @app.command(name="evaluate")
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a run; the bundled model by default.")
+    ] = None,
     source: Annotated[Path | None, typer.Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
     test_set: Annotated[
@@ -125,12 +127,16 @@ def evaluate_command(
 ) -> None:
     """Score a model: BLEU and ln(PPL) of translations, or perplexity of text.
 
+    Without RUN, the bundled English-German model is scored.
+
     Example: writehead evaluate runs/ende --source newstest2013.en --reference newstest2013.de
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
     from writehead.bench.record import check_output, environment, finite, run_facts
     from writehead.decoding import Engine, textio
+    from writehead.model.boxed import boxed_run, name_of
+    from writehead.model.runs import FILES
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
     chosen = [name for name in (source, test_set, text, dataset) if name is not None]
@@ -140,12 +146,16 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
+    folder = boxed_run() if run is None else run
+    read = [path for path in (source, reference, text) if path is not None]
+    read += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
+    _check_not_read(output, read)
     check_output(output, force)  # before minutes of scoring, not after
-    engine, facts = Engine.load(run, device, dtype), run_facts(run)
+    engine, facts = Engine.load(folder, device, dtype), run_facts(folder)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
     used = str(engine.model.dtype).removeprefix("torch.")
-    result: dict[str, Any] = {"run": str(run), **facts, "dtype": used, "on": on}
+    result: dict[str, Any] = {"run": name_of(folder), **facts, "dtype": used, "on": on}
     with keeping(result, output):
         if given is None:
             result |= evaluate_text(engine, wanted)
@@ -183,7 +193,7 @@ def bench_train_command(
 
     Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
     """
-    model, config = _configs(preset_name, settings)
+    model, config = _configs(preset_name, settings, TrainConfig())
     from writehead.bench.train import ON_CPU, ON_GPU, bench_preset
     from writehead.decoding.devices import find_device
 
@@ -215,6 +225,14 @@ def bench_train_command(
     )
 
 
+def _check_not_read(output: Path | None, read: list[Path]) -> None:
+    """Raises where the output would replace a file that is read, under whatever name."""
+    if output is None or not output.is_file():
+        return
+    if any(path.is_file() and path.samefile(output) for path in read):
+        raise ConfigError(f"{output} is an input; write the result to another place")
+
+
 def _to_score(
     source: Path | None,
     reference: Path | None,
@@ -236,11 +254,13 @@ def _to_score(
     return list(read_lines(str(source))), list(read_lines(str(reference)))
 
 
-def _configs(name: str, settings: list[str] | None) -> tuple[ModelConfig, TrainConfig]:
-    """The preset and the training defaults, changed as `--set` says."""
+def _configs(
+    name: str, settings: list[str] | None, training: TrainConfig
+) -> tuple[ModelConfig, TrainConfig]:
+    """The preset's sizes and its training settings, changed by `--set`."""
     changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(name), changes["model"])
-    return model, with_settings(TrainConfig(), changes["train"])
+    return model, with_settings(training, changes["train"])
 
 
 def _score_table(result: dict[str, Any]) -> Table:

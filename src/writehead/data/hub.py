@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from writehead.data.sources import Chunk, Corpus, Inputs, chunked, file_identity
 from writehead.errors import DataError
+from writehead.util.extras import requires
 
 # name -> repository and pair; the paper translates English into German
 NAMED: dict[str, tuple[str, str | None]] = {
@@ -52,7 +52,8 @@ class ParquetRows:
         return chunked(self._rows(), self.sides)
 
     def _rows(self) -> Iterator[tuple[float, tuple[str | None, ...]]]:
-        parquet = _require("pyarrow.parquet")
+        with requires("hub"):
+            import pyarrow.parquet as parquet  # type: ignore[import-untyped]
         column = "translation" if self.pair else "text"
         for number, path in enumerate(self.files):
             try:
@@ -160,7 +161,8 @@ def _local(path: Path, languages: tuple[str, str] | None) -> list[tuple[Path, st
 
 def _fetch(repository: str, languages: tuple[str, str] | None) -> list[tuple[Path, str]]:
     """The files of a dataset on the hub, downloaded once and kept in its own cache."""
-    hub = _require("huggingface_hub")
+    with requires("hub"):
+        import huggingface_hub as hub
     try:
         for revision in ("main", CONVERTED):
             # one request, and not tried again and again as the listing of a folder is
@@ -187,16 +189,3 @@ def _fetch(repository: str, languages: tuple[str, str] | None) -> list[tuple[Pat
             f"check the name and the network, or give a folder of its parquet files"
         ) from error
     raise DataError(f"{repository} has no parquet files on the hub; download and unpack it first")
-
-
-def _require(module: str) -> ModuleType:
-    """A module of the extra, or a sentence that names the extra."""
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise DataError(
-            f"--hub needs {module.split('.')[0]}, which is not installed; "
-            f"install the extra 'hub', in a clone of writehead by pip install '.[hub]'"
-        ) from error

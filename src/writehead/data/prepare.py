@@ -47,6 +47,7 @@ class _Job:
     sources: list[dict[str, Any]]
     workers: int
     report: Reporter
+    at_most: bool  # the config's vocabulary is an upper limit
 
     @property
     def partial(self) -> Path:
@@ -68,6 +69,7 @@ class _Job:
         """All that the tokenizer and the line counts depend on."""
         config = self.config.to_json()
         fields = {name: config[name] for name in ("task", "vocabulary", "sample", "seed")}
+        fields["at_most"] = self.at_most
         return {"writehead": __version__, "sources": self.sources, **fields}
 
 
@@ -78,11 +80,13 @@ def prepare(
     *,
     workers: int | None = None,
     progress: Reporter | None = None,
+    fit_vocabulary: bool = False,
 ) -> Dataset:
     """The dataset at `directory`, made of `inputs`; the same text and config give the same bytes.
 
     One that is there already, of the same text and config, is opened; another is refused.
-    `workers` is the number of processes, by default one a core; 1 does all in this one.
+    `workers` is the number of processes, by default one per core; 1 does all in this one. With
+    `fit_vocabulary`, a text too small for the config's vocabulary gets the largest that it gives.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"{config.task} takes {len(SIDES[config.task])} text(s) a line")
@@ -100,6 +104,7 @@ def prepare(
         ],
         workers=workers or cores(),
         report=progress or Reporter(quiet=True),
+        at_most=fit_vocabulary,
     )
     if _is_prepared(job):
         job.report.say(f"{directory} is already prepared from the same text; nothing to do")
@@ -132,6 +137,8 @@ def _is_prepared(job: _Job) -> bool:
         for name in ours
         if theirs.get(name) != ours[name]
     ]
+    if not job.at_most and info["vocabulary"] != job.config.vocabulary and not changed:
+        changed.append(f"vocabulary {info['vocabulary']}, not {job.config.vocabulary}")
     if info["sources"] != job.sources:
         changed.append("other text")
     if changed:
@@ -179,8 +186,14 @@ def _make(job: _Job) -> None:
     if state is None:
         state = {"learnt_from": job.learnt_from, "lines": _scan(job)}
         job.report.say(f"learning a vocabulary of {job.config.vocabulary:,} …")
-        tokenizer = learn_tokenizer(job.partial / SAMPLE, job.config, job.workers)
-        (job.partial / SAMPLE).unlink()
+        sample = job.partial / SAMPLE
+        tokenizer = learn_tokenizer(sample, job.config, job.workers, at_most=job.at_most)
+        if tokenizer.vocabulary < job.config.vocabulary:
+            job.report.say(
+                f"this text is too small for a vocabulary of {job.config.vocabulary:,}; the "
+                f"largest that it gives is used: {tokenizer.vocabulary:,}"
+            )
+        sample.unlink()
         write_file(job.partial / TOKENIZER, tokenizer.model)
         write_file(job.partial / STATE, json.dumps(state).encode())  # last: now both count
     else:

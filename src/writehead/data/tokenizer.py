@@ -46,8 +46,14 @@ class Tokenizer:
             )
 
     @classmethod
-    def train(cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0) -> "Tokenizer":
-        """A tokenizer of exactly `vocabulary` ids, learnt from `sentences`; the same each time."""
+    def train(
+        cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0, at_most: bool = False
+    ) -> "Tokenizer":
+        """A tokenizer of `vocabulary` ids, learnt from `sentences`; the same each time.
+
+        Where the text has too few different words for so many, that is an error; with `at_most`,
+        the tokenizer has as many ids as the text gives.
+        """
         check_vocabulary(vocabulary)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed)
@@ -57,6 +63,7 @@ class Tokenizer:
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocabulary,
+                hard_vocab_limit=not at_most,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 normalization_rule_name="identity",
@@ -115,6 +122,8 @@ class Tokenizer:
 
 def _why_not(vocabulary: int, error: str) -> str:
     """Why sentencepiece learnt nothing, in a sentence."""
+    if "sentences_.empty()" in error:
+        return "every line is empty, so there is nothing to learn a vocabulary from; give some text"
     most = re.search(r"value <= (\d+)", error)
     if most:
         return (

@@ -209,18 +209,23 @@ def _expected_alive() -> Iterator[None]:
         yield
     except (EOFError, ConnectionError) as error:
         raise DataError(
-            "a process that was encoding text was killed, perhaps for want of memory; run the "
-            "same command again, with fewer --workers if need be"
+            "a process that encodes text was killed, perhaps for want of memory; use fewer workers"
         ) from error
 
 
-def learn_tokenizer(sample: Path, config: PrepareConfig, workers: int) -> Tokenizer:
-    """The tokenizer learnt from a file of lines, in a process of its own, which Ctrl-C can end."""
+def learn_tokenizer(
+    sample: Path, config: PrepareConfig, workers: int, *, at_most: bool = False
+) -> Tokenizer:
+    """The tokenizer learnt from a file of lines, in a process of its own, which Ctrl-C can end.
+
+    With `at_most`, a small text gives a smaller vocabulary than the config's.
+    """
     if workers == 1:
-        return _learn(sample, config)
+        return _learn(sample, config, at_most)
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_learn_and_send, args=(sample, config, sender), daemon=True)
+    arguments = (sample, config, at_most, sender)
+    process = context.Process(target=_learn_and_send, args=arguments, daemon=True)
     with _interrupts_held():
         process.start()
     sender.close()
@@ -228,8 +233,8 @@ def learn_tokenizer(sample: Path, config: PrepareConfig, workers: int) -> Tokeni
         answer: bytes | DataError = receiver.recv()
     except EOFError as error:
         raise DataError(
-            "the process that learns the tokenizer was killed, perhaps for want of memory; run "
-            "the same command again, with a smaller --sample if need be"
+            "the process that learns the tokenizer was killed, perhaps for want of memory; "
+            "learn it from a smaller sample"
         ) from error
     finally:
         process.kill()
@@ -239,17 +244,17 @@ def learn_tokenizer(sample: Path, config: PrepareConfig, workers: int) -> Tokeni
     return Tokenizer(answer)
 
 
-def _learn(sample: Path, config: PrepareConfig) -> Tokenizer:
+def _learn(sample: Path, config: PrepareConfig, at_most: bool) -> Tokenizer:
     # text lines end with \n alone, and a sample's have nothing else in them that ends a line
     with sample.open(encoding="utf-8", newline="\n") as lines:
         stripped = (line.rstrip("\n") for line in lines)
-        return Tokenizer.train(stripped, config.vocabulary, seed=config.seed)
+        return Tokenizer.train(stripped, config.vocabulary, seed=config.seed, at_most=at_most)
 
 
-def _learn_and_send(sample: Path, config: PrepareConfig, sender: Connection) -> None:
+def _learn_and_send(sample: Path, config: PrepareConfig, at_most: bool, sender: Connection) -> None:
     _die_with_parent()
     try:
-        sender.send(_learn(sample, config).model)
+        sender.send(_learn(sample, config, at_most).model)
     except DataError as error:
         sender.send(error)
 

@@ -6,16 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-
 from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
 from writehead.paper.frame import html_page
+from writehead.util.extras import requires
+
+with requires("demo"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
 STYLE = """
@@ -129,12 +127,12 @@ def _examples(examples: list[dict[str, str]]) -> str:
 
 def _figure(draw: Any, results: dict[str, Any], caption: str) -> str:
     """A plot as inline SVG."""
-    figure, axes = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes, results)
     text = io.StringIO()
     figure.savefig(text, format="svg")
-    plt.close(figure)
     svg = text.getvalue()
     return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
 

@@ -28,29 +28,13 @@ from writehead.demo.page import write_page
 from writehead.demo.table import show_examples, show_results
 from writehead.demo.timing import time_decoding, time_steps
 from writehead.demo.together import Training, train_together
-from writehead.paper.presets import preset
-from writehead.training.evaluate import SEARCHES, evaluate_translation
+from writehead.paper.presets import preset, train_preset
+from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
 from writehead.training.journal import read_log
 
 KINDS = ("multi-head", "multi-query")
 SHOWN = 5  # held-out sentences that are printed
-TRAINING = TrainConfig(
-    steps=1900,
-    rows=8,
-    source_length=64,
-    target_length=64,
-    learning_rate=0.04,
-    schedule="cosine",
-    warmup=110,
-    decay=0.0,
-    label_smoothing=0.0,
-    z_loss=0.0,
-    log_every=25,
-    evaluate_every=200,
-    evaluate_sequences=300,
-    checkpoint_every=500,
-    keep=1,
-)
+TRAINING = replace(train_preset("tiny/multi-query"), log_every=25, keep=1)
 
 
 @dataclass(frozen=True)
@@ -69,6 +53,7 @@ class Demo:
 
 def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") -> Path:
     """Trains, decodes, scores and times both kinds; returns the page that shows it all."""
+    load_sacrebleu("demo")  # before minutes of training
     demo = demo or Demo()
     console, out = Console(stderr=True, highlight=False), Console(highlight=False)
     results: dict[str, Any] = {"boxed": open_box(device, console), "models": {}}
@@ -112,9 +97,7 @@ def _train(folder: Path, dataset: Path, config: TrainConfig, device: str, consol
     On a CPU with two threads or more they are trained at the same time, with half of them each.
     """
     trainings = {
-        kind: Training(
-            dataset, folder / kind, replace(preset(f"tiny/{kind}"), dropout=0.0), config, device
-        )
+        kind: Training(dataset, folder / kind, preset(f"tiny/{kind}"), config, device)
         for kind in KINDS
     }
     threads = torch.get_num_threads() // len(KINDS)

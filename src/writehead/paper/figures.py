@@ -3,15 +3,17 @@
 import io
 import math
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-
 from writehead.bench.plots import COLOURS
 from writehead.paper.claims import HEAD
 from writehead.paper.presets import rows
 from writehead.paper.sheets import Figures, Measure, Sheet, kv_bytes
+from writehead.util.extras import requires
+
+with requires("plot"):
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 PAPER_FAMILY = {"table1": "wmt14", "table3": "lm1b"}
 SMALL_HEADS = "#718096"  # of the rows with fewer or smaller heads

@@ -1,12 +1,13 @@
-"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and that of the boxed model.
+"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and the bundled model's.
 
-A preset is `family/row`. A family fixes the sizes of the multi-head baseline; a row changes its
-attention and nothing else, and `matched_d_ff` widens the feed-forward layers to keep the total.
+A preset is `family/row`. A family fixes the sizes of the multi-head baseline and how its models are
+trained; a row changes the attention and nothing else, and `matched_d_ff` widens the feed-forward
+layers to keep the total.
 """
 
 import dataclasses
 
-from writehead.config import ModelConfig, matched_d_ff
+from writehead.config import ModelConfig, TrainConfig, matched_d_ff
 from writehead.errors import ConfigError, nearest
 
 # the multi-head baseline of each family
@@ -68,10 +69,42 @@ FAMILIES["tiny"] = dataclasses.replace(
     v=16,
     encoder_layers=2,
     decoder_layers=2,
+    dropout=0.0,
 )
 FAMILIES["tiny-lm"] = dataclasses.replace(
-    FAMILIES["lm1b"], vocabulary=1024, d=128, f=512, k=16, v=16, decoder_layers=2
+    FAMILIES["lm1b"], vocabulary=1024, d=128, f=512, k=16, v=16, decoder_layers=2, dropout=0.0
 )
+
+# How `train` trains a family's models. A test holds those of the paper's tables to
+# `experiments.py`, which has the reasons.
+_SMALL = TrainConfig(learning_rate=0.02, warmup=1000, decay=0.2)
+_TABLE = dataclasses.replace(
+    _SMALL, log_every=100, evaluate_every=1000, checkpoint_every=1000, keep=1
+)
+TRAINING: dict[str, TrainConfig] = {
+    "wmt14": TrainConfig(),
+    "lm1b": TrainConfig(steps=136_000, rows=256, label_smoothing=0.0),
+    "wmt14-small": dataclasses.replace(_TABLE, steps=6000, rows=64),
+    "lm1b-small": dataclasses.replace(_TABLE, steps=4000, label_smoothing=0.0),
+    "boxed": dataclasses.replace(_SMALL, steps=12_000),
+    # minutes on two CPU cores
+    "tiny": TrainConfig(
+        steps=1900,
+        rows=8,
+        source_length=64,
+        target_length=64,
+        learning_rate=0.04,
+        schedule="cosine",
+        warmup=110,
+        decay=0.0,
+        label_smoothing=0.0,
+        z_loss=0.0,
+        evaluate_every=200,
+        evaluate_sequences=300,
+        checkpoint_every=500,
+    ),
+}
+TRAINING["tiny-lm"] = TRAINING["tiny"]
 
 WINDOW = 32  # §4.1: the current position and the previous 31
 
@@ -104,7 +137,7 @@ def preset_names() -> list[str]:
 
 
 def preset(name: str) -> ModelConfig:
-    """The config of a preset such as "wmt14/multi-query"."""
+    """The sizes of a preset such as "wmt14/multi-query"."""
     if not isinstance(name, str):
         raise ConfigError(
             f"a preset is named by text, such as 'wmt14/multi-query', not by {name!r:.60}; "
@@ -117,3 +150,9 @@ def preset(name: str) -> ModelConfig:
         own = ", ".join(f"{family}/{row}" for row in rows(family))
         raise ConfigError(f"{name!r} is a family; choose one of its presets: {own}")
     raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
+
+
+def train_preset(name: str) -> TrainConfig:
+    """The training settings that suit a preset's size; all rows of a family share them."""
+    preset(name)  # raises where there is none
+    return TRAINING[name.partition("/")[0]]

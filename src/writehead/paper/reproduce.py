@@ -34,6 +34,7 @@ from writehead.paper.results import FORMAT, check_company, read_result, result_p
 from writehead.paper.score import score
 from writehead.paper.texts import Text
 from writehead.training.checkpoint import list_checkpoints
+from writehead.training.evaluate import load_sacrebleu
 from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 from writehead.training.plan import PLAN, read_plan
@@ -144,7 +145,9 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
             f"give another folder with --results and another with --runs to train them anew"
         )
         return Ending(len(pairs), len(pairs))
-    for row, seed in todo:  # before hours of training, not after
+    if job.experiment.prepare.task == "translation":
+        load_sacrebleu()  # before hours of training, not after, as the checks below
+    for row, seed in todo:
         _check_begun(job, row, seed)
         check_writable(job.result(row, seed))
     text = job.experiment.text(job.data)

@@ -1,16 +1,15 @@
-"""How good a model is: ln(PPL) a subword token, perplexity a word, BLEU by sacrebleu."""
+"""How good a model is: ln(PPL) per subword token, perplexity per word, BLEU by sacrebleu."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from sacrebleu import DATASETS, get_available_testsets, get_reference_files, get_source_file
-from sacrebleu.metrics.bleu import BLEU
 from torch import nn
 
 from writehead.config import DecodeConfig, Task
@@ -24,6 +23,7 @@ from writehead.decoding.worker import Progress
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.model import LanguageModel, TranslationModel
 from writehead.training.loss import batch_loss
+from writehead.util.extras import requires
 
 TOKENS = 8192  # positions of a batch whose loss is taken
 SEARCHES = {
@@ -128,17 +128,21 @@ def evaluate_translation(
     *,
     show: Progress | None = None,
 ) -> dict[str, Any]:
-    """ln(PPL) a subword token of the references, and BLEU of the translations by each search.
+    """ln(PPL) per subword token of the references, and BLEU of the translations by each search.
 
     BLEU is sacrebleu's, of cased and detokenized text: with `-tok intl` as in the paper, and with
     its default.
     """
     if not isinstance(engine.model, TranslationModel):
-        raise DataError("a language model is scored on text; give it with --text")
+        raise DataError("a language model is scored on text; give text without sources")
     chosen = list(SEARCHES if searches is None else searches)
     for name in chosen:
         if name not in SEARCHES:
             raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
+    for side, lines in (("source", sources), ("reference", references)):
+        if lines and not any(line.strip() for line in lines):
+            raise DataError(f"every {side} line is empty; give files with text")
+    load_sacrebleu()  # before minutes of decoding
     found = text_likelihood(engine, references, sources)
     answer: dict[str, Any] = {
         "sentences": len(sources),
@@ -153,11 +157,18 @@ def evaluate_translation(
     return answer
 
 
+def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
+    """The package sacrebleu; where it is missing, an error that names the extra to install."""
+    with requires(extra):
+        import sacrebleu
+    return sacrebleu
+
+
 def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """sacrebleu's score with the paper's tokenization and with the default one."""
-    scores: dict[str, Any] = {}
+    sacrebleu, scores = load_sacrebleu(), dict[str, Any]()
     for tokenization in ("intl", "13a"):
-        metric = BLEU(tokenize=tokenization)
+        metric = sacrebleu.BLEU(tokenize=tokenization)
         scores[tokenization] = metric.corpus_score(list(outputs), [list(references)]).score
         scores[f"{tokenization}_signature"] = str(metric.get_signature())
     return scores
@@ -165,15 +176,18 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
 
 def named_test_set(name: str) -> tuple[list[str], list[str]]:
     """The English and German of a test set that sacrebleu knows, fetched the first time."""
-    known = [test for test in get_available_testsets() if "en-de" in DATASETS[test].langpairs]
+    sacrebleu = load_sacrebleu()
+    tests = sacrebleu.get_available_testsets()
+    known = [test for test in tests if "en-de" in sacrebleu.DATASETS[test].langpairs]
     if name not in known:
         raise DataError(f"sacrebleu has no en-de test set {name!r}; {nearest(name, known)}")
     try:
-        source, reference = get_source_file(name, "en-de"), get_reference_files(name, "en-de")[0]
+        source = sacrebleu.get_source_file(name, "en-de")
+        reference = sacrebleu.get_reference_files(name, "en-de")[0]
     except (OSError, SystemExit) as error:  # sacrebleu exits where it cannot fetch
         raise DataError(
-            f"the test set {name} could not be fetched ({error}); with no network, give its files "
-            f"with --source and --reference"
+            f"the test set {name} could not be fetched ({error}); without a network, give its "
+            f"source and reference as files"
         ) from error
     return list(read_lines(source)), list(read_lines(reference))
 

@@ -1,16 +1,22 @@
-"""What a run says while it trains: a progress line, `log.jsonl`, and TensorBoard."""
+"""What a run reports while it trains: a progress line, `log.jsonl`, and TensorBoard files.
+
+TensorBoard is optional; without it, the same figures are in `log.jsonl`.
+"""
 
 import json
 import os
 import time
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from torch.utils.tensorboard import SummaryWriter
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
 LOG, BOARD = "log.jsonl", "tensorboard"
@@ -40,7 +46,7 @@ class Journal:
             fresh.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
             os.replace(fresh, run / LOG)
             self._file = (run / LOG).open("a", encoding="utf-8")
-            self._board = SummaryWriter(str(run / BOARD), purge_step=start + 1)
+            self._board = _open_board(run, start) if has_tensorboard() else None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -55,7 +61,8 @@ class Journal:
         self._bar.stop()
         if not self._quiet:
             self._file.close()
-            self._board.close()
+            if self._board is not None:
+                self._board.close()
 
     def count(self, step: int) -> None:
         """Moves the bar to a step that was begun; nothing is written, and no device waited for."""
@@ -67,8 +74,9 @@ class Journal:
             return
         self._file.write(json.dumps({"step": step, **entry}) + "\n")
         self._file.flush()
-        for name, value in entry.items():
-            self._board.add_scalar(name, value, step)
+        if self._board is not None:
+            for name, value in entry.items():
+                self._board.add_scalar(name, value, step)
         pace = (time.monotonic() - self._began) / max(1, step - self._start)
         left = timedelta(seconds=round(pace * (self._steps - step)))
         line = " ".join([*(_show(name, value) for name, value in entry.items()), f"left={left}"])
@@ -79,7 +87,19 @@ class Journal:
 
     def say(self, sentence: str) -> None:
         """Prints a sentence above the progress line."""
-        self._console.print(sentence, soft_wrap=True, highlight=False)
+        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def has_tensorboard() -> bool:
+    """Whether the package tensorboard is installed."""
+    return find_spec("tensorboard") is not None
+
+
+def _open_board(run: Path, start: int) -> "SummaryWriter":
+    """TensorBoard's writer, which hides entries after `start`."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run / BOARD), purge_step=start + 1)
 
 
 def read_log(run: Path) -> list[dict[str, float]]:

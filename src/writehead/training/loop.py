@@ -39,7 +39,7 @@ from writehead.training.checkpoint import (
 )
 from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
-from writehead.training.journal import Journal
+from writehead.training.journal import Journal, has_tensorboard
 from writehead.training.optimizer import learning_rate
 from writehead.training.plan import agree_on_plan, check_folder, fit_to_data, read_plan
 from writehead.training.step import Stepper
@@ -47,7 +47,7 @@ from writehead.training.throughput import matrix_rate
 from writehead.util.locks import locked
 
 LOCK = ".lock"  # in a run's folder while it is in training
-LONG = 1.0  # hours on a CPU that are worth a word before they begin
+LONG = 1.0  # hours on a CPU from which on training begins with a warning
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,6 @@ class Trainer:
         checkpoints = list_checkpoints(run)
         if checkpoints:
             self._restore(checkpoints[-1][1])
-        elif (run / CONFIG).is_file():
-            raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
         self.lack: str | None = None  # why the finished model is made though no step is left
         if world.is_first and self.step >= config.steps:
             self.lack = unfinished(run)
@@ -121,7 +119,7 @@ class Trainer:
         self.rate = matrix_rate(world.device, dtype)
 
     def opening(self, changes: list[str]) -> Iterator[str]:
-        """What is said before the first step: what is trained where, and what may surprise."""
+        """The sentences before the first step: what is trained where, and what may surprise."""
         config = self.config
         if self.step >= config.steps:
             rest = "there is nothing to do"
@@ -142,13 +140,18 @@ class Trainer:
         hours = self._least_seconds() / 3600
         if self.world.device.type == "cpu" and hours > LONG:
             yield (
-                f"note: on this CPU that takes {hours:,.1f} hours or more; ask for fewer steps, "
-                f"with --set train.steps=N or in `reproduce` with --steps N, or use a GPU"
+                f"note: this takes {hours:,.1f} hours or more on this CPU; lower train.steps, "
+                f"choose a smaller preset, or use a GPU"
             )
         if config.warmup > config.steps:
             yield (
                 f"note: the learning rate is still rising when training ends, because "
                 f"train.warmup={config.warmup} is more than train.steps={config.steps}"
+            )
+        if not has_tensorboard():
+            yield (
+                "note: tensorboard is not installed, so metrics go to log.jsonl only; pip install "
+                "'writehead[tensorboard]' adds TensorBoard files"
             )
 
     def _describe(self) -> str:

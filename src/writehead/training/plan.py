@@ -1,4 +1,7 @@
-"""What a run was started with, so that the same command goes on and another one is refused."""
+"""The settings of a run: the same command resumes it, and a different one is refused.
+
+A run without a finished step accepts any settings.
+"""
 
 import json
 from dataclasses import replace
@@ -11,6 +14,7 @@ from writehead.data.dataset import Dataset
 from writehead.data.rows import START
 from writehead.data.tokenizer import END, PAD
 from writehead.errors import ConfigError, RunError
+from writehead.model.runs import CONFIG
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
 from writehead.util.files import write_file
@@ -84,10 +88,10 @@ def read_plan(run: Path) -> dict[str, Any]:
 def agree_on_plan(
     run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
 ) -> list[str]:
-    """What is new in the plan of a run that goes on, as far as it may change; writes the plan.
+    """Writes the plan of a run; returns the settings that changed since its last step.
 
-    Raises where the run was started with another one. Where no step is left to do by the new plan,
-    the old one stays: it says what the weights were trained by.
+    Raises where steps were taken with settings that must not change. Where the new plan leaves no
+    step to take, the old one stays: it describes how the weights were trained.
     """
     plan = {
         "format": 1,
@@ -99,10 +103,12 @@ def agree_on_plan(
     }
     path, changes = run / PLAN, []
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
-    if path.is_file():
-        old = read_plan(run)
+    if not reached and (run / CONFIG).is_file():
+        raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
+    old = read_plan(run) if path.is_file() else None
+    if old is not None and reached:
         changes = _compare(run, old, plan)
-        if reached and old["dataset"] is None:
+        if old["dataset"] is None:
             plan["dataset"] = None  # nobody knows whether this is what its steps were trained on
     world.barrier()
     if world.is_first and config.steps > reached:

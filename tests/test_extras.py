@@ -1,0 +1,112 @@
+"""Packages of the extras: without them, what needs them says so at once, and the rest works."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainings import CONFIG, go, pair_dataset, steps
+from writehead.errors import MissingPackage
+from writehead.training.journal import read_log
+from writehead.util.extras import requires
+
+# a package whose entry is None cannot be imported
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys({missing!r}))
+from writehead.cli import main
+for arguments in {commands!r}:
+    sys.argv = ["writehead", *arguments]
+    try:
+        main()
+    except SystemExit as stop:
+        print("exit", stop.code, file=sys.stderr)
+"""
+
+
+def run(missing, commands, folder, text=""):
+    """What the commands say on standard error, and all of them on standard output."""
+    code = WITHOUT.format(missing=missing, commands=commands)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, input=text)
+
+
+def sentence(package, extra):
+    words = f"{package} is not installed; install it with pip install"
+    return f"error: {words} 'writehead[{extra}]'"
+
+
+def test_what_needs_no_extra_works_without_them(tmp_path):
+    commands = [
+        ["--help"],
+        ["explain", "tiny/multi-query", "--batch=1"],
+        ["evaluate", "--help"],
+        ["translate", "--device=cpu", "--beam=1"],
+    ]
+    done = run(["matplotlib", "tensorboard", "sacrebleu"], commands, tmp_path, "Good morning.\n")
+    assert done.stderr.splitlines() == ["exit 0"] * len(commands)
+    assert "Morgen" in done.stdout.splitlines()[-1]
+
+
+def test_verbs_that_draw_name_the_extra_before_they_work(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    commands = [
+        ["report", "--readme=none"],
+        ["bench", "plot", "result.json", "figures"],
+        ["bench", "decode", "--device=cpu", "--plot=figures"],
+        ["demo"],
+    ]
+    done = run(["matplotlib"], commands, tmp_path)
+    expected = [(sentence("matplotlib", extra), "exit 2") for extra in ("plot",) * 3 + ("demo",)]
+    assert done.stderr.splitlines() == [line for both in expected for line in both]
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("demo", ["demo"]),
+        ("evaluate", ["evaluate", "--source=a", "--reference=a", "--device=cpu"]),
+        ("evaluate", ["evaluate", "--test-set=wmt14", "--device=cpu"]),
+        ("evaluate", ["reproduce", "table1", "--scale=tiny", "--device=cpu"]),
+    ],
+)
+@pytest.mark.usefixtures("boxed")
+def test_verbs_that_score_name_the_extra_before_they_work(
+    tmp_path, monkeypatch, writehead, extra, arguments
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("a").write_text("Good morning.\n")
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    code, _, err = writehead(*arguments)
+    assert (code, err) == (2, sentence("sacrebleu", extra) + "\n")
+    assert [path.name for path in Path().iterdir()] == ["a"]
+
+
+def test_training_without_tensorboard_logs_the_same_and_says_so(tmp_path, monkeypatch, capsys):
+    dataset = pair_dataset(tmp_path)
+    monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+    go(dataset, tmp_path / "with")
+    assert "tensorboard" not in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    go(dataset, tmp_path / "without")
+    assert capsys.readouterr().err.count("pip install 'writehead[tensorboard]'") == 1
+    go(dataset, tmp_path / "without")  # nothing is left to do
+    assert "pip" not in capsys.readouterr().err
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    losses = [[one.get("loss") for one in read_log(tmp_path / run)] for run in ("with", "without")]
+    assert losses[0] == losses[1]
+    assert steps(tmp_path / "without")[-1] == CONFIG.steps
+
+
+def test_an_import_that_works_is_left_alone():
+    with requires("plot"):
+        from pathlib import Path as same
+    assert same is Path
+    with (
+        pytest.raises(MissingPackage, match=r"nowhere is not .* 'writehead\[plot\]'"),
+        requires("plot"),
+    ):
+        import nowhere.inside  # noqa: F401
