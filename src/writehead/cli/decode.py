@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from writehead.cli.app import app
+from writehead.cli.app import Threads, app
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError
 
@@ -81,6 +81,7 @@ def translate_command(
     ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
+    threads: Threads = None,
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
@@ -148,6 +149,7 @@ def generate_command(
     echo: Annotated[bool, typer.Option(help="Print the prompt before what follows it.")] = True,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
+    threads: Threads = None,
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
