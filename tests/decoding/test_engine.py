@@ -18,7 +18,7 @@ from writehead.errors import ConfigError, DataError, RunError, SearchError, Shap
 from writehead.model import save_run
 
 END = 1
-GREEDY = DecodeConfig(max_length=9)
+GREEDY = DecodeConfig(beam=1, max_length=9)
 BEAM = DecodeConfig(max_length=9, beam=3, n_best=3)
 SAMPLING = DecodeConfig(max_length=9, temperature=1.0, top_k=40, seed=5)
 LINES = [*sentences(6), *ODD, *sentences(6, seed=1)]
@@ -424,7 +424,7 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
     save_run(tmp_path / "mute", translator.model)
     with pytest.raises(RunError, match=r"has no tokenizer\.model"):
         Engine.load(tmp_path / "mute")
-    with pytest.raises(ConfigError, match="the path of a folder, and int came"):
+    with pytest.raises(ConfigError, match="run must be a path, not int"):
         Engine.load(3)
 
 

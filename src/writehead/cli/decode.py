@@ -63,7 +63,8 @@ def translate_command(
     input_path: Input = "-",
     output_path: OutputFile = "-",
     beam: Annotated[
-        int | None, typer.Option(help="Hypotheses a line; 4 unless sampling, 1 is greedy.")
+        int | None,
+        typer.Option(help="Hypotheses per line; 4 unless sampling, 1 is greedy."),
     ] = None,
     alpha: Alpha = 0.6,
     n_best: Annotated[
@@ -94,7 +95,7 @@ def translate_command(
     options = DecodeConfig(
         max_length=max_length,
         min_length=min_length,
-        beam=(4 if temperature is None else 1) if beam is None else beam,
+        beam=beam,
         alpha=alpha,
         n_best=1 if n_best is None else n_best,
         temperature=temperature,
@@ -138,7 +139,9 @@ def generate_command(
     input_path: Input = "-",
     output_path: OutputFile = "-",
     samples: Annotated[int, typer.Option(help="Texts for each prompt, one a line.")] = 1,
-    beam: Annotated[int, typer.Option(help="Hypotheses a prompt; 1 is greedy.")] = 1,
+    beam: Annotated[
+        int | None, typer.Option(help="Hypotheses per prompt; 1, the default, is greedy.")
+    ] = None,
     alpha: Alpha = 0.6,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -178,7 +181,7 @@ def generate_command(
         engine = Engine.load(run, device, dtype, batching=batching)
         if interactive:
             typer.echo("type a prompt and Enter; Ctrl-D ends", err=True)
-        if (interactive or prompt is not None) and samples == 1 and beam == 1:
+        if (interactive or prompt is not None) and samples == 1 and options.width == 1:
             for i, begun in enumerate(prompts):
                 own = dataclasses.replace(options, seed=options.seed + i)
                 pieces = engine.stream(begun, own)
