@@ -330,11 +330,9 @@ class DecodeConfig:
             raise ConfigError(f"seed={shown(self.seed)} must be from 0 to 2^63 - 1")
         for name in ("max_length", "beam", "n_best", "top_k"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            check_positive(self, name)
-            if value > MAX_COUNT:
-                raise ConfigError(f"{name}={shown(value)} must be at most {MAX_COUNT}")
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                bound = "at least 1" if value < 1 else f"at most {MAX_COUNT}"
+                raise ConfigError(f"{name}={shown(value)} must be {bound}")
         longest = MAX_COUNT if self.max_length is None else self.max_length
         if not 0 <= self.min_length <= longest:
             raise ConfigError(

@@ -11,7 +11,13 @@ import torch
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END, Tokenizer
-from writehead.decoding.batching import Batching, Job, split_text
+from writehead.decoding.batching import (
+    LINE_TOKENS,
+    WORD_CHARACTERS,
+    Batching,
+    Job,
+    split_line,
+)
 from writehead.decoding.devices import find_device, find_dtype
 from writehead.decoding.search import Hypothesis, check_options, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
@@ -220,8 +226,17 @@ class Engine:
     ) -> list[Job]:
         """A job for each piece of a line; the forced prefix begins the first."""
         limit = self.model.config.source_positions - 1  # the end token takes one
-        pieces = split_text(text, self.tokenizer.encode, limit)
-        if len(pieces) > 1:
+        pieces, shortened = split_line(text, self.tokenizer.encode, limit)
+        if shortened:
+            log.warning(
+                "line %d is shortened, to words of at most %d characters and to %d tokens in all; "
+                "it is translated in %d pieces",
+                line + 1,
+                WORD_CHARACTERS,
+                max(limit, LINE_TOKENS),
+                len(pieces),
+            )
+        elif len(pieces) > 1:
             log.warning(
                 "line %d is longer than the %d tokens that the model reads; it is translated in "
                 "%d pieces",
