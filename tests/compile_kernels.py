@@ -79,7 +79,7 @@ def take_a_step(task: str, rows: int, options: DecodeConfig, **changes: object) 
     constraints = Constraints.make(options, 1, None, None, rows, made.device)
     taken = GraphDecoder(made).start(tokens(rows, 5), [4] * rows, 9, options, constraints)
     taken.step()
-    if options.beam > 1:
+    if options.width > 1:
         beams.trace_back(taken.buffers.history, taken.buffers.pool, options.n_best)
 
 

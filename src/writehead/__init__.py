@@ -6,8 +6,10 @@ before PyTorch has loaded.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from writehead.util.threads import wait_passively
+
+TYPE_CHECKING = False  # which type checkers take as true; importing typing takes long
 if TYPE_CHECKING:
     from writehead.config import AttentionConfig, DecodeConfig, ModelConfig, matched_d_ff
     from writehead.decoding import (
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from writehead.paper.presets import preset, preset_names
 
 __version__ = "0.1.0"
+
+wait_passively()  # has an effect only before PyTorch loads
 
 __all__ = [
     "AttentionConfig",

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 from writehead.schema import JsonConfig, check_positive, check_types
 
 Kind = Literal["multi-head", "multi-query", "grouped-query"]
 Task = Literal["translation", "language"]
+
+MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -306,6 +308,9 @@ class QuantizationConfig(JsonConfig):
 class DecodeConfig:
     """How to search: `beam=1` is greedy, or sampling where `temperature` is set.
 
+    Without a `beam`, `Engine.translate` follows 4 hypotheses, or 1 when sampling, and every other
+    search follows 1. A sequence draws by its own seed, which is counted up from `seed`.
+
     `alpha` is the length penalty's: a hypothesis scores log P / ((5 + length) / 6)^alpha.
     `max_length` and `min_length` count the tokens produced, the end token included; without a
     `max_length`, whoever searches gives each row its own.
@@ -313,7 +318,7 @@ class DecodeConfig:
 
     max_length: int | None = None
     min_length: int = 0
-    beam: int = 1
+    beam: int | None = None
     alpha: float = 0.6
     n_best: int = 1
     temperature: float | None = None
@@ -323,17 +328,21 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "beam", "n_best")
-        if self.max_length is not None:
-            check_positive(self, "max_length")
-        longest = math.inf if self.max_length is None else self.max_length
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={shown(self.seed)} must be from 0 to 2^63 - 1")
+        for name in ("max_length", "beam", "n_best", "top_k"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                bound = "at least 1" if value < 1 else f"at most {MAX_COUNT}"
+                raise ConfigError(f"{name}={shown(value)} must be {bound}")
+        longest = MAX_COUNT if self.max_length is None else self.max_length
         if not 0 <= self.min_length <= longest:
             raise ConfigError(
-                f"min_length={self.min_length} must be between 0 and max_length={self.max_length}"
+                f"min_length={shown(self.min_length)} must be between 0 and max_length={longest}"
             )
         if self.n_best > 1 and self.temperature is not None:
             raise ConfigError(f"sampling follows one hypothesis; set n_best={self.n_best} to 1")
-        if self.n_best > self.beam:
+        if self.beam is not None and self.n_best > self.beam:
             raise ConfigError(
                 f"n_best={self.n_best} hypotheses need a beam as wide; raise beam={self.beam}"
             )
@@ -347,12 +356,21 @@ class DecodeConfig:
                 raise ConfigError(
                     f"temperature={self.temperature} must be above 0; leave it out for greedy"
                 )
-            if self.beam > 1:
+            if self.width > 1:
                 raise ConfigError(f"sampling follows one hypothesis; set beam={self.beam} to 1")
-        if self.top_k is not None:
-            check_positive(self, "top_k")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1")
+
+    @property
+    def width(self) -> int:
+        """How many hypotheses per sentence are followed: `beam`, or 1 where it is not set."""
+        return 1 if self.beam is None else self.beam
+
+    def with_default_beam(self, beam: int) -> Self:
+        """The same options with `beam` where none is set; sampling follows one hypothesis."""
+        if self.beam is not None:
+            return self
+        return dataclasses.replace(self, beam=beam if self.temperature is None else 1)
 
 
 def _check_seed(seed: int, bits: int) -> None:

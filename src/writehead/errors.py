@@ -1,6 +1,6 @@
 """One tree of errors: each says what came, what was expected and what to do."""
 
-import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -67,11 +67,41 @@ class DamagedRun(RunError):
         return f"{self.fault}; {self.advice}"
 
 
+# what could move the cursor of a terminal, change its colours or reorder its text
+_CONTROL = {
+    code: " "
+    for codes in ((0x00, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
+    for code in range(codes[0], codes[1] + 1)
+}
+
+
+def one_line(text: str, limit: int = 2_000) -> str:
+    """The text on one line of at most `limit` characters, each control character a space."""
+    text = text[: limit + 1].translate(_CONTROL)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as a message quotes it: escaped, on one line, at most `limit` characters."""
+    if isinstance(value, int) and value.bit_length() > 3 * limit:
+        return f"{'-' if value < 0 else ''}10^{round(value.bit_length() * 0.30103)}"
+    if isinstance(value, str):
+        text = repr(value[:limit])
+        if len(value) <= limit and len(text) <= limit + 2:
+            return text
+        return f"{text[: limit - 2]}…{text[-1]}"
+    quoted = reprlib.Repr()
+    quoted.maxother = quoted.maxstring = limit
+    return one_line(quoted.repr(value), limit)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the known name closest to `name`, or some of them if none is close."""
+    import difflib  # takes long, and this module is imported first of all
+
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {shown(close[0])}?"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"known: {', '.join(names[:12])}{more}"
+    return f"known: {', '.join(one_line(one, 60) for one in names[:12])}{more}"

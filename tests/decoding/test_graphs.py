@@ -73,7 +73,7 @@ def plain(made: Model, batch, options: DecodeConfig, *, end=END, vocabulary=37, 
     """The hypotheses that the search in PyTorch finds, step by step."""
     name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
     lengths = {name: torch.tensor(batch[1], device=DEVICE)}
-    state = made.start(batch[0], room(made, batch, options), beam=options.beam, **lengths)
+    state = made.start(batch[0], room(made, batch, options), beam=options.width, **lengths)
 
     def step(fed: Tensor, state) -> Tensor:
         return made.step(fed, state)[:, :vocabulary]

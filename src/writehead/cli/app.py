@@ -4,13 +4,13 @@ PyTorch takes seconds to load, so verbs import the rooms that need it when they 
 """
 
 import errno
-import os
+import logging
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -19,10 +19,12 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from writehead import __version__
-from writehead.errors import WriteheadError
+from writehead.cli.streams import discard_output, open_streams
+from writehead.errors import WriteheadError, one_line
+from writehead.util.threads import use_threads
 
-NO_ROOM = "the memory does not hold what was asked for; ask for less at a time"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to a disk may end with
+OUT_OF_MEMORY = "not enough memory; ask for less at a time"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # how writing to a disk may fail
 
 
 class Page(Console):
@@ -63,8 +65,7 @@ class _Verbs(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError as error:
-            # what is left unsaid goes nowhere, so that closing the stream cannot fail either
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise typer.Exit() from error
         return result
 
@@ -86,6 +87,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _use_threads(given: int | None) -> int | None:
+    use_threads(given)
+    return given
+
+
 @app.callback()
 def _root(
     version: Annotated[
@@ -95,32 +101,71 @@ def _root(
     """Transformers that decode fast because their keys and values have one head."""
 
 
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        callback=_use_threads,
+        help="CPU threads; by default OMP_NUM_THREADS, or the cores that this process may use.",
+    ),
+]
+
+
 def main() -> None:
-    """The entry point: an error of ours is one red line and exit code 2."""
+    """Runs the command line: an error of ours is one red line and exit code 2."""
+    open_streams()
     try:
-        with _ending_in_order():
-            app()
+        with _logging(), _ending_in_order():
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except WriteheadError as error:
         _fail(str(error))
     except MemoryError:
-        _fail(NO_ROOM)
+        _fail(OUT_OF_MEMORY)
     except RuntimeError as error:  # PyTorch has no class of its own for a CPU's memory
         if not re.search("out of memory|allocate memory", str(error)):
             raise
-        _fail(NO_ROOM)
+        _fail(OUT_OF_MEMORY)
     except OSError as error:  # of a place that no verb looks after, such as standard output
         place = "" if error.filename is None else f"{error.filename}: "
         if error.filename is None and error.errno in FULL:  # verbs name the files that they write
             place = "standard output could not be written: "
-        if sys.stdout is not None:  # what is left unsaid goes nowhere, or closing would fail again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
+        if error.filename is None and error.errno == errno.EBADF:
+            _fail("standard output is closed; redirect it to a file or to /dev/null")
         _fail(f"{place}{error.strerror or error}")
 
 
 def _fail(sentence: str) -> NoReturn:
-    """Says what went wrong and exits."""
-    Console(stderr=True, soft_wrap=True).print(f"error: {sentence}", style="red", markup=False)
+    """Prints what went wrong and exits."""
+    with suppress(OSError):  # of standard error, which leaves only the exit code
+        console = Console(stderr=True, soft_wrap=True, emoji=False, markup=False)
+        console.print(f"error: {one_line(sentence)}", style="red")
     sys.exit(2)
+
+
+class _Messages(logging.Handler):
+    """Prints each log record as one line on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            line = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
+            print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Prints the library's warnings while the block lasts."""
+    log, handler = logging.getLogger("writehead"), _Messages(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 @contextmanager

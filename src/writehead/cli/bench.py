@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from writehead.cli.app import Page
+from writehead.cli.app import Page, Threads
 from writehead.cli.bench_output import begin, check, draw, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.train import bench_app
@@ -43,6 +43,7 @@ def attention_command(
     output: OutputFile = None,
     force: Force = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Time attention of one new position a row: ours, SDPA, plain products, FlashInfer.
 
@@ -123,6 +124,7 @@ def decode_command(
     output: OutputFile = None,
     force: Force = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Time whole decodings: Table 2's rows by greedy and beam-4 search, beside peers and the floor.
 
@@ -196,6 +198,7 @@ def translate_command(
     output: OutputFile = None,
     force: Force = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Time a text file end to end: loading, the first sentence, sentences and tokens a second.
 
@@ -249,6 +252,7 @@ def tokens_command(
     output: OutputFile = None,
     force: Force = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Hold decoded tokens against those of float32 on the CPU, and one batch against another.
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from writehead import __version__
-from writehead.cli.app import app
+from writehead.cli.app import Threads, app
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError
 
@@ -135,6 +135,7 @@ def translate_command(
     errors: BadText = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
+    threads: Threads = None,
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
@@ -150,7 +151,7 @@ def translate_command(
     options = DecodeConfig(
         max_length=max_length,
         min_length=min_length,
-        beam=(4 if temperature is None else 1) if beam is None else beam,
+        beam=beam,
         alpha=alpha,
         n_best=1 if n_best is None else n_best,
         temperature=temperature,
@@ -209,7 +210,9 @@ def generate_command(
     input_path: Input = "-",
     output_path: OutputFile = "-",
     samples: Annotated[int, typer.Option(help="Number of texts for each prompt.")] = 1,
-    beam: Annotated[int, typer.Option(help="Beam size; 1 is greedy.")] = 1,
+    beam: Annotated[
+        int | None, typer.Option(help="Beam size. Default: 1, which is greedy.")
+    ] = None,
     alpha: Alpha = 0.6,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -221,6 +224,7 @@ def generate_command(
     errors: BadText = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
+    threads: Threads = None,
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
@@ -266,7 +270,7 @@ def generate_command(
         lines = [[given or ""]] if reader is None else reader.groups(*_window(engine))
         groups = textio.paired(lines, None)
         at_once = typed or reader is None
-        if at_once and samples == 1 and beam == 1 and isinstance(output, textio.Stream):
+        if at_once and samples == 1 and options.width == 1 and isinstance(output, textio.Stream):
             for i, [(begun, _)] in enumerate(groups):
                 own = dataclasses.replace(options, seed=options.seed + i)
                 pieces = engine.stream(begun, own)

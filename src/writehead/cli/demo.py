@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from writehead.cli.app import app
+from writehead.cli.app import Threads, app
 
 
 @app.command(name="demo")
@@ -14,6 +14,7 @@ def demo_command(
         "demo"
     ),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a multi-head and a multi-query model side by side, and decode, score and time both.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from writehead.cli.app import app
+from writehead.cli.app import Threads, app
 from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.config import QuantizationConfig
 from writehead.errors import RunError
@@ -23,6 +23,7 @@ def quantize_command(
         ),
     ] = None,
     force: ForceRun = False,
+    threads: Threads = None,
 ) -> None:
     """Store a run's weight matrices in few bits: a smaller folder, used like any other run.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from writehead.cli.app import app
+from writehead.cli.app import Threads, app
 from writehead.cli.settings import read_settings
 from writehead.errors import ConfigError
 from writehead.schema import with_settings
@@ -51,6 +51,7 @@ def reproduce_command(
     results: Results = Path("results"),
     runs: Annotated[Path, typer.Option(help="Where datasets and runs are kept.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Threads = None,
 ) -> None:
     """Run a table of the paper row by row, all equal but the attention; go on where it stopped.
 

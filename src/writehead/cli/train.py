@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from writehead.cli.app import Page, app
+from writehead.cli.app import Page, Threads, app
 from writehead.cli.bench_output import check, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.new_run import ForceRun, NewRun, check_free
@@ -50,6 +50,7 @@ def train_command(
     ] = None,
     settings: Settings = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a model, or go on with one: the same command again goes on where it stopped.
 
@@ -87,6 +88,7 @@ def average_command(
         int, typer.Option(help="How many of the last checkpoints; train.keep says how many stay.")
     ] = 3,
     force: ForceRun = False,
+    threads: Threads = None,
 ) -> None:
     """Make a run whose weights are the mean of a training's last checkpoints.
 
@@ -123,6 +125,7 @@ def evaluate_command(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Device = "auto",
+    threads: Threads = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ….")] = None,
 ) -> None:
     """Score a model: BLEU and ln(PPL) of translations, or perplexity of text.
@@ -186,6 +189,7 @@ def bench_train_command(
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
     force: Force = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Time training steps on packed batches: µs a token, and the share of the chip's matrix rate.
 

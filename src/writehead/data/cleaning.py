@@ -26,22 +26,40 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
     "\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
+# holds all combining marks, in runs that no language needs: Unicode's Stream-Safe Text Format has
+# at most 30 in a row, since ordering them takes time that grows with the square of their number
+_MARKS = re.compile(
+    "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
+)
+MAX_MARKS = 30
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
 
 
 def normalise(text: str) -> str:
-    """The text as a tokenizer is shown it: composed (NFC), one space between words, none outside.
+    """The text as a tokenizer sees it: composed (NFC), one space between words, none outside.
 
-    Control and other invisible characters go. Doing it twice changes nothing. U+2581, with which
-    sentencepiece writes a space, becomes an underscore.
+    Control and other invisible characters are removed, and so are combining marks after 30 in a
+    row. U+2581, with which sentencepiece writes a space, becomes an underscore. Normalising twice
+    changes nothing.
     """
     if _PLAIN.fullmatch(text):
         return text
     if not text.isascii():
         text = _SURROGATE.sub("\ufffd", text).replace("\u2581", "_")
     text = _UNSEEN.sub("", text)
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    text = unicodedata.normalize("NFC", _MARKS.sub(_limit_marks, text))
+    return " ".join(_MARKS.sub(_limit_marks, text).split())  # some marks decompose into two
+
+
+def _limit_marks(run: re.Match[str]) -> str:
+    """The characters without the combining marks that follow 30 others."""
+    kept, marks = [], 0
+    for character in run[0]:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks <= MAX_MARKS:
+            kept.append(character)
+    return "".join(kept)
 
 
 def fingerprint(texts: Sequence[str]) -> int:

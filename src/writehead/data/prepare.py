@@ -26,11 +26,12 @@ from writehead.data.progress import Reporter
 from writehead.data.sampling import Reservoir
 from writehead.data.sources import Chunk, Corpus, Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocabulary
-from writehead.data.workers import Encoded, Encoder, cores, encode, learn_tokenizer
+from writehead.data.workers import Encoded, Encoder, encode, learn_tokenizer
 from writehead.data.writing import SplitWriter
 from writehead.errors import DataError
 from writehead.util.files import sync, write_file
 from writehead.util.locks import locked
+from writehead.util.threads import available_cores
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FEW = 20_000  # lines that are encoded sooner than processes have started
@@ -102,7 +103,7 @@ def prepare(
             for split, corpora in inputs.splits().items()
             for corpus in corpora
         ],
-        workers=workers or cores(),
+        workers=workers or available_cores(),
         report=progress or Reporter(quiet=True),
         at_most=fit_vocabulary,
     )

@@ -118,13 +118,6 @@ class Encoder:
         return None
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def encode(
     chunks: Iterable[Chunk], encoder: Encoder, strict: bool, workers: int
 ) -> Iterator[Encoded]:

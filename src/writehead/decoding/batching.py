@@ -5,11 +5,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from writehead.data.tokenizer import MAX_PIECE
 from writehead.errors import ConfigError
 from writehead.schema import check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
+WORD_CHARACTERS = 1_000  # no word, and no sentence of a script without spaces, is longer
+LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
+LINE_TOKENS = 16_384  # about 25 pages
 WINDOW_TOKENS = 1 << 20  # what a window may hold, however few its lines
 
 
@@ -85,6 +89,22 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(jobs[:middle]) else (low, middle - 1)
     return low
+
+
+def split_line(
+    text: str, encode: Callable[[str], list[int]], limit: int
+) -> tuple[list[list[int]], bool]:
+    """The pieces of a line, as of `split_text`, and whether it was shortened.
+
+    A word is cut to 1,000 characters and a line to 16,384 tokens, or to `limit` if that is more, so
+    that no line takes unbounded time.
+    """
+    most = max(limit, LINE_TOKENS)
+    short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
+    pieces = split_text(short, encode, limit)
+    totals = itertools.accumulate(map(len, pieces))
+    kept = [piece for piece, total in zip(pieces, totals, strict=True) if total <= most]
+    return kept, len(short) < len(text) or len(kept) < len(pieces)
 
 
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:

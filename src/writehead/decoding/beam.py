@@ -66,26 +66,26 @@ def beam_search(
     counts in scores and lengths. With beam=1 this is greedy search, whatever alpha. `observe` is
     told of every step, if there are beams.
     """
-    check_options(config)
+    config = check_options(config)
     if config.temperature is not None:
         raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
-    if config.beam == 1:
+    if config.width == 1:
         best = greedy(step, state, config, end=end, prefixes=prefixes, max_lengths=max_lengths)
         return [[hypothesis] for hypothesis in best]
     if state.beam == 1:
-        state = state.expand(config.beam)
-    elif state.beam != config.beam:
+        state = state.expand(config.width)
+    elif state.beam != config.width:
         raise ShapeError(
-            f"this state has {state.beam} beams a sentence, not {config.beam}; start it with "
-            f"beam={config.beam} or 1"
+            f"this state has {state.beam} beams a sentence, not {config.width}; start it with "
+            f"beam={config.width} or 1"
         )
-    b = len(state.first) // config.beam
+    b = len(state.first) // config.width
     constraints = Constraints.make(config, end, prefixes, max_lengths, b, state.first.device)
     state.begin(constraints.limits)
     beams = _Beams(config, constraints, b, state.first.device)
     tokens = state.first
     for t in range(constraints.longest):
-        logits = next_logits(step, tokens, state).view(b, config.beam, -1)
+        logits = next_logits(step, tokens, state).view(b, config.width, -1)
         tokens, rows = beams.advance(constraints.log_probabilities(logits, t), t)
         if observe is not None:
             observe(beams.last_step(t, logits.float().abs().amax(dim=(1, 2))))
@@ -131,7 +131,7 @@ class _Beams:
         self, config: DecodeConfig, constraints: Constraints, b: int, device: torch.device
     ) -> None:
         self.config, self.constraints = config, constraints
-        shape = (b, config.beam)
+        shape = (b, config.width)
         # all beams begin alike, so only the first may speak
         self.live = torch.full(shape, NEVER, device=device)
         self.live[:, 0] = 0.0

@@ -1,11 +1,17 @@
 """Where to decode and in which type, from the words that a user says."""
 
 import functools
+import logging
+from pathlib import Path
 
 import torch
 
-from writehead.errors import ConfigError, nearest
+from writehead.errors import ConfigError, nearest, shown
 
+log = logging.getLogger(__name__)
+
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, and the last of ARM
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = {
     "float64": torch.float64,
@@ -21,14 +27,14 @@ def find_device(name: torch.device | str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = str(name).partition(":")[0]
     if kind not in DEVICES:
-        raise ConfigError(f"there is no device {str(name)!r}; {nearest(kind, DEVICES)}")
+        raise ConfigError(f"there is no device {shown(str(name))}; {nearest(kind, DEVICES)}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device {str(name)!r} is not here; use auto or cpu") from error
+        raise ConfigError(f"the device {shown(str(name))} is not here; use auto or cpu") from error
     if device.type == "cpu" and device.index:  # which PyTorch takes, and weights do not
-        raise ConfigError(f"the device {str(name)!r} is not here; use auto or cpu")
+        raise ConfigError(f"the device {shown(str(name))} is not here; use auto or cpu")
     return device
 
 
@@ -36,11 +42,30 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
     """The type of a name; without one, bfloat16 on a GPU and float32 elsewhere."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if isinstance(name, torch.dtype):
-        return name
-    if name not in DTYPES:
-        raise ConfigError(f"there is no dtype {name!r}; {nearest(name, DTYPES)}")
-    return DTYPES[name]
+    if not isinstance(name, torch.dtype):
+        if name not in DTYPES:
+            raise ConfigError(f"there is no dtype {shown(name)}; {nearest(name, DTYPES)}")
+        name = DTYPES[name]
+    if name == torch.bfloat16 and device.type == "cpu":
+        warn_if_emulated()
+    return name
+
+
+@functools.cache
+def warn_if_emulated() -> None:
+    """Warns, the first time, where this CPU has no instructions for bfloat16."""
+    if not has_native_bfloat16():
+        log.warning("this CPU has no bfloat16 instructions; float32 is faster and more accurate")
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16; True where the system does not say."""
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return True
+    flags = [line for line in lines if line.startswith(("flags", "Features"))]
+    return not flags or not BFLOAT16_FLAGS.isdisjoint(flags[0].split())
 
 
 @functools.cache

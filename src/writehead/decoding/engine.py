@@ -11,17 +11,24 @@ import torch
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END, Tokenizer
-from writehead.decoding.batching import Batching, Job, split_text
+from writehead.decoding.batching import (
+    LINE_TOKENS,
+    WORD_CHARACTERS,
+    Batching,
+    Job,
+    split_line,
+)
 from writehead.decoding.devices import find_device, find_dtype
 from writehead.decoding.search import Hypothesis, check_options, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
 from writehead.model.boxed import boxed_run
+from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)
 
-PAPER = DecodeConfig(beam=4, alpha=0.6)  # as in §4.2
+BEAM = 4  # of translations, as in §4.2
 ROOM = 50  # a translation may be this many tokens longer than its source
 
 
@@ -83,12 +90,15 @@ class Engine:
         batching: Batching | None = None,
         *,
         graphs: bool = True,
+        threads: int | None = None,
     ) -> "Engine":
         """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32.
 
-        Without a run it is that of the model in the box, which translates English to German. A
-        `backend` asked for by name is one for plain steps, so there are no captured ones then.
+        Without a run, it is the bundled model's, which translates English to German. A `backend`
+        is one for plain steps, so naming one turns captured steps off. `threads` is the number of
+        CPU threads of the whole process, by default the cores that it may use.
         """
+        use_threads(threads)
         if run is None:
             try:
                 return cls.load(boxed_run(), device, dtype, backend, batching, graphs=graphs)
@@ -97,7 +107,7 @@ class Engine:
                     f"the model in the box: {error}; or install writehead again"
                 ) from error
         if not isinstance(run, str | Path):
-            raise ConfigError(f"a run is the path of a folder, and {type(run).__name__} came")
+            raise ConfigError(f"run must be a path, not {type(run).__name__}")
         graphs = graphs and backend == "auto"
         place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
@@ -116,9 +126,9 @@ class Engine:
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
-        """The translation of each line, in order; by the paper's beam search unless told.
+        """Translates each line, in order, by beam search with 4 beams unless `options` set another.
 
-        `lines` may go on for ever: they are read a window at a time. `prefixes` are what each
+        `lines` may be endless: they are read a window at a time. `prefixes` are what each
         translation must begin with. Without a max_length, a translation may have 50 tokens more
         than its source. Line i draws by seed + i; lines count from `first`.
         """
@@ -126,7 +136,7 @@ class Engine:
             raise ConfigError("a language model does not translate; ask it to generate")
         if self.model.config.source_positions < 2:
             raise ConfigError("a model of one source position can read no text; train with more")
-        options = self._checked(PAPER if options is None else options)
+        options = self._checked(options, BEAM)
         begun = None if prefixes is None else _texts(prefixes, "prefix")
         pairs = _paired(_texts(lines, "line"), begun)
         jobs = (
@@ -170,7 +180,7 @@ class Engine:
         A character of several byte tokens comes whole.
         """
         options, [prompt] = self._checked_prompting(options), _texts([prompt], "prompt")
-        if options.beam > 1:
+        if options.width > 1:
             raise ConfigError("a beam knows its text only at the end; stream with beam=1")
         [job] = self._prompt_jobs(0, prompt, options, samples=1)
         config = dataclasses.replace(options, max_length=job.max_length)
@@ -191,12 +201,12 @@ class Engine:
         if rest := self.tokenizer.decode(seen)[said:]:
             yield rest
 
-    def _checked(self, options: DecodeConfig) -> DecodeConfig:
-        """The options, if the model's positions allow them."""
-        check_options(options)
-        if options.beam > self.tokenizer.vocabulary:
+    def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
+        """The options with the default `beam`, if the model's positions allow them."""
+        options = check_options(DecodeConfig() if options is None else options, beam)
+        if options.width > self.tokenizer.vocabulary:
             raise ConfigError(
-                f"beam={options.beam} is past the {self.tokenizer.vocabulary} tokens of the "
+                f"beam={options.width} is past the {self.tokenizer.vocabulary} tokens of the "
                 f"vocabulary, of which a beam has one each at first; ask for fewer"
             )
         positions = self.model.config.target_positions
@@ -211,15 +221,24 @@ class Engine:
     def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model continues no prompts; ask it to translate")
-        return self._checked(DecodeConfig() if options is None else options)
+        return self._checked(options, beam=1)
 
     def _translation_jobs(
         self, line: int, text: str, prefix: str, options: DecodeConfig
     ) -> list[Job]:
         """A job for each piece of a line; the forced prefix begins the first."""
         limit = self.model.config.source_positions - 1  # the end token takes one
-        pieces = split_text(text, self.tokenizer.encode, limit)
-        if len(pieces) > 1:
+        pieces, shortened = split_line(text, self.tokenizer.encode, limit)
+        if shortened:
+            log.warning(
+                "line %d is shortened, to words of at most %d characters and to %d tokens in all; "
+                "it is translated in %d pieces",
+                line + 1,
+                WORD_CHARACTERS,
+                max(limit, LINE_TOKENS),
+                len(pieces),
+            )
+        elif len(pieces) > 1:
             log.warning(
                 "line %d is longer than the %d tokens that the model reads; it is translated in "
                 "%d pieces",

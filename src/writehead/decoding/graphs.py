@@ -93,9 +93,9 @@ class GraphDecoder:
                 if found is not None:
                     return found
                 self._forget()  # here, where nothing of the attempt is held any more
-        fits = self.largest_batch(m, capacity, config.beam)
+        fits = self.largest_batch(m, capacity, config.width)
         raise OutOfRoom(
-            f"{b} sentences of {m} + {capacity} tokens with beam={config.beam} do not fit the "
+            f"{b} sentences of {m} + {capacity} tokens with beam={config.width} do not fit the "
             f"device's memory, and about {fits} do; decode fewer at once"
         )
 
@@ -148,12 +148,12 @@ class GraphDecoder:
             )
         return Shape(
             sentences=_round_rows(b),
-            beam=config.beam,
+            beam=config.width,
             source=_round_up(m, sizes.source_positions) if is_translation else 0,
             capacity=_round_up(capacity, sizes.target_positions),
             # greedy search takes the one there is, whatever they are
-            n_best=config.n_best if config.beam > 1 else 1,
-            alpha=config.alpha if config.beam > 1 else 0.0,
+            n_best=config.n_best if config.width > 1 else 1,
+            alpha=config.alpha if config.width > 1 else 0.0,
             padded=self.padded,
         )
 
@@ -207,7 +207,7 @@ class GraphDecoder:
         self, captured: Captured, b: int, constraints: Constraints, config: DecodeConfig
     ) -> Sequence[list[Hypothesis]]:
         """What is found for the b sentences that `start` made ready, in fewer and fewer rows."""
-        if config.beam == 1:
+        if config.width == 1:
             found: Found = FoundGreedy(b, constraints, config.alpha)
         else:
             found = FoundBeams(b, config.n_best, constraints.longest)

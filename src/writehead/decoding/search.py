@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig
-from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, shown
 
 
 class SearchState(Protocol):
@@ -167,13 +167,14 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
 
 
-def check_options(options: object) -> None:
-    """Raises where the options of a search are something else."""
+def check_options(options: object, beam: int = 1) -> DecodeConfig:
+    """The options of a search, with its default `beam` where they have none."""
     if not isinstance(options, DecodeConfig):
         raise ConfigError(
-            f"the options are {options!r:.60}, of type {type(options).__name__}; give a "
+            f"the options are {shown(options)}, of type {type(options).__name__}; give a "
             f"DecodeConfig, such as DecodeConfig(beam=4)"
         )
+    return options.with_default_beam(beam)
 
 
 def greedy(
@@ -190,7 +191,7 @@ def greedy(
     `prefixes` are tokens that a row must begin with, `max_lengths` its own limits. A state needs
     room for as many tokens as each row may get, and serves one search.
     """
-    check_options(config)
+    config = check_options(config)
     _check_greedy(config)
     constraints = Constraints.make(
         config, end, prefixes, max_lengths, len(state.first), state.first.device
@@ -213,7 +214,7 @@ def sample(
     top_k keeps the k likeliest tokens, top_p the fewest that together reach probability p. Row i
     draws by seeds[i] (config.seed + i unless given) and by nothing else.
     """
-    check_options(config)
+    config = check_options(config)
     if config.temperature is None:
         raise ConfigError("sampling needs a temperature; 1.0 draws from the model as it is")
     b, device = len(state.first), state.first.device
@@ -230,7 +231,7 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
 
     They are those that `sample` would find where there is a temperature, else those of `greedy`.
     """
-    check_options(config)
+    config = check_options(config)
     if len(state.first) != 1:
         raise ShapeError(f"this state has {len(state.first)} rows; only one can be streamed")
     constraints = Constraints.make(config, end, None, None, 1, state.first.device)
@@ -252,7 +253,7 @@ def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], end: int) -> Iterator
 
 
 def _check_greedy(config: DecodeConfig) -> None:
-    if config.beam > 1 or config.temperature is not None:
+    if config.width > 1 or config.temperature is not None:
         raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
 
 
@@ -266,7 +267,7 @@ def _drawer(
     """Draws up to `longest` tokens a row: one number a step, from the row's own generator."""
     for seed in seeds:
         if not -(2**63) <= seed < 2**64:
-            raise ConfigError(f"seed={seed} does not fit 64 bits; choose one from 0 to 2^64 - 1")
+            raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     draws = torch.stack([torch.rand(longest, generator=generator) for generator in generators])
     draws = draws.to(device)

@@ -68,11 +68,11 @@ class Worker:
         order = longest_first(jobs)
         while order:
             ordered = [jobs[i] for i in order]
-            count = take_batch(ordered, lambda some: self._fits(some, options.beam))
+            count = take_batch(ordered, lambda some: self._fits(some, options.width))
             batch = ordered[:count]
             results = self._search(batch, options)
             if results is None:
-                self._make_smaller(batch, options.beam)
+                self._make_smaller(batch, options.width)
                 continue
             for i, hypotheses in zip(order[:count], results, strict=True):
                 found[i] = hypotheses
@@ -97,7 +97,7 @@ class Worker:
                     prefixes=prefixes,
                     max_lengths=limits,
                 )
-            state = self.start(batch, options.beam)
+            state = self.start(batch, options.width)
             if options.temperature is None:
                 return beam_search(
                     self.step, state, config, end=END, prefixes=prefixes, max_lengths=limits
@@ -123,10 +123,10 @@ class Worker:
         graphs = self._graphs
         if graphs is None or options.temperature is not None:
             return None
-        if options.beam > graphs.largest_beam:
+        if options.width > graphs.largest_beam:
             log.warning(
                 "beam=%d goes step by step, which is slower: the decoding kernels have room for %d",
-                options.beam,
+                options.width,
                 graphs.largest_beam,
             )
             return None

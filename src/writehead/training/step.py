@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
+from writehead.decoding.devices import warn_if_emulated
 from writehead.model.runs import make_model
 from writehead.training.distributed import World, spread
 from writehead.training.loss import Loss, batch_loss
@@ -30,6 +31,8 @@ class Stepper:
         self.config, self.world = config, world
         cuda = world.device.type == "cuda"
         self.half = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
+        if self.half and world.device.type == "cpu":
+            warn_if_emulated()
         compiled = config.compile == "yes" or (config.compile == "auto" and cuda)
         torch.manual_seed(config.seed)  # all processes begin with the same weights
         raw = make_model(model).to(world.device).train()

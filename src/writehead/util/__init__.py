@@ -1,1 +1,1 @@
-"""Atomic files and locks, which know nothing of models."""
+"""Atomic files, locks and CPU threads: tools that know nothing of models."""

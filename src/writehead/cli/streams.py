@@ -1,0 +1,41 @@
+"""Standard streams that work whatever the shell gave us: closed, or in any encoding."""
+
+import io
+import os
+import sys
+
+
+def open_streams() -> None:
+    """Replaces closed streams, and lets no character that an encoding lacks be an error.
+
+    A closed standard output fails when it is written to, with EBADF. Messages to a closed standard
+    error are lost. Each takes its own file descriptor, so that no file opened later gets it.
+    """
+    if sys.stdin is None:
+        _occupy(0, os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(_occupy(1, os.O_RDONLY), "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_occupy(2, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+
+
+def discard_output() -> None:
+    """Lets whatever is still to be written to standard output go nowhere, so that exit succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _occupy(descriptor: int, flags: int) -> int:
+    """Opens the null device as `descriptor` if that is closed; returns the open descriptor."""
+    fresh = os.open(os.devnull, flags)
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        os.dup2(fresh, descriptor)
+        os.close(fresh)
+        return descriptor
+    if fresh == descriptor:
+        os.set_inheritable(fresh, True)
+    return fresh

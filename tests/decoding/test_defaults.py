@@ -1,0 +1,155 @@
+"""What holds where options are not given: the beam of each verb, the limits of lines, the dtype."""
+
+import logging
+import unicodedata
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_toys import random_toy
+from texts import engine, sentences, tokenizer
+from writehead.config import DecodeConfig
+from writehead.data.cleaning import normalise
+from writehead.decoding import Engine, beam_search, devices, greedy, sample
+from writehead.decoding.batching import split_line
+from writehead.errors import ConfigError
+
+LINES = sentences(8)
+
+
+@pytest.fixture(scope="module")
+def translator() -> Engine:
+    return engine("translation")
+
+
+@pytest.fixture(scope="module")
+def writer() -> Engine:
+    return engine("language")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (None, {"beam": 4}),
+        ({"max_length": 20}, {"beam": 4, "max_length": 20}),
+        ({"alpha": 0.0, "n_best": 3}, {"beam": 4, "alpha": 0.0, "n_best": 3}),
+        ({"temperature": 0.8, "seed": 2}, {"beam": 1, "temperature": 0.8, "seed": 2}),
+        ({"beam": 1}, {"beam": 1}),
+    ],
+)
+def test_translate_keeps_its_beam_whatever_else_is_given(translator, given, meant):
+    options = None if given is None else DecodeConfig(**given)
+    got = list(translator.translate(LINES, options))
+    assert got == list(translator.translate(LINES, DecodeConfig(**meant)))
+    assert (got == list(translator.translate(LINES, DecodeConfig(beam=1)))) == (
+        given == {"beam": 1}
+    )
+
+
+def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
+    options, narrow = DecodeConfig(max_length=9), DecodeConfig(max_length=9, beam=1)
+    assert list(writer.generate(LINES, options)) == list(writer.generate(LINES, narrow))
+    [text] = writer.generate(LINES[:1], narrow)
+    assert "".join(writer.stream(LINES[0], options)) == text.text
+    toy = random_toy(6, seed=1)
+    expected = greedy(toy.step, toy.start(1), narrow, end=0)
+    assert greedy(toy.step, toy.start(1), options, end=0) == expected
+    assert beam_search(toy.step, toy.start(1), options, end=0) == [expected]
+    drawn = DecodeConfig(max_length=9, temperature=1.0)
+    assert len(sample(toy.step, toy.start(1), drawn, end=0)) == 1
+
+
+def test_more_hypotheses_than_the_default_beam_are_refused(translator, writer):
+    many = DecodeConfig(n_best=5, max_length=9)
+    with pytest.raises(ConfigError, match=r"n_best=5 .* raise beam=4"):
+        translator.translate(LINES, many)
+    with pytest.raises(ConfigError, match=r"n_best=5 .* raise beam=1"):
+        writer.generate(LINES, many)
+
+
+@pytest.mark.parametrize("name", ["seed", "beam", "n_best", "max_length", "min_length", "top_k"])
+@pytest.mark.parametrize(
+    "value", [-1, 2**63, 10**400, -(10**5000)], ids=["-1", "2^63", "400", "5000"]
+)
+def test_numbers_out_of_range_are_one_short_sentence(name, value):
+    with pytest.raises(ConfigError, match=name) as caught:
+        DecodeConfig(**{name: value})
+    assert len(str(caught.value)) < 120
+    assert DecodeConfig(seed=2**63 - 1).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        ("flags\t\t: fpu sse avx2 avx512f\n", True),
+        ("flags\t\t: fpu avx512_bf16\n", False),
+        ("Features\t: fp asimd bf16\n", False),
+        ("Features\t: fp asimd\n", True),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_bfloat16_without_instructions_for_it_warns_once(
+    monkeypatch, tmp_path, caplog, flags, warns
+):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}")
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    devices.warn_if_emulated.cache_clear()
+    cpu = torch.device("cpu")
+    with caplog.at_level(logging.WARNING):
+        for name in ("bfloat16", torch.bfloat16, "float32", None):
+            devices.find_dtype(name, cpu)
+        devices.find_dtype("bfloat16", torch.device("cuda"))
+    devices.warn_if_emulated.cache_clear()
+    assert ["bfloat16" in message for message in caplog.messages] == [True] * warns
+
+
+MARKS = [chr(code) for code in range(0x110000) if unicodedata.combining(chr(code))]
+
+
+@given(st.lists(st.sampled_from([*MARKS[::7], "\u0344", "e", "ä", "\u09c7", "\u09be", " "])))
+def test_runs_of_combining_marks_are_bounded_and_others_untouched(characters):
+    text = normalise("".join(character * 9 for character in characters))
+    assert normalise(text) == text
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        assert marks <= 30
+    short = "e" + "".join(characters[:20])
+    assert normalise(short) == " ".join(unicodedata.normalize("NFC", short).split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "e" + "".join(MARKS) * 400,
+        "x" * 400_000,
+        "ab" * 20_000 + " the cat",
+        "🙂" * 100_000,
+        "the cat " * 100_000,
+        "a.b," * 100_000,
+    ],
+    ids=["marks", "word", "word and text", "emoji", "words", "dots"],
+)
+def test_a_line_that_is_no_text_is_shortened(line):
+    pieces, shortened = split_line(line, tokenizer().encode, 255)
+    assert shortened
+    assert 1 <= max(map(len, pieces)) <= 255
+    assert sum(map(len, pieces)) <= 16_384
+
+
+def test_real_text_is_never_shortened_and_a_shortened_line_is_named(translator, caplog):
+    long = " ".join(sentences(600))
+    pieces, shortened = split_line(long, tokenizer().encode, 255)
+    assert not shortened
+    assert tokenizer().decode(chain.from_iterable(pieces)) == long
+    options = DecodeConfig(beam=1, max_length=2)
+    word, text, _ = translator.translate(["x" * 2000, "the cat.", long], options)
+    assert word.pieces < 1100 / 23 * 2
+    assert text.pieces == 1
+    named = [message.split(" is ")[0] for message in caplog.messages if "shortened" in message]
+    assert named == ["line 1"]
