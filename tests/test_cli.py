@@ -1,7 +1,9 @@
 import dataclasses
 import json
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +17,41 @@ from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
 
 
-def test_explain_shows_211m_parameters_and_the_floor(writehead):
+def command(
+    *arguments: str, redirect: str = "", path: Path | None = None, **environment: str
+) -> tuple[int, bytes, bytes]:
+    """Runs the command line in a process of its own: exit code, output, errors."""
+    paths = [*([] if path is None else [str(path)]), *sys.path]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-m", "writehead", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def explained(writehead, *arguments: object) -> dict:
+    """The JSON that `explain` prints."""
+    code, out, err = writehead("explain", *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_explain_shows_parameters_the_floor_and_the_gain(writehead):
     code, out, _ = writehead("explain", "wmt14/multi-query")
     assert code == 0
     assert "211M parameters" in out
     assert "518 µs" in out
     assert "gain" in out
+    code, out, _ = writehead("explain", "lm1b/multi-query")
+    assert code == 0
+    assert "192M parameters" in out
+    assert "source" not in out
 
 
 def test_explain_json_is_exact_and_complete(writehead):
-    code, out, _ = writehead("explain", "wmt14/multi-query", "--json", "--position", "0")
-    answer = json.loads(out)
-    assert code == 0
+    answer = explained(writehead, "wmt14/multi-query", "--position", "0")
     assert answer["parameters"]["total"] == sum(answer["parameters"]["parts"].values())
     assert answer["decoder_step"]["position"] == 0
     for key in ("training_step", "encoder", "decoder_step", "decoder_sequence"):
@@ -38,28 +63,26 @@ def test_explain_json_is_exact_and_complete(writehead):
     assert answer["comparison"]["multi-head"]["f"] == 4096
     assert answer["comparison"]["gain"] > 1
     assert answer["largest_batch"] == answer["comparison"]["multi-query"]["largest_batch"]
+    assert answer["ratios"] == explained(writehead, "wmt14/multi-query-local")["ratios"]
 
 
 def test_explain_takes_another_chip_or_the_users_own_figures(writehead):
-    floors = []
-    for options in (["--bandwidth", "1e12", "--flops", "1e30"], ["--bandwidth", "2e12"]):
-        arguments = ("explain", "lm1b/multi-head", "--json", "--flops", "1e30", *options)
-        floors.append(json.loads(writehead(*arguments)[1])["decoder_step"]["floor_us"])
-    assert floors[0] == pytest.approx(2 * floors[1])
+    floors = [
+        explained(writehead, "lm1b/multi-head", "--flops=1e30", f"--bandwidth={bandwidth}")
+        for bandwidth in ("1e12", "2e12")
+    ]
+    slow, fast = (floor["decoder_step"]["floor_us"] for floor in floors)
+    assert slow == pytest.approx(2 * fast)
 
 
 def test_explain_reads_the_config_of_a_run(writehead, tmp_path):
-    save_run(tmp_path / "run", make_model(preset("tiny/multi-query")))
-    code, out, _ = writehead("explain", str(tmp_path / "run"), "--json")
+    config = dataclasses.replace(preset("tiny/multi-query"), f=8)  # too small for a multi-head twin
+    save_run(tmp_path / "run", make_model(config))
+    assert explained(writehead, tmp_path / "run")["config"] == config.to_json()
+    code, out, _ = writehead("explain", tmp_path / "run")
     assert code == 0
-    assert json.loads(out)["config"] == preset("tiny/multi-query").to_json()
-
-
-def test_a_language_model_is_explained_without_a_source(writehead):
-    code, out, _ = writehead("explain", "lm1b/multi-query")
-    assert code == 0
-    assert "192M parameters" in out
-    assert "source" not in out
+    assert "Work and its floor" in out
+    assert "parameters equal" not in out
 
 
 def test_presets_are_listed(writehead):
@@ -76,41 +99,29 @@ def test_presets_are_listed(writehead):
 
 def test_explain_changes_sizes_as_asked(writehead):
     grouped = preset("wmt14/multi-head").with_write_heads(2)
-    command = ("explain", "wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
-    answer = json.loads(writehead(*command, "--json")[1])
+    sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
+    answer = explained(writehead, *sizes)
     assert answer["config"] == grouped.to_json()
     assert answer["kind"] == "grouped-query"
     assert answer["parameters"]["total"] == 210_796_544
     kv = {kind: answer["comparison"][kind]["kv_bytes"] for kind in ("multi-head", "multi-query")}
     assert kv["multi-head"] == 4 * answer["comparison"]["grouped-query"]["kv_bytes"]
     assert kv["multi-head"] == 8 * kv["multi-query"]
-    assert "grouped-query  5248" in writehead(*command)[1]
-    assert f"--set model.g=2 --set model.f={grouped.f}" in writehead("explain", "--help")[1]
 
 
 def test_explain_says_which_batch_fits(writehead):
-    command = ("explain", "wmt14/multi-head", "--chip=l4", "--json")
-    answer = json.loads(writehead(*command, "--batch=9999")[1])
+    l4 = ("wmt14/multi-head", "--chip=l4")
+    answer = explained(writehead, *l4, "--batch=9999")
     largest = answer["largest_batch"]
     assert answer["fits"] is False
     for batch, fits in ((largest, True), (largest + 1, False)):
-        one = json.loads(writehead(*command, f"--batch={batch}")[1])
+        one = explained(writehead, *l4, f"--batch={batch}")
         assert one["fits"] is fits
         assert (one["memory_bytes"] <= 24e9) is fits
-    page = " ".join(
-        writehead("explain", "wmt14/multi-head", "--chip=l4", "--batch=9999")[1].split()
-    )
+    page = " ".join(writehead("explain", *l4, "--batch=9999")[1].split())
     assert f"9,999 sentences do not fit; the largest batch that does is {largest:,}" in page
-    assert "largest batch: the most sentences of these lengths whose K and V" in page
     tight = " ".join(writehead("explain", "wmt14/multi-head", "--memory=1e6")[1].split())
-    assert "there are 1MB: not even one sentence fits" in tight
-
-
-def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
-    told = CliRunner().invoke(app, ["--help"]).output.partition("Commands")[2]
-    verbs = re.findall(r"^\W+([a-z]+)\s+[A-Z]", told, re.MULTILINE)
-    order = "demo presets explain prepare train average quantize evaluate translate generate"
-    assert " ".join(verbs) == f"{order} bench reproduce report"
+    assert "not even one sentence fits" in tight
 
 
 @pytest.mark.parametrize(
@@ -122,10 +133,6 @@ def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
         (["explain", "tiny/multi-head", "--set=model.g=3"], "choose g from 1, 2, 4, 8"),
         (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not a whole number"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
-        (
-            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocabulary=9"],
-            "the vocabulary is the dataset's",
-        ),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
         (["explain", "nothing-like-it"], "known: "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
@@ -133,6 +140,18 @@ def test_the_verbs_are_told_in_the_order_in_which_they_are_used():
         (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
         (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
         (["explain", "."], "has no config.json"),
+        (["explain", "wmt14"], "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
+        (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
+        (
+            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocabulary=9"],
+            "the vocabulary is the dataset's",
+        ),
+        (["generate", "run", "Once", "--input", "prompts"], "not both"),
+        (["bench", "decode", "--preset=tiny", "--context=64"], "is for language models"),
+        (
+            ["evaluate", "none", "--source=x", "--reference=x", "--output=."],
+            ". could not be written: Is a directory",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -140,67 +159,21 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     code, out, err = writehead(*arguments)
-    assert code == 2
-    assert out == ""
+    assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert words in err
     assert err.count("\n") == 1
 
 
 def test_every_verb_answers_help_with_an_example():
-    verbs = get_command(app).commands
-    assert {"explain", "presets"} <= verbs.keys()
-    for verb in verbs:
+    text = CliRunner().invoke(app, ["--help"]).output.partition("Commands")[2]
+    order = "demo presets explain prepare train average quantize evaluate translate generate"
+    listed = re.findall(r"^\W+([a-z]+)\s+[A-Z]", text, re.MULTILINE)
+    assert " ".join(listed) == f"{order} bench reproduce report"
+    for verb in get_command(app).commands:
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())
-
-
-def test_a_reader_who_leaves_early_is_no_error():
-    command = f"{sys.executable} -m writehead explain wmt14/multi-query | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-
-
-def test_the_command_line_answers_before_pytorch_has_loaded():
-    code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_model_with_no_multi_head_twin_is_explained_without_it(writehead, tmp_path):
-    config = dataclasses.replace(preset("tiny/multi-query"), f=8)
-    save_run(tmp_path / "run", make_model(config))
-    code, out, _ = writehead("explain", str(tmp_path / "run"))
-    assert code == 0
-    assert "Work and its floor" in out
-    assert "parameters equal" not in out
-
-
-def test_a_local_model_has_the_papers_ratios_too(writehead):
-    local, whole = (
-        json.loads(writehead("explain", f"wmt14/multi-query{suffix}", "--json")[1])["ratios"]
-        for suffix in ("-local", "")
-    )
-    assert local == whole
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("explain", "wmt14"), "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
-        (("generate", "run", "Once", "--input", "prompts"), "not both"),
-        (("bench", "decode", "--preset", "tiny", "--context", "64"), "is for language models"),
-        (
-            ("explain", "lm1b/multi-query", "--source", "128"),
-            "--source is for translation, and lm1b/multi-query is a language model",
-        ),
-    ],
-)
-def test_what_would_be_ignored_or_misread_is_refused(arguments, said, writehead):
-    code, _, err = writehead(*arguments)
-    assert code == 2
-    assert said in err
 
 
 @pytest.mark.parametrize("name", ["tiny/multi-query", "tiny-lm/multi-query"])
@@ -213,29 +186,82 @@ def test_a_training_bench_needs_no_dataset_whatever_the_task(name, writehead):
     assert "µs a token" in out + err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_standard_output_without_room_is_one_sentence():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "writehead", "presets"],
-            env=environment,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    words = "standard output could not be written: No space left on device"
-    assert (done.returncode, done.stderr) == (2, f"error: {words}\n")
+def test_the_command_line_answers_before_pytorch_has_loaded():
+    code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_evaluate_says_that_it_cannot_write_before_it_scores(writehead, tmp_path):
-    text = tmp_path / "news.en"
-    text.write_text("a cat\n")
-    scoring = ("--source", text, "--reference", text, "--output", tmp_path)
-    code, out, err = writehead("evaluate", tmp_path / "no run", *scoring)
-    assert (code, out) == (2, "")
-    assert err == f"error: {tmp_path} could not be written: Is a directory\n"
+CLOSED = b"error: standard output is closed; redirect it to a file or to /dev/null\n"
+FULL = b"error: standard output could not be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "redirect", "code", "error"),
+    [
+        ("--version", ">&-", 2, CLOSED),
+        ("presets", ">&-", 2, CLOSED),
+        ("presets", "2>&-", 0, b""),
+        ("presets", ">&- 2>&-", 2, b""),
+        ("presets", "<&-", 0, b""),
+        (
+            "translate",
+            "<&-",
+            2,
+            b"error: standard input is closed; name a file of text with --input\n",
+        ),
+        ("presets", "> /dev/full", 2, FULL),
+        ("presets", "> /dev/full 2>&1", 2, b""),
+        ("presets", "| head -n 1", 0, b""),
+    ],
+)
+def test_standard_streams_may_be_closed_or_full(verb, redirect, code, error):
+    if "full" in redirect and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    result, out, err = command(verb, redirect=redirect)
+    assert (result, err) == (code, error)
+    assert bool(out) == (code == 0)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "locale"])
+@pytest.mark.parametrize("verb", ["--help", "explain wmt14/multi-query", "explain µs–日本"])
+def test_a_terminal_of_any_encoding_can_be_written_to(verb, encoding):
+    settings = {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    if encoding != "locale":
+        settings["PYTHONIOENCODING"] = encoding
+    code, out, err = command(*verb.split(), **settings)
+    assert b"Traceback" not in err
+    if "µ" in verb:
+        assert (code, out, err.count(b"\n")) == (2, b"", 1)
+    else:
+        assert (code, err) == (0, b"")
+        (out + err).decode("ascii" if encoding == "locale" else encoding)
+
+
+def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
+    interrupted = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "typer.py").write_text(interrupted)
+    assert command("presets", path=tmp_path) == (-signal.SIGINT, b"", b"")
+
+
+def test_text_from_files_cannot_control_the_terminal(writehead, monkeypatch, tmp_path):
+    hostile = "\x1b]0;title\x07\x9b31m\u202e\n:skull: [red]" * 2000
+    save_run(tmp_path / "run", make_model(preset("tiny/multi-query")))
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    (tmp_path / "run/config.json").write_text(json.dumps(config | {hostile: 1}))
+    code, _, error = writehead("explain", tmp_path / "run")
+    assert code == 2
+
+    def warn() -> None:
+        logging.getLogger("writehead.decoding").warning("a line of %s", hostile)
+
+    monkeypatch.setattr(sys.modules[main.__module__], "app", warn)
+    code, _, warning = writehead()
+    assert code == 0
+    for begins, printed in (("error: ", error), ("warning: a line of", warning)):
+        assert printed.startswith(begins)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", printed)
+        assert printed.count("\n") == 1
+        assert len(printed) < 2100
 
 
 @pytest.mark.parametrize(
@@ -244,23 +270,17 @@ def test_evaluate_says_that_it_cannot_write_before_it_scores(writehead, tmp_path
         MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
         RuntimeError("CUDA out of memory. Tried to allocate 9 bytes"),
+        RuntimeError("a bug"),
     ],
     ids=str,
 )
-def test_memory_that_runs_out_is_one_line(writehead, monkeypatch, error):
-    def too_much(*given, **named):
+def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(writehead, monkeypatch, error):
+    def fail() -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules[main.__module__], "app", too_much)
-    code, out, err = writehead("presets")
-    assert (code, out) == (2, "")
-    assert err == "error: the memory does not hold what was asked for; ask for less at a time\n"
-
-
-def test_other_errors_of_the_runtime_stay_what_they_are(writehead, monkeypatch):
-    def fail(*given, **named):
-        raise RuntimeError("a bug")
-
     monkeypatch.setattr(sys.modules[main.__module__], "app", fail)
-    with pytest.raises(RuntimeError, match="a bug"):
-        writehead("presets")
+    if str(error) == "a bug":
+        with pytest.raises(RuntimeError, match="a bug"):
+            writehead()
+        return
+    assert writehead() == (2, "", "error: not enough memory; ask for less at a time\n")
