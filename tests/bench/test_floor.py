@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import torch
 
@@ -74,10 +72,3 @@ def test_times_have_a_median_a_spread_and_every_repeat():
     done = []
     assert len(time_calls(calls, CPU, repeats=2).repeats) == 2
     assert done == [2, 3] * 3  # warmed up once
-
-
-def test_a_config_is_fitted_to_a_vocabulary_and_to_a_longer_context():
-    one, language = preset("tiny/multi-query"), preset("tiny-lm/multi-query")
-    assert fitted(one, 77) == dataclasses.replace(one, vocabulary=77)
-    assert fitted(language, None, 4096) == dataclasses.replace(language, target_positions=4096)
-    assert fitted(language, None, 20) == language

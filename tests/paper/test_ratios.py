@@ -12,7 +12,7 @@ from writehead.paper.ratios import ratios
 
 
 class Einsum:
-    """Stands in for the listings' einsum, and counts multiply-adds and the tensors it is given."""
+    """Replaces the listings' einsum, and counts multiply-adds and the tensors it is given."""
 
     def __init__(self) -> None:
         self.multiply_adds = 0
@@ -20,9 +20,8 @@ class Einsum:
 
     def __call__(self, equation: str, *operands: torch.Tensor) -> torch.Tensor:
         result = torch.einsum(equation, *operands)
-        sizes: dict[str, int] = {}
-        for letters, T in zip(equation.split("->")[0].split(","), operands, strict=True):
-            sizes.update(zip(letters, T.shape, strict=True))
+        letters = equation.split("->")[0].replace(",", "")
+        sizes = dict(zip(letters, (size for T in operands for size in T.shape), strict=True))
         self.multiply_adds += math.prod(sizes.values())
         self.seen.update({id(T): T for T in (*operands, result)})
         return result
