@@ -18,7 +18,7 @@ from writehead.model import save_run
 from writehead.training import evaluate
 from writehead.training.evaluate import SEARCHES, bleu, text_likelihood
 
-END = 1
+CPU, END = "--device=cpu", 1
 SOURCES, REFERENCES = sentences(9, seed=1, longest=4), sentences(9, seed=2, longest=5)
 LONG = " ".join(["the small bird sings"] * 30)
 
@@ -92,7 +92,7 @@ def test_bleu_is_sacrebleus(engines):
 
 
 def test_the_command_prints_a_table_and_writes_json(runs, writehead):
-    command = ("evaluate", "translation", "--source=a", "--reference=b", "--search=greedy")
+    command = ("evaluate", "translation", "--source=a", "--reference=b", "--search=greedy", CPU)
     code, out, _ = writehead(*command, "--output=s.json")
     written = json.loads((runs / "s.json").read_text())
     for name in ("intl_signature", "13a_signature"):  # whole, without a terminal to fold for
@@ -110,10 +110,10 @@ def test_the_command_prints_a_table_and_writes_json(runs, writehead):
 
 def test_an_infinite_perplexity_is_null_in_json(runs, writehead):
     (runs / "long").write_text("x" * 2_000)
-    code, out, _ = writehead("evaluate", "language", "--text=long", "--output=s.json")
+    command = ("evaluate", "language", "--text=long", CPU)
+    code, out, _ = writehead(*command, "--output=s.json")
     assert (code, "perplexity" in out, "inf" in out) == (0, True, True)
-    for text in (writehead("evaluate", "language", "--text=long", "--json")[1], "s.json"):
-        text = (runs / text).read_text() if text == "s.json" else text
+    for text in (writehead(*command, "--json")[1], (runs / "s.json").read_text()):
         scores = json.loads(text, parse_constant=pytest.fail)  # Infinity and NaN are not JSON
         assert (scores["ppl_per_word"], scores["ln_ppl"] > 1) == (None, True)
 
@@ -126,7 +126,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
         lines = [data.tokenizer.decode(side(i)) for i in range(len(split))]
         (tmp_path / option).write_text("\n".join(lines))
         files += [option, tmp_path / option]
-    command = ("evaluate", tmp_path / "run", "--search=greedy", "--json")
+    command = ("evaluate", tmp_path / "run", "--search=greedy", "--json", CPU)
     by_files = json.loads(writehead(*command, *files)[1])
     by_split = json.loads(writehead(*command, "--dataset", dataset, "--split=dev")[1])
     assert by_split["tokens"] == len(split.sides["target"].tokens) + len(split)  # with the ends
@@ -135,7 +135,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
         assert by_split[name] == by_files[name]
     assert "only train and dev" in writehead(*command, "--dataset", dataset)[2]
     go(text, tmp_path / "language", replace(CONFIG, steps=2), LANGUAGE)
-    command = ("evaluate", tmp_path / "language", "--json", "--dataset", text, "--split=dev")
+    command = ("evaluate", tmp_path / "language", "--json", "--dataset", text, "--split=dev", CPU)
     assert json.loads(writehead(*command)[1])["lines"] == len(Dataset.open(text).split("dev"))
 
 
@@ -160,7 +160,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, writehead, o
         raise URLError("no network here")
 
     monkeypatch.setattr("sacrebleu.get_source_file", unreachable)
-    code, _, err = writehead("evaluate", "translation", *options)
+    code, _, err = writehead("evaluate", "translation", *options, CPU)
     assert (code, "Traceback" in err) == (2, False)
     assert words in err.replace("\n", " ")
 

@@ -21,17 +21,16 @@ def run(dataset, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("settings", "preset", "difference"),
-    [
-        (["--set=model.f=21"], "multi-query", "model.f was 20 and is 21"),
-        (["--set=train.seed=1"], "multi-query", "train.seed was 0 and is 1"),
-        ([], "multi-head-2x8", "model.g was 1 and is 2"),
-    ],
-)
-def test_other_settings_are_refused_by_name(dataset, run, writehead, settings, preset, difference):
-    code, _, err = writehead(*command(dataset, run, *settings, preset=f"tiny/{preset}"))
-    assert (code, difference in err.replace("\n", " ")) == (2, True)
+def test_other_settings_are_refused_by_name(dataset, run, writehead):
+    options = ("--set=model.f=21", "--set=train.seed=1")
+    code, _, err = writehead(*command(dataset, run, *options, preset="tiny/multi-head-2x8"))
+    assert code == 2
+    for words in (
+        "model.f was 20 and is 21",
+        "train.seed was 0 and is 1",
+        "model.g was 1 and is 2",
+    ):
+        assert words in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
