@@ -44,8 +44,6 @@ def test_a_beam_as_wide_as_the_space_ranks_every_sequence(vocabulary, least, alp
     got = beam_search(toy.step, state, config, end=0, prefixes=prefixes, max_lengths=limits)
     for i, found in enumerate(got):
         assert_ranked(found, exhaustive(toy, i, limits[i], least, prefixes[i], alpha))
-    if vocabulary == 4 and not least:
-        assert [len(found) for found in got] == [1 + 3 + 9 + 27 + 81, 1 + 3 + 9, 1 + 3 + 9, 1, 1]
 
 
 def plain_beam(toy: Toy, sentence: int, config: DecodeConfig, limit: int, prefix: tuple):
@@ -101,7 +99,7 @@ def test_a_batch_of_narrow_beams_finds_what_plain_searches_find(beam, n_best, le
 
 WAIT = {(): {0: 0.5, 1: 0.4}, (1, 1, 1, 1): {0: 0.99}} | {(1,) * n: {1: 0.99} for n in (1, 2, 3)}
 LONG = {(): {0: 0.5, 1: 0.3}} | {(1,) * n: {1: 0.999} for n in range(1, 20)}
-LATE = {(): {1: 0.4, 2: 0.32, 0: 0.2}, (1,): {0: 0.3, 2: 0.2, 1: 0.2}}
+LATE = {(): {1: 0.4, 2: 0.32, 0: 0.2}, (1,): {0: 0.34, 1: 0.22, 2: 0.22}}
 NEXT = {(): {0: 0.4, 1: 0.59}, (1,): {0: 0.99}}
 TWO = {(): {0: 0.8, 1: 0.15}, (1,): {0: 0.9}}
 CUT = {(): {0: 0.3, 1: 0.6}, (1,): {0: 0.2, 1: 0.7}}
@@ -126,7 +124,7 @@ CUT = {(): {0: 0.3, 1: 0.6}, (1,): {0: 0.2, 1: 0.7}}
         # a sequence cut at the maximal length competes as it is
         (CUT, 2, 3, 0.0, {(1, 1): 0.42, (): 0.3, (1,): 0.12}, 2),
         # the end is third at first: it does not count with beam=2, though it would have won
-        (LATE, 4, 2, 0.0, {(1,): 0.4 * 0.3}, 2),
+        (LATE, 4, 2, 0.0, {(1,): 0.4 * 0.34}, 2),
         (LATE, 4, 3, 0.0, {(): 0.2}, 2),
     ],
 )
@@ -166,15 +164,14 @@ def test_logits_that_become_nan_after_an_end_are_an_error(n_best):
 
 
 def test_a_search_changes_neither_the_logits_nor_the_first_tokens():
-    kept = []
+    kept, toy = [], random_toy(5, seed=11)
+    state = toy.start(1, 2, beam=2)
 
     def step(tokens, state):
         logits = toy.step(tokens, state)
         kept.append((logits, logits.clone()))
         return logits
 
-    toy = random_toy(5, seed=11)
-    state = toy.start(1, 2, beam=2)
     config = DecodeConfig(max_length=5, min_length=3, beam=2)
     beam_search(step, state, config, end=0, prefixes=[(1,), (2, 3)])
     assert all(torch.equal(now, then) for now, then in kept)

@@ -52,23 +52,7 @@ def test_greedy_search_and_a_beam_of_one_take_the_likeliest_token_at_every_step(
     rows = zip(range(30), limits, prefixes, strict=True)
     assert_same(got, [naive_greedy(toy, i, n, least, prefix, alpha) for i, n, prefix in rows])
     assert {one.finished for one in got} == {True, False}
-
-
-def test_the_end_token_counts_in_scores_but_is_not_among_the_tokens():
-    toy = table_toy(4, {(): {2: 0.5}, (2,): {0: 0.75}})
-    [got] = greedy(toy.step, toy.start(9), DecodeConfig(max_length=8, alpha=0.6), end=0)
-    assert (got.tokens, got.finished) == ((2,), True)
-    assert got.log_probability == pytest.approx(math.log(0.5 * 0.75), rel=1e-6)
-    assert got.score == pytest.approx(math.log(0.5 * 0.75) / (7 / 6) ** 0.6, rel=1e-6)
-
-
-def test_a_search_takes_no_step_once_every_row_is_done():
-    toy = table_toy(3, {(): {1: 0.9}, (1,): {0: 0.9}})
-    greedy(toy.step, toy.start(1, 2), DecodeConfig(max_length=50), end=0)
-    assert toy.steps == 2
-    toy = Toy(3, lambda history: [-1.0, 1.0, 0.0])  # never ends
-    greedy(toy.step, toy.start(1, 2), DecodeConfig(max_length=50), end=0, max_lengths=[3, 5])
-    assert toy.steps == 5
+    assert toy.steps == max(len(one.tokens) + one.finished for one in got)
 
 
 def test_scores_are_float32_whatever_the_logits():
@@ -82,29 +66,20 @@ def test_scores_are_float32_whatever_the_logits():
     assert got.log_probability == pytest.approx(exact, rel=1e-6)
 
 
-ROW = st.tuples(
-    st.integers(0, 40),  # the sentence
-    st.integers(3, 24),  # its own limit
-    st.lists(st.integers(1, 4), max_size=3).map(tuple),  # its prefix
-    st.integers(-5, 2**40),  # its seed
-)
+# a row: its sentence, limit, prefix and seed
+PREFIXES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+ROW = st.tuples(st.integers(0, 40), st.integers(3, 16), PREFIXES, st.integers(-5, 2**40))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.9},
-        {"temperature": 1.5, "top_k": 4, "top_p": 0.8},
-        {"beam": 3, "n_best": 2},
-    ],
-    ids=str,
-)
-@settings(max_examples=20)
+NARROWED = {"temperature": 1.5, "top_k": 4, "top_p": 0.8}
+
+
+@pytest.mark.parametrize("options", [{}, NARROWED, {"beam": 3, "n_best": 2}], ids=str)
+@settings(max_examples=15)
 @given(batch=st.lists(ROW, min_size=1, max_size=6))
 def test_a_row_never_depends_on_the_rows_beside_it(options, batch):
     toy = random_toy(5, seed=4, end=-0.5)
-    config = DecodeConfig(max_length=24, min_length=2, **options)
+    config = DecodeConfig(max_length=16, min_length=2, **options)
 
     def found(chosen):
         sentences, limits, prefixes, seeds = zip(*chosen, strict=True)
@@ -139,7 +114,6 @@ FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
         ([3, 1, 2, 4, 0], 2.5, 100, 1.0),
         ([3, 1], 1.0, 2, None),
         ([3, 1, 2, 4], 0.6, 4, None),
-        ([3], 1.0, None, 0.1),
         ([3], 1.0, None, 0.39),
         ([3, 1], 1.0, None, 0.41),
         ([3, 1, 2], 1.0, None, 0.7),
@@ -173,23 +147,15 @@ def test_later_tokens_are_drawn_independently_of_the_first():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.01},
-        {"temperature": 1e-44},
-        {"temperature": 1e-300},
-        {"temperature": 3.0, "top_k": 1, "top_p": 0.9},
-        {"temperature": 1.0, "top_p": 1e-6},
-        {"temperature": 1e300, "top_k": 1},
-    ],
-    ids=str,
+    ("temperature", "top_k", "top_p"),
+    [(0.01, None, None), (1e-300, None, None), (1e300, 1, None), (1.0, None, 1e-6), (3.0, 1, 0.9)],
 )
-def test_sampling_with_no_freedom_is_greedy_search(options):
+def test_sampling_with_no_freedom_is_greedy_search(temperature, top_k, top_p):
     toy = random_toy(6, seed=8, spread=4.0)
     prefixes = [(), (2,), (3, 1), ()] * 5
     config = DecodeConfig(max_length=8, min_length=2)
     expected = greedy(toy.step, toy.start(*range(20)), config, end=0, prefixes=prefixes)
-    config = dataclasses.replace(config, **options)
+    config = dataclasses.replace(config, temperature=temperature, top_k=top_k, top_p=top_p)
     got = sample(toy.step, toy.start(*range(20)), config, end=0, prefixes=prefixes)
     assert_same(got, expected)
 
@@ -270,13 +236,11 @@ OUTSIDE = "token 4 is outside the vocabulary of 4"
         ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, PREFIX),
         ({"prefixes": [(1,)]}, ShapeError, "1 prefixes for 2 sentences"),
         ({"max_lengths": [5, 5, 5]}, ShapeError, "3 max_lengths for 2 sentences"),
-        ({"max_lengths": [5, 0]}, ConfigError, LIMIT),
         ({"max_lengths": [1, 5]}, ConfigError, LIMIT),
         ({"max_lengths": [5, 6]}, ConfigError, LIMIT),
         ({"state": 3}, WriteheadError, "3 beams a sentence.*start"),
         ({"state": 0}, ShapeError, "no rows"),
         ({"logits": (4,)}, ShapeError, "logits"),
-        ({"logits": (7, 4)}, ShapeError, "logits"),
         ({"logits": (2, 1, 4)}, ShapeError, "logits"),
         ({"forbidden": 2, "prefixes": [(1, 2), ()]}, SearchError, "prefix"),
     ],
@@ -331,9 +295,6 @@ def test_a_search_refuses_what_it_cannot_do_before_its_first_step(name, options,
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"max_length": 2.5}, "max_length=2.5 is not a whole number"),
-        ({"max_length": True}, "max_length=True is not a whole number"),
-        ({"max_length": "4"}, "max_length='4' is not a whole number"),
-        ({"min_length": -1}, "min_length=-1 must be between 0 and max_length=4"),
         ({"min_length": 5}, "min_length=5 must be between 0 and max_length=4"),
         ({"beam": 0}, "beam=0 must be at least 1"),
         ({"n_best": 0}, "n_best=0 must be at least 1"),
@@ -341,14 +302,11 @@ def test_a_search_refuses_what_it_cannot_do_before_its_first_step(name, options,
         ({"alpha": math.nan}, "alpha=nan"),
         ({"alpha": "0.6"}, "alpha='0.6' is not a number"),
         ({"top_k": 3}, "set temperature too"),
-        ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        ({"temperature": math.nan}, "temperature=nan must be above 0"),
         ({"temperature": math.inf}, "temperature=inf must be above 0"),
         ({"temperature": 1.0, "beam": 2}, "sampling.*beam=2"),
         ({"temperature": 1.0, "n_best": 2}, "n_best=2"),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
-        ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must be above 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
         ({"temperature": 1.0, "top_p": math.nan}, "top_p=nan"),
         ({"seed": 0.5}, "seed=0.5 is not a whole number"),
