@@ -63,10 +63,18 @@ class DamagedRun(RunError):
         return f"{self.fault}; {self.advice}"
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value as messages quote it: its repr without control characters, cut to `limit`."""
+    is_huge = isinstance(value, int) and value.bit_length() > 10_000  # repr refuses so many digits
+    text = f"{value:#x}" if is_huge else repr(value)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the known name closest to `name`, or some of them if none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""

@@ -101,9 +101,9 @@ DAMAGE = {
     [
         ("no longer there", "there is no dataset at"),
         ("no info", "has no dataset.json, so it is no dataset"),
-        ("no JSON", "is not readable JSON"),
+        ("no JSON", "is not JSON"),
         ("someone else's", "was not written by `writehead prepare`"),
-        ("newer", "written by writehead 9.0"),
+        ("newer", "install a newer one"),
         ("without splits", "lacks splits"),
         ("ill config", "did you mean 'vocabulary'"),
         ("cut", "the dataset is damaged: prepare it again"),

@@ -140,13 +140,13 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
-    check_output(output, force)  # before minutes of scoring, not after
+    file = check_output(output, force)  # before minutes of scoring, not after
     engine, facts = Engine.load(run, device, dtype), run_facts(run)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
     used = str(engine.model.dtype).removeprefix("torch.")
     result: dict[str, Any] = {"run": str(run), **facts, "dtype": used, "on": on}
-    with keeping(result, output):
+    with keeping(result, file):
         if given is None:
             result |= evaluate_text(engine, wanted)
         else:
@@ -192,9 +192,9 @@ def bench_train_command(
     if not any(setting.startswith("train.rows=") for setting in settings or ()):
         parts = config.accumulate
         config = dataclasses.replace(config, rows=-(-sizes.rows // parts) * parts)
-    check(output, force, "train")
+    file = check(output, force, "train")
     result: dict[str, Any] = {}
-    with telling() as tell, keeping(result, output):
+    with telling() as tell, keeping(result, file):
         result |= bench_preset(
             preset_name,
             model,

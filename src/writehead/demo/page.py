@@ -2,7 +2,6 @@
 
 import html
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
 from writehead.paper.frame import html_page
+from writehead.util.files import write_file
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
 STYLE = """
@@ -61,9 +61,7 @@ cores; writehead {environment["versions"]["writehead"]}, PyTorch
 {environment["versions"]["torch"]}; {environment["date"]};
 <code>{html.escape(environment["command"])}</code></p></footer>
 """
-    fresh = path.with_name(f".{path.name}")
-    fresh.write_text(html_page(TITLE, body, STYLE), encoding="utf-8")
-    os.replace(fresh, path)
+    write_file(path, html_page(TITLE, body, STYLE))
     return path
 
 

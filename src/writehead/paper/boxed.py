@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from writehead.bench.record import read_result_file
 from writehead.config import ModelConfig, QuantizationConfig, TrainConfig
 from writehead.errors import ConfigError, RunError
 from writehead.paper.captions import made, millions
 from writehead.paper.layout import NONE, Grid
-from writehead.paper.results import Result, read_json
+from writehead.paper.results import Result
 from writehead.training.evaluate import SEARCHES
 
 FOLDER = "boxed"
@@ -92,14 +93,14 @@ def _missing(results: Path) -> list[str]:
 
 
 def _read(path: Path, again: str, wanted: tuple[str, ...]) -> Result:
-    found = read_json(path, again)
+    found = read_result_file(path, dict, f"delete it and {again}")
     lacking = [name for name in wanted if not _has(found, name.split("."))]
     if lacking:
         raise RunError(f"{path} lacks {', '.join(lacking)}; {again}")
-    assert isinstance(found, dict)
     for name in ("ln_ppl", "bytes", "parameters"):
         if name in wanted and not isinstance(found[name], int | float):
             raise RunError(f"{path} has no number under {name}; {again}")
+    assert isinstance(found, dict)
     return found
 
 

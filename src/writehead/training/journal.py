@@ -1,7 +1,6 @@
 """What a run says while it trains: a progress line, `log.jsonl`, and TensorBoard."""
 
 import json
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from writehead.config import MAX_STEPS
+from writehead.errors import RunError
+from writehead.util.files import write_file
+from writehead.util.json_files import JsonError, check_shape, parse_json
+
+MAX_LINE = 1 << 16  # characters of an entry
 SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
 LOG, BOARD = "log.jsonl", "tensorboard"
 
@@ -36,9 +41,7 @@ class Journal:
         self._began = time.monotonic()
         if not quiet:
             kept = [entry for entry in read_log(run) if entry["step"] <= start]
-            fresh = run / f".{LOG}"
-            fresh.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-            os.replace(fresh, run / LOG)
+            write_file(run / LOG, "".join(json.dumps(entry) + "\n" for entry in kept))
             self._file = (run / LOG).open("a", encoding="utf-8")
             self._board = SummaryWriter(str(run / BOARD), purge_step=start + 1)
 
@@ -86,12 +89,22 @@ def read_log(run: Path) -> list[dict[str, float]]:
     """The entries of a run's log, without a last one that a crash cut short."""
     path = run / LOG
     entries: list[dict[str, float]] = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                entries.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+    if not path.is_file():
+        return entries
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while line := file.readline(MAX_LINE):
+                entry = parse_json(line, allow_nan=True)
+                check_shape(entry, {"step": range(MAX_STEPS + 1)})
+                check_shape(entry, {str: float})
+                entries.append(entry)
+    except json.JSONDecodeError:
+        return entries
+    except (OSError, JsonError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"an entry {error}"
+        raise RunError(
+            f"{path} cannot be read: {reason}; move it elsewhere to train without its past entries"
+        ) from error
     return entries
 
 

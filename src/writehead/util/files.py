@@ -2,12 +2,14 @@
 
 Everything is written under a random hidden name beside its place, synced to disk and renamed. The
 writer holds a lock on the hidden file, so what a killed process left behind can be told from work
-in progress: the next writer to the same place removes it.
+in progress: the next writer to the same place removes it. A folder that is being replaced is
+renamed out of the way for a moment; `replaced_directory` finds it where its writer was killed.
 """
 
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -56,17 +58,37 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
     """
     path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh, descriptor = _create(path, folder=True)
-    try:
+    with hidden_directory(path) as fresh:
         yield fresh
         for inside in (*fresh.iterdir(), fresh):
             sync(inside)
         _move(fresh, path, replace)
+    sync(path.parent)
+
+
+@contextmanager
+def hidden_directory(path: Path) -> Iterator[Path]:
+    """A fresh folder under a hidden name beside `path`, removed when the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh, descriptor = _create(path, folder=True)
+    try:
+        yield fresh
     finally:
         os.close(descriptor)
         shutil.rmtree(fresh, ignore_errors=True)
-    sync(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Deletes a folder; at no moment does half of it stand in its place."""
+    with hidden_directory(path) as fresh:
+        path.rename(fresh / path.name)
+
+
+def replaced_directory(path: Path) -> Path | None:
+    """The folder that was at `path` before a writer was killed while replacing it, if any."""
+    if path.exists() or not path.parent.is_dir():
+        return None
+    return max(_hidden(path, ".old"), default=None)
 
 
 def sync(path: Path) -> None:
@@ -100,13 +122,19 @@ def _prefix(path: Path) -> str:
     return f".{os.fsdecode(os.fsencode(path.name)[:200])}."
 
 
+def _hidden(path: Path, ending: str) -> list[Path]:
+    """The hidden names of a place that have this ending."""
+    pattern = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}" + re.escape(ending))
+    return [path.parent / name for name in os.listdir(path.parent) if pattern.fullmatch(name)]
+
+
 def _remove_abandoned(path: Path) -> None:
     """Removes what killed processes left beside `path`."""
-    prefix = _prefix(path)
     with suppress(OSError):  # of a folder that is not there, or may not be read
-        for name in os.listdir(path.parent):
-            if name.startswith(prefix) and name.endswith(".tmp"):
-                _remove_if_abandoned(path.parent / name)
+        for fresh in _hidden(path, ".tmp"):
+            _remove_if_abandoned(fresh)
+        for old in _hidden(path, ".old") if path.exists() else ():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_if_abandoned(fresh: Path) -> None:
