@@ -528,7 +528,7 @@ def spoil(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("scale", "is of table1, scale paper, so results are mixed; move it to"),
+        ("scale", "is of 'table1', scale 'paper', so results are mixed; move it to"),
         ("steps", "train.steps is 5 in it and 6000 elsewhere"),
         ("data", "its dataset is another"),
         ("lacks", "lacks scores; delete it and run its row again"),

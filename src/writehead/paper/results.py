@@ -30,20 +30,22 @@ APART = {
 # what a report reads of a result; see `check_shape`
 COUNT = range(2**63)
 FIGURE = (float, None)
+ENVIRONMENT = {
+    "hardware": {"device": str},
+    "versions": {"torch": str},
+    "commit": (str, None),
+    "date": str,
+}
 ROW = {
     **dict.fromkeys(("table", "scale", "family", "row"), str),
-    "model": {"vocabulary": range(1, 2**31)},
-    "environment": {
-        "hardware": {"device": str},
-        "versions": {"torch": str},
-        "commit": (str, None),
-        "date": str,
-    },
+    "model": dict,
+    "environment": ENVIRONMENT,
 }
 BLEU = {"intl?": FIGURE, "13a?": FIGURE}
 SCORED = {"name": str, "ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
 QUALITY = ROW | {
     "seed": COUNT,
+    "model": {"vocabulary": range(1, 2**31)},
     "train": {
         **dict.fromkeys(("steps", "rows", "target_length"), COUNT[1:]),
         "optimizer": str,
