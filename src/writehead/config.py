@@ -12,7 +12,11 @@ from functools import cached_property
 from typing import Literal, Self
 
 from writehead.errors import ConfigError, shown
-from writehead.schema import JsonConfig, check_positive, check_types
+from writehead.schema import JsonConfig, check_positive, check_seed, check_types
+
+MAX_LAYERS = 500  # of either side: building a model takes time by its layers
+MAX_STEPS = 99_999_999  # checkpoints are named by steps of eight digits
+MAX_DIVISORS = 12  # that a message lists
 
 Kind = Literal["multi-head", "multi-query", "grouped-query"]
 Task = Literal["translation", "language"]
@@ -37,14 +41,14 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "d", "h", "g", "k", "v")
-        if self.window is not None:
-            check_positive(self, "window")
+        check_positive(self, "d", "h", "g", "k", "v", "window")
         if self.h % self.g:
-            divisors = [g for g in range(1, self.h + 1) if self.h % g == 0]
+            small = [g for g in range(1, math.isqrt(self.h) + 1) if self.h % g == 0]
+            divisors = sorted({*small, *(self.h // g for g in small)})
+            more = ", …" if len(divisors) > MAX_DIVISORS else ""
             raise ConfigError(
                 f"g={self.g} write-heads cannot serve h={self.h} read-heads evenly; "
-                f"choose g from {', '.join(map(str, divisors))}"
+                f"choose g from {', '.join(map(str, divisors[:MAX_DIVISORS]))}{more}"
             )
 
     @property
@@ -101,18 +105,20 @@ class ModelConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "vocabulary", "d", "f", "decoder_layers", "target_positions")
+        check_positive(self, "vocabulary", "d", "f", "target_positions")
+        check_positive(self, "decoder_layers", most=MAX_LAYERS)
         if self.task == "translation":
-            check_positive(self, "encoder_layers", "source_positions")
+            check_positive(self, "source_positions")
+            check_positive(self, "encoder_layers", most=MAX_LAYERS)
         elif self.encoder_layers or self.source_positions:
             raise ConfigError(
                 "a language model has no encoder; leave encoder_layers and source_positions at 0"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout={self.dropout} is not a probability below 1")
-        if not self.norm_epsilon > 0.0:
+        if self.norm_epsilon <= 0.0:
             raise ConfigError(f"norm_epsilon={self.norm_epsilon} must be above 0")
-        if self.logit_scale is not None and not self.logit_scale > 0.0:
+        if self.logit_scale is not None and self.logit_scale <= 0.0:
             raise ConfigError(f"logit_scale={self.logit_scale} must be above 0, or null")
         for name in ("pad", "start", "end"):
             token = getattr(self, name)
@@ -186,14 +192,12 @@ class PrepareConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "vocabulary", "sample")
-        if self.max_tokens is not None:
-            check_positive(self, "max_tokens")
-        if not (self.max_ratio >= 1.0 and math.isfinite(self.max_ratio)):
+        check_positive(self, "vocabulary", "sample", "max_tokens")
+        check_seed(self.seed, bits=32)  # as many as sentencepiece takes
+        if self.max_ratio < 1.0:
             raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
         if self.dev < 0:
             raise ConfigError(f"dev={self.dev} lines cannot be held out; give 0 or more")
-        _check_seed(self.seed, bits=32)  # as many as sentencepiece takes
 
     @property
     def token_limit(self) -> int | None:
@@ -242,10 +246,11 @@ class TrainConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        counts = ("steps", "rows", "source_length", "target_length", "accumulate", "warmup")
+        counts = ("rows", "source_length", "target_length", "accumulate", "warmup")
         periods = ("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every")
         check_positive(self, *counts, *periods, "keep", "average")
-        _check_seed(self.seed, bits=63)  # as many as PyTorch takes
+        check_positive(self, "steps", most=MAX_STEPS)
+        check_seed(self.seed)
         if self.rows % self.accumulate:
             raise ConfigError(
                 f"rows={self.rows} cannot be split into accumulate={self.accumulate} equal parts"
@@ -260,10 +265,10 @@ class TrainConfig(JsonConfig):
                 raise ConfigError(f"{name}={getattr(self, name)} must be from 0 to below 1")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            if value is not None and not (value > 0.0 and math.isfinite(value)):
+            if value is not None and value <= 0.0:
                 raise ConfigError(f"{name}={value} must be above 0")
         for name in ("weight_decay", "z_loss"):
-            if not getattr(self, name) >= 0.0:
+            if getattr(self, name) < 0.0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
 
 
@@ -281,8 +286,7 @@ class QuantizationConfig(JsonConfig):
         check_types(self)
         if self.bits not in (8, 6, 5, 4):
             raise ConfigError(f"bits={self.bits} are not offered; choose 8, 6, 5 or 4")
-        if self.group is not None:
-            check_positive(self, "group")
+        check_positive(self, "group")
 
     @classmethod
     def of(cls, bits: int, group: int | None = None) -> Self:
@@ -328,8 +332,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={shown(self.seed)} must be from 0 to 2^63 - 1")
+        check_seed(self.seed)
         for name in ("max_length", "beam", "n_best", "top_k"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_COUNT:
@@ -371,11 +374,6 @@ class DecodeConfig:
         if self.beam is not None:
             return self
         return dataclasses.replace(self, beam=beam if self.temperature is None else 1)
-
-
-def _check_seed(seed: int, bits: int) -> None:
-    if not 0 <= seed < 1 << bits:
-        raise ConfigError(f"seed must be from 0 to {(1 << bits) - 1}")
 
 
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:

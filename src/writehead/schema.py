@@ -2,11 +2,16 @@
 
 import dataclasses
 import json
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from writehead.errors import ConfigError, nearest
+from writehead.errors import ConfigError, nearest, shown
+from writehead.util.json_files import JsonError, parse_json
+
+INT32 = 2**31 - 1  # the most of a size or a count: kernels and libraries take it as 32 bits
+INT64 = 2**63 - 1
 
 
 class JsonConfig:
@@ -25,7 +30,8 @@ class JsonConfig:
         fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in data:
             if name not in fields:
-                raise ConfigError(f"unknown {what} field {name!r}; {nearest(str(name), fields)}")
+                known = nearest(str(name), fields)
+                raise ConfigError(f"unknown {what} field {shown(name)}; {known}")
         missing = [
             name
             for name, field in fields.items()
@@ -47,27 +53,42 @@ def with_settings(config: C, settings: Mapping[str, str]) -> C:
     values: dict[str, Any] = {}
     for name, text in settings.items():
         try:
-            values[name] = json.loads(text)
+            values[name] = parse_json(text)
         except json.JSONDecodeError:
             values[name] = text
+        except JsonError as error:
+            raise ConfigError(f"{name}={shown(text)} {error}") from error
     return type(config).from_json({**config.to_json(), **values})
 
 
-def check_positive(config: Any, *names: str) -> None:
-    """Raises where a named field is below 1."""
+def check_positive(config: Any, *names: str, most: int = INT32) -> None:
+    """Raises where a named field is below 1 or above `most`; None passes."""
     for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+        if value is not None and value > most:
+            raise ConfigError(f"{name}={value} must be at most {most}")
+
+
+def check_seed(seed: int, bits: int = 63) -> None:
+    """Raises unless a random generator takes the seed; PyTorch's takes 63 bits."""
+    if not 0 <= seed < 1 << bits:
+        raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^{bits} - 1")
 
 
 def check_types(config: Any) -> None:
     """Raises where a field's value is not of its annotated type, as may happen with JSON."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
+        if isinstance(value, int) and not -INT64 - 1 <= value <= INT64:
+            raise ConfigError(f"{name}={shown(value)} does not fit into 64 bits")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name}={value} is not a finite number")
         if not _fits(value, hint):
             whole = isinstance(value, float) and value.is_integer() and int in _members(hint)
             advice = f"; write {int(value)}" if whole else ""  # JSON reads 1e5 as 100000.0
-            raise ConfigError(f"{name}={value!r} is not {_words(hint)}{advice}")
+            raise ConfigError(f"{name}={shown(value)} is not {_words(hint)}{advice}")
 
 
 def _words(hint: Any) -> str:

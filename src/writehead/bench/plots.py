@@ -1,6 +1,6 @@
 """Time a token against context length and against batch, drawn from a result of `bench decode`."""
 
-import os
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,41 @@ with requires("plot"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from writehead.util.files import write_file
+from writehead.util.json_files import JsonError, check_shape
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0", "grouped-query": "#6b46c1"}
 FORMATS: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}}  # and metadata
 
 
+# what is read of a result
+SIZE = range(1, 2**63)
+_ROW = {
+    "preset": str,
+    "kind": str,
+    "model": {"task": str},
+    "floor": {"step_ms": (float, {"true": float})},
+    "measured": {str: {"step_ms?": {"median": float}}},
+}
+SWEPT = {
+    "dtype": str,
+    "environment": {"hardware": {"device": str}, "versions": {"torch": str}, "date": str},
+    "sweeps": {
+        "context?": [_ROW | {"batch": SIZE, "context": SIZE}],
+        "batch?": [_ROW | {"setting": dict.fromkeys(("batch", "source", "target"), SIZE)}],
+    },
+}
+
+
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """Draws what a result has sweeps of, as SVG and PNG; returns the files."""
     sweeps = result.get("sweeps") or {}
-    if not any(sweeps.get(name) for name in ("context", "batch")):
+    if not isinstance(sweeps, dict) or not any(map(sweeps.get, ("context", "batch"))):
         raise ConfigError("this result has no sweeps to draw; make one by bench decode --plot")
+    try:
+        check_shape(result, SWEPT)
+    except JsonError as error:
+        raise RunError(f"this result {error}; make it again") from error
     files = []
     if rows := sweeps.get("context"):
         title = f"{_family(rows)}, {rows[0]['batch']} rows: the time of a token behind a context"
@@ -53,7 +78,7 @@ def _figure(
     axes = figure.subplots()
     for name in dict.fromkeys(row["preset"] for row in rows):
         one = [row for row in rows if row["preset"] == name]
-        colour = COLOURS[one[0]["kind"]]
+        colour = COLOURS.get(one[0]["kind"], "#4a5568")
         row_name = name.partition("/")[2] or name
         for what, style in ((ours, "solid"), (GRAPH, "dotted"), ("floor", "dashed")):
             points = [(row[over], us) for row in one if (us := _microseconds(row, what))]
@@ -119,14 +144,12 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     """Writes a figure in each format, whole or not at all."""
     files = []
     for kind, metadata in FORMATS.items():
-        path = stem.with_suffix(f".{kind}")
-        fresh = path.with_name(f".{path.name}")
+        path, content = stem.with_suffix(f".{kind}"), io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "writehead"}):  # same picture, same bytes
+            figure.savefig(content, format=kind, dpi=160, metadata=metadata)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # the same picture has the same bytes
-            with matplotlib.rc_context({"svg.hashsalt": "writehead"}):
-                figure.savefig(fresh, format=kind, dpi=160, metadata=metadata)
-            os.replace(fresh, path)
+            write_file(path, content.getvalue())
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror}") from error
         files.append(path)

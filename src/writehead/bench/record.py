@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +26,10 @@ from writehead.model.runs import (
     run_bytes,
     run_fingerprint,
 )
+from writehead.util.files import hidden_directory, write_file
+from writehead.util.json_files import Shape, read_json
+
+MAX_RESULT = 256 << 20  # bytes
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -69,19 +72,49 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Writes a result as JSON, whole or not at all; where there is a link, to what it leads to."""
+def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) -> None:
+    """Writes a result as JSON, whole or not at all; where `path` is a link, to its target."""
     place = _led_to(path)
-    fresh = place.with_name(f".{place.name}")
+    text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, place)
+        write_file(place, text, replace=replace)
+    except FileExistsError as error:
+        raise _written_meanwhile(path) from error
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise RunError(f"{path} could not be written: {error.strerror}") from error
+
+
+def _written_meanwhile(path: Path) -> RunError:
+    return RunError(
+        f"another process has written {path} meanwhile, and it stays; choose another place"
+    )
+
+
+class ResultFile:
+    """A file for one result, written again as the result grows, and by one process only.
+
+    Unless with `force`, a file that another process puts there meanwhile is kept.
+    """
+
+    def __init__(self, path: Path, force: bool) -> None:
+        self.path, self._force = path, force
+        self._seen = self._identity()
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Writes the result; RunError where another process has written the file meanwhile."""
+        if not self._force and self._seen != self._identity():
+            raise _written_meanwhile(self.path)
+        write_result(self.path, result, replace=self._force or self._seen is not None)
+        self._seen = self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Which file is there now; None where there is none."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
 
 def _led_to(path: Path) -> Path:
@@ -103,34 +136,38 @@ def check_writable(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
             raise RunError(f"{path} is a pipe or a device, which nothing replaces; name a file")
-        fresh = place.with_name(f".{place.name}.{os.getpid()}")  # others may look at the same time
-        fresh.touch()
-        fresh.unlink()
+        with hidden_directory(place):
+            pass
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
-def check_output(path: Path | None, force: bool, bench: str | None = None) -> None:
-    """Raises RunError where a result cannot be written, or would replace a whole one unasked.
+def check_output(path: Path | None, force: bool, bench: str | None = None) -> ResultFile | None:
+    """The file for a result; RunError where it cannot be written, or a whole one is there.
 
-    What an interrupted run of the same `bench` left may be replaced.
+    With `force` that one is replaced, and so is what an interrupted run of the same `bench` left.
     """
     if path is None:
-        return
+        return None
+    file = ResultFile(path, force)
     if path.is_file() and not force and not _is_partial(path, bench):
         raise RunError(f"{path} exists; choose another place, or pass --force to replace it")
     check_writable(path)
+    return file
 
 
 def _is_partial(path: Path, bench: str | None) -> bool:
     """Whether a file is a result of a bench that says of itself that a run was interrupted."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        result = read_result_file(path, {"bench?": str, "partial": bool})
+    except RunError:
         return False
-    if not isinstance(result, dict) or result.get("bench") != bench:
-        return False
-    return result.get("partial") is True
+    return result.get("bench") == bench and result["partial"] is True
+
+
+def read_result_file(path: Path, shape: Shape, advice: str = "") -> Any:
+    """A result that is there, which must have the given shape; see `check_shape`."""
+    return read_json(path, shape, RunError, advice, max_bytes=MAX_RESULT)
 
 
 def version_of(package: str) -> str | None:

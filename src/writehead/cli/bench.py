@@ -1,6 +1,5 @@
 """`writehead bench attention`, `decode`, `translate`, `tokens` and `plot`; `train` is elsewhere."""
 
-import json
 import os
 import tempfile
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from writehead.cli.bench_output import begin, check, draw, keeping, telling
 from writehead.cli.decode import Force
 from writehead.cli.train import bench_app
 from writehead.config import ModelConfig
-from writehead.errors import ConfigError, RunError, nearest
+from writehead.errors import ConfigError, nearest
 from writehead.paper.presets import FAMILIES, preset, rows
 from writehead.paper.tables import TABLE_2
 
@@ -62,12 +61,12 @@ def attention_command(
     place, kind = _find(device, dtype)
     times = _repeats(repeats, 20, 3, place.type)
     chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
-    check(output, force, "attention")
+    file = check(output, force, "attention")
     with telling() as tell:
         result, chip = begin("attention", place, kind, tell)
         result["shapes"] = []
         wanted = chosen or default_shapes(place, heads, depth)
-        with keeping(result, output) as save:
+        with keeping(result, file) as save:
             for measured in bench_attention(wanted, chip, place, kind, repeats=times, tell=tell):
                 result["shapes"].append(measured)
                 save()
@@ -171,11 +170,11 @@ def decode_command(
         sweeps=plot is not None,
         gpu=gpu,
     )
-    check(output, force, "decode", plot)
+    file = check(output, force, "decode", plot)
     with telling() as tell:
         result, chip = begin("decode", found, kind, tell)
         place = Place(chip, found, kind, times, peers, tell, compiled)
-        with keeping(result, output) as save:
+        with keeping(result, file) as save:
             run_decode(plan, result, place, save)
     show_decode(result, Page())
     if plot is not None:
@@ -220,7 +219,7 @@ def translate_command(
 
         place, kind = _find(device, dtype)
         chosen, beams = run or boxed_run(), tuple(beam or (1, 4))
-        check(output, force, "translate")
+        file = check(output, force, "translate")
         check_beams(beams, read_config(chosen).vocabulary, chosen)
         tell = stack.enter_context(telling())
         job = Job(
@@ -234,7 +233,7 @@ def translate_command(
             tell=tell,
         )
         result: dict[str, Any] = {"bench": "translate", "input": input_path, "cold": cold}
-        with keeping(result, output):
+        with keeping(result, file):
             result |= bench_translate(job) | {"environment": environment(place)}
     show_translate(result, Page())
 
@@ -272,14 +271,14 @@ def tokens_command(
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
     kinds = dtype or (["float32"] if _find(device, None)[0].type == "cpu" else TOKENS_DTYPES)
     found = [_find(device, kind) for kind in dict.fromkeys(kinds)]
-    check(output, force, "tokens")
+    file = check(output, force, "tokens")
     with telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
         plan = tokens_plan(
             run or boxed_run(), input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell
         )
         result = {"bench": "tokens", "input": input_path, "environment": environment(place)}
-        with keeping(result, output) as save:
+        with keeping(result, file) as save:
             bench_tokens(plan, result, save)
     show_tokens(result, Page())
     if result["others"]:
@@ -295,12 +294,9 @@ def plot_command(
 
     Example: writehead bench plot results/decode.json figures
     """
-    try:
-        read = json.loads(result.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{result} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{result} is not JSON; give what bench decode wrote") from error
+    from writehead.bench.record import read_result_file
+
+    read = read_result_file(result, object, "give what bench decode wrote")
     draw(read if isinstance(read, dict) else {}, folder)
 
 

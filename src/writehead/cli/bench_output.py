@@ -4,10 +4,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from writehead.bench.record import ResultFile
 
 
 def begin(
@@ -29,49 +32,50 @@ def begin(
     return result, chip
 
 
-def check(output: Path | None, force: bool, bench: str, plot: Path | None = None) -> None:
-    """Complains of files that could not be written, before anything is measured for them."""
+def check(
+    output: Path | None, force: bool, bench: str, plot: Path | None = None
+) -> "ResultFile | None":
+    """The file for a result; raises before anything is measured where it could not be written."""
     from writehead.bench.record import check_output, check_writable
 
-    check_output(output, force, bench)
+    file = check_output(output, force, bench)
     if plot is not None:
         import writehead.bench.plots  # noqa: F401  raises without matplotlib
 
         check_writable(plot / "decode-context.svg")
+    return file
 
 
 @contextmanager
-def keeping(result: dict[str, Any], output: Path | None) -> Iterator[Callable[[], None]]:
+def keeping(result: dict[str, Any], file: "ResultFile | None") -> Iterator[Callable[[], None]]:
     """A call that writes the result so far, marked as partial until the block has ended.
 
     Before the first call nothing is written: what was there may be worth more than nothing.
     """
-    from writehead.bench.record import write_result
-
     calls = 0
 
     def save() -> None:
         nonlocal calls
         calls += 1
-        if output is not None:
-            write_result(output, {**result, "partial": True})
+        if file is not None:
+            file.write({**result, "partial": True})
 
     try:
         yield save
     except KeyboardInterrupt:
-        if output is None:
+        if file is None:
             kept = "nothing is kept" + (", since no --output was given" if calls else "")
         elif calls:
             save()
-            kept = f"{output} has what there is so far, marked as partial"
+            kept = f"{file.path} has what there is so far, marked as partial"
         else:
-            fate = "is left as it was" if output.exists() else "was not made"
-            kept = f"there is no result yet, and {output} {fate}"
+            fate = "is left as it was" if file.path.exists() else "was not made"
+            kept = f"there is no result yet, and {file.path} {fate}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
-    if output is not None:
-        write_result(output, result)
-        typer.echo(f"written: {output}", err=True)
+    if file is not None:
+        file.write(result)
+        typer.echo(f"written: {file.path}", err=True)
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:

@@ -153,13 +153,13 @@ def evaluate_command(
     read = [path for path in (source, reference, text) if path is not None]
     read += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
     _check_not_read(output, read)
-    check_output(output, force)  # before minutes of scoring, not after
+    file = check_output(output, force)  # before minutes of scoring, not after
     engine, facts = Engine.load(folder, device, dtype), run_facts(folder)
     on = str(chosen[0]) if dataset is None else f"{dataset}, {split or 'test'}"
     given, wanted = _to_score(source, reference, test_set, text, dataset, split or "test")
     used = str(engine.model.dtype).removeprefix("torch.")
     result: dict[str, Any] = {"run": name_of(folder), **facts, "dtype": used, "on": on}
-    with keeping(result, output):
+    with keeping(result, file):
         if given is None:
             result |= evaluate_text(engine, wanted)
         else:
@@ -206,9 +206,9 @@ def bench_train_command(
     if not any(setting.startswith("train.rows=") for setting in settings or ()):
         parts = config.accumulate
         config = dataclasses.replace(config, rows=-(-sizes.rows // parts) * parts)
-    check(output, force, "train")
+    file = check(output, force, "train")
     result: dict[str, Any] = {}
-    with telling() as tell, keeping(result, output):
+    with telling() as tell, keeping(result, file):
         result |= bench_preset(
             preset_name,
             model,

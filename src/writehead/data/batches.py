@@ -14,8 +14,9 @@ from writehead.cost import Pairs
 from writehead.data.dataset import Split
 from writehead.data.order import epoch_order
 from writehead.data.rows import Ints, Layout, Pieces, Places, Units, labels_and_inputs
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 from writehead.model import Packing
+from writehead.util.json_files import check_shape
 
 DRAWN = 512  # sequences looked up at a time
 LOOK_AHEAD = 64  # sequences that may wait for a later batch while others fill the rows
@@ -186,13 +187,16 @@ class PackedBatches:
         return {**self._identity(), **place}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken, by a world of any size."""
+        """Resumes where `state` was taken, in a world of any size; JsonError where it is none."""
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise ConfigError(
-                    f"the batches so far had {name}={state.get(name)} and these have {ours}; go on "
-                    f"with the same text and sizes"
+                    f"the batches so far had {name}={shown(state.get(name))} and these have "
+                    f"{ours}; resume with the same text and sizes"
                 )
+        unit = range(self._units.count)
+        shape = {"epoch": range(2**31), "cursor": range(len(unit) + 1), "carry": [unit]}
+        check_shape(state, shape)
         if state["epoch"] != self._epoch:
             self._order = epoch_order(self._seed, state["epoch"], self._units.count)
         self._epoch, self._cursor = state["epoch"], state["cursor"]

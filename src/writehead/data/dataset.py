@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from writehead import __version__
 from writehead.config import PrepareConfig, Task
 from writehead.data.tokenizer import Tokenizer
-from writehead.errors import ConfigError, DataError
+from writehead.errors import ConfigError, DataError, shown
+from writehead.util.json_files import JsonError, Shape, check_shape, read_json
 
 FORMAT = 1
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
+SPLITS = ("train", "dev", "test")
+COUNT = range(2**48)  # of lines, sequences or tokens
 # what `dataset.json` says of the dataset itself
 FACTS = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
 SIDES: dict[Task, tuple[str, ...]] = {
@@ -99,11 +102,16 @@ class Dataset:
         except ConfigError as error:
             raise DataError(f"{directory / INFO}: {error}") from error
         dataset = cls(directory, info, config)
-        found = dataset.tokenizer.fingerprint
-        if found != info["tokenizer"]:
+        tokenizer = dataset.tokenizer
+        if tokenizer.fingerprint != info["tokenizer"]:
             raise DataError(
-                f"{directory / TOKENIZER} is {found}, and the tokens were made with "
-                f"{info['tokenizer']}; prepare the dataset again"
+                f"{directory / TOKENIZER} is {tokenizer.fingerprint}, and the tokens were made "
+                f"with {shown(info['tokenizer'])}; prepare the dataset again"
+            )
+        if (config.task, tokenizer.vocabulary) != (info["task"], info["vocabulary"]):
+            raise DataError(
+                f"{directory / INFO} contradicts itself or its tokenizer in task or vocabulary; "
+                f"prepare the dataset again"
             )
         for name in info["splits"]:
             dataset.split(name)
@@ -184,21 +192,38 @@ def read_info(directory: Path) -> dict[str, Any]:
         raise DataError(
             f"{directory} has no {INFO}, so it is no dataset; make one with `writehead prepare`"
         )
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not readable JSON: {error}; prepare it again") from error
-    if not isinstance(info, dict) or not isinstance(info.get("format"), int):
+    info = read_json(path, object, DataError, "prepare the dataset again")
+    if not isinstance(info, dict) or type(info.get("format")) is not int:
         raise DataError(f"{path} was not written by `writehead prepare`; check the path")
     if info["format"] > FORMAT:
         raise DataError(
-            f"{path} has format {info['format']} (written by writehead {info.get('writehead')}), "
-            f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
+            f"{path} has format {shown(info['format'])} (written by writehead "
+            f"{shown(info.get('writehead'))}), and this is writehead {__version__}, which reads "
+            f"up to {FORMAT}; install a newer one"
         )
-    missing = [name for name in FACTS if name not in info]
-    if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}; prepare the dataset again")
+    try:
+        check_shape(info, _info_shape(str(info.get("task"))))
+    except JsonError as error:
+        raise DataError(f"{path} {error}; prepare the dataset again") from error
+    for name in info["splits"]:
+        if name not in SPLITS:
+            raise DataError(f"{path} has an unknown split {shown(name)}; prepare the dataset again")
     return info
+
+
+def _info_shape(task: str) -> Shape:
+    """What a dataset.json for a task holds, as far as it is read."""
+    sides = [f"{side}_tokens" for name, sides in SIDES.items() if name == task for side in sides]
+    split = dict.fromkeys(("lines", "sequences", "normalised", *sides), COUNT)
+    return {
+        "task": str,
+        "vocabulary": COUNT,
+        "tokenizer": str,
+        "config": dict,
+        "sources": [dict],
+        "splits": {"train": {**split, "lines": COUNT[1:]}, "dev?": split, "test?": split},
+        "dropped": {str: COUNT},
+    }
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

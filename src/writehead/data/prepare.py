@@ -21,15 +21,16 @@ import numpy as np
 from writehead import __version__
 from writehead.config import PrepareConfig
 from writehead.data.cleaning import DUPLICATE, HELD_OUT, REASONS, Seen
-from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
+from writehead.data.dataset import COUNT, FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
 from writehead.data.progress import Reporter
 from writehead.data.sampling import Reservoir
 from writehead.data.sources import Chunk, Corpus, Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocabulary
 from writehead.data.workers import Encoded, Encoder, encode, learn_tokenizer
 from writehead.data.writing import SplitWriter
-from writehead.errors import DataError
+from writehead.errors import DataError, shown
 from writehead.util.files import sync, write_file
+from writehead.util.json_files import read_json
 from writehead.util.locks import locked
 from writehead.util.threads import available_cores
 
@@ -134,7 +135,7 @@ def _is_prepared(job: _Job) -> bool:
     info = read_info(directory)
     theirs, ours = info["config"], job.config.to_json()
     changed = [
-        f"{name} {theirs.get(name)}, not {ours[name]}"
+        f"{name} {shown(theirs.get(name))}, not {shown(ours[name])}"
         for name in ours
         if theirs.get(name) != ours[name]
     ]
@@ -212,10 +213,11 @@ def _make(job: _Job) -> None:
 
 def _learnt_before(job: _Job) -> dict[str, Any] | None:
     """The state that an interrupted run left, if it was learning from the same."""
-    try:
-        state = json.loads((job.partial / STATE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path = job.partial / STATE
+    if not path.is_file():
         return None
+    shape = {"learnt_from": dict, "lines": {str: COUNT}}
+    state = read_json(path, shape, DataError, f"delete {job.partial}")
     if state["learnt_from"] == job.learnt_from:
         return dict(state)
     (job.partial / STATE).unlink()

@@ -8,17 +8,20 @@ model is asked in the form it was trained on, and ids give back the normalised t
 import hashlib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import sentencepiece
 
 from writehead.data.cleaning import normalise
 from writehead.errors import DataError
+from writehead.util.files import write_file
 
 PAD, END, UNKNOWN = 0, 1, 2
 BYTES = 256  # byte fallback has a token for each
 MAX_PIECE = 16  # characters of the longest token
+MAX_BYTES = 64 << 20  # of a tokenizer's file
 
 
 def check_vocabulary(vocabulary: int) -> None:
@@ -34,11 +37,14 @@ class Tokenizer:
     """One vocabulary for all sides; a sentencepiece model and nothing else."""
 
     def __init__(self, model: bytes, origin: str = "the tokenizer") -> None:
-        self.model = model
+        self.model, self._origin = model, origin
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise DataError(f"{origin} is not a sentencepiece model; make it again") from error
+            self._pieces.id_to_piece(list(range(self._pieces.vocab_size())))  # each must be UTF-8
+        except (RuntimeError, ValueError) as error:
+            raise DataError(
+                f"{origin} is not a sentencepiece model, or is damaged; make or copy it again"
+            ) from error
         if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, END):
             raise DataError(
                 f"{origin} has padding {self._pieces.pad_id()} and end {self._pieces.eos_id()}, "
@@ -56,7 +62,7 @@ class Tokenizer:
         """
         check_vocabulary(vocabulary)
         model = io.BytesIO()
-        sentencepiece.set_random_generator_seed(seed)
+        sentencepiece.set_random_generator_seed(seed % 2**32)
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=map(normalise, sentences),
@@ -84,13 +90,17 @@ class Tokenizer:
     def load(cls, path: Path | str) -> "Tokenizer":
         """The tokenizer in a file that `save` wrote."""
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            with Path(path).open("rb") as file:
+                model = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
+        if len(model) > MAX_BYTES:
+            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes; a tokenizer has fewer")
+        return cls(model, str(path))
 
     def save(self, path: Path) -> None:
         """Writes the model to a file."""
-        path.write_bytes(self.model)
+        write_file(path, self.model)
 
     @property
     def vocabulary(self) -> int:
@@ -104,20 +114,32 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the end token."""
-        ids: list[int] = self._pieces.encode(normalise(text))
+        clean = normalise(text)
+        with self._explained():
+            ids: list[int] = self._pieces.encode(clean)
         return ids
 
     def encode_all(self, texts: Iterable[str], *, threads: int = -1) -> list[list[int]]:
         """The ids of many texts; by default with a thread for each core."""
-        ids: list[list[int]] = self._pieces.encode(
-            [normalise(text) for text in texts], num_threads=threads
-        )
+        clean = [normalise(text) for text in texts]
+        with self._explained():
+            ids: list[list[int]] = self._pieces.encode(clean, num_threads=threads)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; padding and end say nothing."""
-        text: str = self._pieces.decode([int(i) for i in ids if i not in (PAD, END)])
+        known = [int(i) for i in ids if i not in (PAD, END)]
+        with self._explained():
+            text: str = self._pieces.decode(known)
         return text
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Makes a DataError of whatever sentencepiece throws."""
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DataError(f"{self._origin} cannot encode or decode this: {error}") from error
 
 
 def _why_not(vocabulary: int, error: str) -> str:

@@ -2,7 +2,6 @@
 
 import html
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from writehead.util.extras import requires
 with requires("demo"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+from writehead.util.files import write_file
 
 COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
 STYLE = """
@@ -59,9 +59,7 @@ cores; writehead {environment["versions"]["writehead"]}, PyTorch
 {environment["versions"]["torch"]}; {environment["date"]};
 <code>{html.escape(environment["command"])}</code></p></footer>
 """
-    fresh = path.with_name(f".{path.name}")
-    fresh.write_text(html_page(TITLE, body, STYLE), encoding="utf-8")
-    os.replace(fresh, path)
+    write_file(path, html_page(TITLE, body, STYLE))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The checksum of a run's file: another one beside it, in the form that `sha256sum -c` reads."""
+"""The checksums of a run's files, in one file beside them that `sha256sum --check` reads."""
 
 import hashlib
 import re
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from writehead.errors import DamagedRun, RunError
 
-ENDING = ".sha256"
+CHECKSUMS = "checksums.sha256"
+MAX_BYTES = 1 << 20
+LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](\S+)\r?")
 
 
 def sha256(path: Path) -> str:
@@ -15,27 +17,41 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_checksum(path: Path) -> None:
-    """Puts the checksum of a file beside it."""
-    beside = path.with_name(path.name + ENDING)
-    beside.write_text(f"{sha256(path)}  {path.name}\n", encoding="ascii")
+def write_checksums(directory: Path) -> None:
+    """Writes the checksums of all files in a folder."""
+    paths = sorted(path for path in directory.iterdir() if path.name != CHECKSUMS)
+    lines = "".join(f"{sha256(path)}  {path.name}\n" for path in paths)
+    (directory / CHECKSUMS).write_text(lines, encoding="ascii")
 
 
 def check_checksum(path: Path) -> None:
-    """Raises where a file is not the one whose checksum is beside it; there may be none."""
-    beside = path.with_name(path.name + ENDING)
+    """Raises where a file differs from the checksum in its folder; there may be none.
+
+    Older runs have model.safetensors.sha256 instead, which covers the weights alone.
+    """
+    beside = path.with_name(CHECKSUMS)
     if not beside.is_file():
+        beside = path.with_name(f"{path.name}.sha256")
+    if not path.is_file() or not beside.is_file():
         return
-    try:
-        said = re.match(rb"[0-9a-fA-F]{64}\b", beside.read_bytes())
-    except OSError as error:
-        raise RunError(
-            f"{beside} cannot be read: {error.strerror}; make it readable, or delete it"
-        ) from error
-    if said is None:
-        raise RunError(f"{beside} holds no SHA-256; copy it again, or delete it")
-    if sha256(path) != said[0].decode().lower():
+    expected = _read(beside).get(path.name)
+    if expected not in (None, sha256(path)):
         raise DamagedRun(
             f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}",
-            "copy or save the run again, or delete that file if you changed the weights yourself",
+            f"copy or save the run again, or delete {beside.name} if you changed the file yourself",
         )
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Checksums by the file's name."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MAX_BYTES).decode("ascii", "replace").split("\n")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read: {error.strerror}; make it readable, or delete it"
+        ) from error
+    found = [LINE.fullmatch(line) for line in lines if line]
+    if not found or None in found:
+        raise RunError(f"{path} holds no SHA-256 of a file; copy it again, or delete it")
+    return {match[2]: match[1].lower() for match in found if match is not None}

@@ -5,7 +5,6 @@ those of the least squared error among several clippings, since a matrix has few
 and room for few steps: cutting the largest off makes the steps smaller for all others.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +18,14 @@ from writehead.model.bits import INTEGERS, SCALES, dequantize, group_width, is_q
 from writehead.model.runs import (
     TOKENIZER,
     WEIGHTS,
-    atomic_directory,
     check_place,
+    copy_tokenizer,
     make_bare_model,
     read_config,
     read_quantization,
     read_weights,
     run_bytes,
+    run_directory,
     write_model,
 )
 
@@ -76,11 +76,11 @@ def quantize_run(
                 f"{run / WEIGHTS}: {name!r} has a weight that is not a number, or above {LARGEST}, "
                 f"the largest of a float16 scale; quantize a run that has none"
             )
-    with atomic_directory(output) as fresh:
+    with run_directory(output, overwrite=overwrite) as fresh:
         tensors, errors = _quantize_all(weights, config)
         write_model(fresh, model, tensors, config)
         if (run / TOKENIZER).is_file():
-            shutil.copyfile(run / TOKENIZER, fresh / TOKENIZER)
+            copy_tokenizer(run / TOKENIZER, fresh)
     matrix = max(errors, key=errors.__getitem__)
     return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 

@@ -1,15 +1,14 @@
 """Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
 
-A run is written beside its place and moved there whole, so what is at its place is always
-complete; a checksum lies beside the weights, and loading holds them against it. Weights are
-safetensors and config is JSON: reading a run executes nothing from it. Matrices may be stored in
-few bits; what is loaded is floating-point numbers in either case.
+A run is written beside its place and moved there whole, so the run at a place is always complete.
+`checksums.sha256` covers all three files, and loading verifies them. Weights are safetensors and
+the config is JSON: reading a run executes nothing from it. Matrices may be stored in few bits;
+loading makes floating-point numbers of them.
 """
 
 import json
 import os
-import shutil
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.errors import ConfigError, DamagedRun, RunError, nearest
+from writehead.errors import ConfigError, DamagedRun, RunError, nearest, shown
 from writehead.model.bits import (
     INTEGERS,
     SCALES,
@@ -34,16 +33,18 @@ from writehead.model.bits import (
     stored_shapes,
     unpack,
 )
-from writehead.model.checksum import ENDING, check_checksum, sha256, write_checksum
+from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
 from writehead.model.language import LanguageModel
 from writehead.model.transformer import Transformer, check_config
 from writehead.model.translation import TranslationModel
+from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
+from writehead.util.json_files import read_json
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"  # of a run in training: a folder of runs
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
-CHECKSUM = WEIGHTS + ENDING
-FILES = {CONFIG, WEIGHTS, CHECKSUM, TOKENIZER}
+OLD_CHECKSUM = f"{WEIGHTS}.sha256"  # of runs that older versions wrote
+FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS, OLD_CHECKSUM}
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ def save_run(
     tokenizer: Path | str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a run at `directory`, whole or not at all; refuses to replace one unless told to."""
+    """Writes a run at `directory`, whole or not at all; replaces one only with `overwrite`."""
     directory = Path(directory)
     check_place(directory, overwrite)
-    with atomic_directory(directory) as fresh:
+    with run_directory(directory, overwrite=overwrite) as fresh:
         write_model(fresh, model.config, model.state_dict())
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, fresh / TOKENIZER)
+            copy_tokenizer(Path(tokenizer), fresh)
 
 
 def check_place(directory: Path, overwrite: bool) -> None:
@@ -118,37 +119,60 @@ def finish_run(
     directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: bytes
 ) -> None:
     """Puts a run into a folder that holds other things too, such as its checkpoints."""
-    with atomic_directory(directory / ".finished") as fresh:
+    with _explained(directory), hidden_directory(directory / ".finished") as fresh:
         write_model(fresh, config, weights)
         (fresh / TOKENIZER).write_bytes(tokenizer)
-    (directory / CHECKSUM).unlink(missing_ok=True)  # at no moment that of other weights
-    # the config last: with it, the run is there
-    for name in (TOKENIZER, WEIGHTS, CHECKSUM, CONFIG):
-        os.replace(directory / ".finished" / name, directory / name)
-    (directory / ".finished").rmdir()
+        write_checksums(fresh)
+        for path in fresh.iterdir():
+            sync(path)
+        for name in (CHECKSUMS, OLD_CHECKSUM):  # at no moment those of other weights
+            (directory / name).unlink(missing_ok=True)
+        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # with its config, the run is there
+            os.replace(fresh / name, directory / name)
+        sync(directory)
 
 
 @contextmanager
-def atomic_directory(directory: Path) -> Iterator[Path]:
-    """A fresh folder that takes the place of `directory` when the block ends without an error.
+def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A fresh folder, which becomes the run at `directory` when the block ends without an error.
 
-    Where that is a symbolic link, the folder behind it is replaced, and the link stays.
+    Its files get their checksums then. Raises RunError where it cannot be written, or where another
+    process has put a run there meanwhile, unless with `overwrite`.
     """
-    if directory.is_symlink():
-        directory = directory.resolve()
+    with _explained(directory), atomic_directory(directory, replace=overwrite) as fresh:
+        yield fresh
+        write_checksums(fresh)
+
+
+@contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """Names the run, not its temporary files, where it cannot be written."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        try:
-            yield fresh
-            fresh.chmod(0o755)  # mkdtemp makes it private
-            for path in (*fresh.iterdir(), fresh):
-                _sync(path)
-            _move(fresh, directory)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{directory} could not be written: {error}") from error
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        reason = os.strerror(int(number[1])) if number else str(error)
+        raise RunError(f"{directory} could not be written: {reason}") from error
+    except FileExistsError as error:
+        if directory.exists():
+            raise RunError(
+                f"another process has written {directory} meanwhile, and it stays; choose another "
+                f"place"
+            ) from error
+        raise RunError(f"{directory} could not be written: its parent is not a folder") from error
+    except OSError as error:
+        raise RunError(f"{directory} could not be written: {error.strerror or error}") from error
+
+
+def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
+    """Copies a tokenizer's file into a run that is being written."""
+    try:
+        content = tokenizer.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"the run could not be written: {tokenizer} cannot be read: {error.strerror}"
+        ) from error
+    (directory / TOKENIZER).write_bytes(content)
 
 
 def write_model(
@@ -165,7 +189,6 @@ def write_model(
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
-    write_checksum(directory / WEIGHTS)
 
 
 def load_run(
@@ -209,57 +232,29 @@ def run_fingerprint(directory: Path) -> str:
 
 def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
     _require(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise RunError(
-            f"{path} is not readable JSON: {error}; copy or save the run again"
-        ) from error
-    if not isinstance(data, dict) or "format" not in data or "model" not in data:
-        raise RunError(f"{path} is not a run's config; it should have 'format' and 'model'")
+    shape = {"format": object, "model": dict}
+    data = read_json(path, shape, RunError, "copy or save the run again")
     known = ("format", "writehead", "model", "quantization")
     for name in data:
         if name not in known:
-            raise RunError(f"{path} has an unknown key {name!r}; {nearest(name, known)}")
+            raise RunError(f"{path} has an unknown key {shown(name)}; {nearest(name, known)}")
     if type(data["format"]) is not int or data["format"] < 1:
-        raise RunError(f"{path} has format {data['format']!r}; this writehead writes {FORMAT}")
+        found = shown(data["format"])
+        raise RunError(f"{path} has format {found}; this writehead writes {FORMAT}")
     if data["format"] > FORMAT:
         raise RunError(
-            f"{path} has format {data['format']} (written by writehead {data.get('writehead')}), "
-            f"and this is writehead {__version__}, which reads up to {FORMAT}; install a newer one"
+            f"{path} has format {shown(data['format'])} (written by writehead "
+            f"{shown(data.get('writehead'))}), and this is writehead {__version__}, which reads "
+            f"up to {FORMAT}; install a newer one"
         )
     try:
         model = ModelConfig.from_json(data["model"])
+        check_config(model)
         if "quantization" not in data:
             return model, None
         return model, QuantizationConfig.from_json(data["quantization"])
     except ConfigError as error:
         raise RunError(f"{path}: {error}") from error
-
-
-def _move(fresh: Path, directory: Path) -> None:
-    """Puts `fresh` at `directory`; an earlier run there is out of the way for a moment only."""
-    old = directory.parent / f".{directory.name}.old"
-    if directory.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        directory.rename(old)
-    try:
-        fresh.rename(directory)
-    except OSError:
-        if old.exists():
-            old.rename(directory)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    _sync(directory.parent)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file or folder is on disk, so that a crash cannot leave it half there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_device(device: torch.device | str) -> None:
@@ -275,10 +270,11 @@ def _require(path: Path) -> None:
     directory = path.parent
     if path.is_file():
         return
-    old = directory.parent / f".{directory.name}.old"
-    if not directory.exists() and old.is_dir():
+    old = replaced_directory(directory)
+    if old is not None:
         raise RunError(
-            f"{directory} was being replaced; the run before it is in {old}: move it back"
+            f"the process that replaced {directory} was killed; the run that was there is now "
+            f"{old}: move it back"
         )
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
@@ -305,7 +301,10 @@ def read_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The run's tensors, which must be the model's, name by name and shape by shape."""
+    """The run's tensors, which must be the model's, name by name and shape by shape.
+
+    Verifies the checksums of config and tokenizer too.
+    """
     path = directory / WEIGHTS
     _require(path)
     quantization = read_quantization(directory)
@@ -323,7 +322,8 @@ def read_weights(
                     weight = _read_tensor(file, path, name, list(shape))
                 weights[name] = weight if dtype is None else weight.to(dtype)
         _check_dtypes(path, weights)
-        check_checksum(path)  # last: what is wrong with a tensor says more
+        for name in (WEIGHTS, CONFIG, TOKENIZER):  # last: what is wrong with a tensor says more
+            check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(
             f"{path} is damaged or cut short: {error}", "copy or save the run again"
@@ -350,7 +350,7 @@ def _check_names(
         for part in ((INTEGERS, SCALES) if quantization and is_quantized(shape) else ("",))
     ]
     for name in sorted(names.difference(expected)):
-        raise RunError(f"{path} has an unknown tensor {name!r}; {nearest(name, expected)}")
+        raise RunError(f"{path} has an unknown tensor {shown(name)}; {nearest(name, expected)}")
     for name in expected:
         if name not in names:
             raise RunError(f"{path} lacks the tensor {name!r} that its config asks for")

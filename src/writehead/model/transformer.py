@@ -7,6 +7,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor, nn
 
+from writehead import cost
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.kernels import Visibility
@@ -14,6 +15,8 @@ from writehead.model.attention import Memory, WholePast
 from writehead.model.cache import KVCache
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
+
+MAX_PARAMETERS = 10**15  # their bytes fit into 64 bits
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -212,11 +215,14 @@ class Transformer(nn.Module):
 
 
 def check_config(config: object) -> None:
-    """Raises where a model is to be made of something else, such as the name of a preset."""
+    """Raises where no model can be made of `config`, such as the name of a preset."""
     if not isinstance(config, ModelConfig):
         raise ConfigError(
             f"a model is made of a ModelConfig, not of {config!r:.60}; preset(name) gives one"
         )
+    count = sum(cost.parameters(config).values())
+    if count > MAX_PARAMETERS:
+        raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
 
 
 def check_sizes(max_length: object, beam: object) -> None:

@@ -9,34 +9,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from writehead.bench.record import read_result_file
 from writehead.config import ModelConfig, QuantizationConfig, TrainConfig
 from writehead.errors import ConfigError, RunError
 from writehead.paper.captions import made, millions
 from writehead.paper.layout import NONE, Grid
-from writehead.paper.results import Result, read_json
+from writehead.paper.results import COUNT, ENVIRONMENT, Result
 from writehead.training.evaluate import SEARCHES
 
 FOLDER = "boxed"
 TITLE = "The model in the box"
-_EVALUATED = (
-    *("model", "quantization", "fingerprint", "parameters", "bytes"),
-    *("dtype", "on", "sentences", "ln_ppl"),
-    *(f"bleu.{search}.{name}" for search in SEARCHES for name in ("intl", "13a")),
-    *("bleu.greedy.intl_signature", "hardware.device", "versions.torch", "commit", "date"),
-)
-_TIMED = (
-    *("fingerprint", "input", "dtype", "engines.ours.load_s"),
-    *(f"engines.ours.searches.{search}.sentences_per_second" for search in SEARCHES),
-    "engines.ours.searches.greedy.seconds.repeats",
-    *(f"environment.hardware.{name}" for name in ("device", "cores", "threads")),
-    *(f"environment.{name}" for name in ("versions.torch", "commit", "date")),
-)
-# by name of the file: how to make it again, and what must be in it
+_BLEU = {"intl": float, "13a": float}
+_SPEED = {"sentences_per_second": float}
+_EVALUATED = {
+    **dict.fromkeys(("fingerprint", "dtype", "on"), str),
+    **dict.fromkeys(("parameters", "bytes", "sentences"), COUNT[1:]),
+    "model": dict,
+    "quantization": (dict, None),
+    "ln_ppl": float,
+    "bleu": dict.fromkeys(SEARCHES, _BLEU) | {"greedy": _BLEU | {"intl_signature": str}},
+    **ENVIRONMENT,
+}
+_TIMED = {
+    **dict.fromkeys(("fingerprint", "input", "dtype"), str),
+    "engines": {
+        "ours": {
+            "load_s": float,
+            "searches": dict.fromkeys(SEARCHES, _SPEED)
+            | {"greedy": _SPEED | {"seconds": {"repeats": list}}},
+        }
+    },
+    "environment": ENVIRONMENT | {"hardware": {"device": str, "cores": COUNT, "threads": COUNT}},
+}
+# by name of the file: how to make it again, and its shape
 FILES = {
     "float32": ("run `writehead evaluate` again, on the run as it was trained", _EVALUATED),
     "quantized": ("run `writehead evaluate` again, on the quantized run", _EVALUATED),
     "speed": ("run `writehead bench translate` again, on the quantized run", _TIMED),
-    "train": ("copy it again from the folder of the training", ("model", "train")),
+    "train": ("copy it again from the folder of the training", {"model": dict, "train": dict}),
 }
 # by name of the file: what reads the parts of it that are not plain figures
 PARTS: dict[str, Callable[[Result], object]] = {
@@ -73,11 +83,14 @@ def read_boxed(results: Path) -> Boxed | None:
     """
     if _missing(results):
         return None
-    found = {name: _read(_place(results, name), *wanted) for name, wanted in FILES.items()}
+    found = {
+        name: read_result_file(_place(results, name), shape, again)
+        for name, (again, shape) in FILES.items()
+    }
     for name, read in PARTS.items():
         try:
             read(found[name])
-        except (ConfigError, TypeError, AttributeError) as error:
+        except ConfigError as error:
             raise RunError(f"{_place(results, name)}: {error}; {FILES[name][0]}") from error
     _check_alike(results / FOLDER, found)
     return found
@@ -89,27 +102,6 @@ def _place(results: Path, name: str) -> Path:
 
 def _missing(results: Path) -> list[str]:
     return [name for name in FILES if not _place(results, name).is_file()]
-
-
-def _read(path: Path, again: str, wanted: tuple[str, ...]) -> Result:
-    found = read_json(path, again)
-    lacking = [name for name in wanted if not _has(found, name.split("."))]
-    if lacking:
-        raise RunError(f"{path} lacks {', '.join(lacking)}; {again}")
-    assert isinstance(found, dict)
-    for name in ("ln_ppl", "bytes", "parameters"):
-        if name in wanted and not isinstance(found[name], int | float):
-            raise RunError(f"{path} has no number under {name}; {again}")
-    return found
-
-
-def _has(found: Any, names: list[str]) -> bool:
-    """Whether there is a value under the names, one inside the other."""
-    for name in names:
-        if not isinstance(found, dict) or name not in found:
-            return False
-        found = found[name]
-    return True
 
 
 def _check_alike(folder: Path, found: Boxed) -> None:

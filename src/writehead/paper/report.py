@@ -3,13 +3,13 @@
 Nothing is said here that is not in the results or in `tables.py`.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from writehead.bench.plots import draw
+from writehead.bench.plots import SWEPT, draw
+from writehead.bench.record import read_result_file
 from writehead.errors import RunError
 from writehead.paper.boxed import FOLDER, boxed_grid, read_boxed, what_is_not_run
 from writehead.paper.captions import kv_caption, loss_caption
@@ -126,11 +126,10 @@ def _newest_sweep(results: Path) -> dict[str, Any] | None:
     found = []
     for path in sorted(results.rglob("*.json")):
         try:
-            one = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            one = read_result_file(path, {"bench": str, **SWEPT})
+        except RunError:
             continue  # what `reproduce` wrote was read and checked; the rest is others' business
-        swept = isinstance(one, dict) and one.get("bench") == "decode" and one.get("sweeps")
-        if swept and swept.get("context") and not one.get("partial"):
+        if one["bench"] == "decode" and one["sweeps"].get("context") and not one.get("partial"):
             found.append(one)
     return max(found, key=lambda one: str(one["environment"]["date"]), default=None)
 

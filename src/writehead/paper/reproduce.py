@@ -39,6 +39,7 @@ from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 from writehead.training.plan import PLAN, read_plan
 from writehead.util.files import write_file
+from writehead.util.json_files import read_json
 from writehead.util.locks import locked
 
 SESSIONS = "sessions.json"  # in a run's folder: what each sitting did, for its time
@@ -315,12 +316,10 @@ def clear(device: torch.device) -> None:
 
 def _sessions(run: Path) -> list[dict[str, Any]]:
     """The sittings that a run was trained in; one that was killed left no trace."""
-    try:
-        return list(json.loads((run / SESSIONS).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    path = run / SESSIONS
+    if not path.is_file():
         return []
-    except ValueError as error:
-        raise RunError(f"{run / SESSIONS} is damaged: {error}; delete it to go on") from error
+    return list(read_json(path, [{"seconds": float}], RunError, "delete it to go on"))
 
 
 def _finish(

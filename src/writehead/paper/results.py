@@ -5,12 +5,13 @@ results/table2/SCALE/ROW.json one row of Table 2. The folder `again` in it has t
 were trained once more. Other folders are not read.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from writehead.errors import RunError
+from writehead.bench.record import read_result_file
+from writehead.errors import RunError, shown
 from writehead.paper.experiments import SCALES, TABLES
+from writehead.util.json_files import JsonError, check_shape
 
 FORMAT = 1
 AGAIN = "again"
@@ -26,9 +27,72 @@ APART = {
     "checkpoint_every",
     "keep",
 }
-KEYS = ("table", "scale", "family", "row", "model", "environment")
-QUALITY_KEYS = ("seed", "train", "data", "scores", "log", "timings", "parameters")
-SPEED_KEYS = ("decode", "training", "dtype", "chip")
+# what a report reads of a result; see `check_shape`
+COUNT = range(2**63)
+FIGURE = (float, None)
+ENVIRONMENT = {
+    "hardware": {"device": str},
+    "versions": {"torch": str},
+    "commit": (str, None),
+    "date": str,
+}
+ROW = {
+    **dict.fromkeys(("table", "scale", "family", "row"), str),
+    "model": dict,
+    "environment": ENVIRONMENT,
+}
+BLEU = {"intl?": FIGURE, "13a?": FIGURE}
+SCORED = {"name": str, "ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
+QUALITY = ROW | {
+    "seed": COUNT,
+    "model": {"vocabulary": range(1, 2**31)},
+    "train": {
+        **dict.fromkeys(("steps", "rows", "target_length"), COUNT[1:]),
+        "optimizer": str,
+        "learning_rate": float,
+        "warmup": COUNT,
+        "decay": float,
+    },
+    "data": {
+        "fingerprint": str,
+        "task": str,
+        "vocabulary": COUNT,
+        "splits": {"train": {"sequences": COUNT[1:], "target_tokens": COUNT[1:]}},
+        "sources": [{"split": str, "hub?": str, "files?": [{"name": str}]}],
+    },
+    "log": [{"step": COUNT, "dev_ln_ppl?": FIGURE}],
+    "timings": {"training_s": float, "scoring_s": float},
+    "parameters": COUNT,
+}
+TRANSLATED = SCORED | {"sentences": COUNT}
+READ = SCORED | {"words": COUNT}
+TESTED = TRANSLATED | {"bleu": {"greedy": BLEU | {"intl_signature": str}, "beam-4?": BLEU}}
+SPEED = ROW | {
+    "decode": [
+        {
+            "setting": dict.fromkeys(("batch", "source", "target", "beam"), COUNT),
+            "measured": {
+                str: {
+                    "step_ms?": {"median": float},
+                    "us_per_token?": {"encoder": float, "decoder": float},
+                    "share_of_floor?": float,
+                }
+            },
+        }
+    ],
+    "training": {
+        "us_per_token": float,
+        "dataset": str,
+        "train": {"rows": COUNT, "target_length": COUNT},
+    },
+    "dtype": str,
+    "chip": dict,
+}
+SHAPES = {
+    "table1": QUALITY | {"scores": {"dev": TRANSLATED, "test": TESTED}},
+    "table2": SPEED,
+    "table3": QUALITY | {"scores": {"dev": READ, "other?": READ}},
+}
 
 Result = dict[str, Any]
 
@@ -41,32 +105,24 @@ def result_path(results: Path, table: str, scale: str, row: str, seed: int | Non
 
 def read_result(path: Path) -> Result:
     """One result; raises where it is not what `reproduce` wrote, or lies in another's place."""
-    found = read_json(path, "run its row again")
+    advice = "delete it and run its row again"
+    found = read_result_file(path, object, advice)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise RunError(f"{path} was not written by `writehead reproduce`; move it elsewhere")
-    wanted = (*KEYS, *(SPEED_KEYS if found.get("table") == "table2" else QUALITY_KEYS))
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise RunError(f"{path} lacks {', '.join(missing)}; delete it and run its row again")
+    try:
+        check_shape(found, ROW)
+        check_shape(found, SHAPES.get(found["table"], ROW))
+    except JsonError as error:
+        raise RunError(f"{path} {error}; {advice}") from error
     place = result_path(
         path.parents[2], found["table"], found["scale"], found["row"], found.get("seed")
     )
     if place != path:
         raise RunError(
-            f"{path} is of {found['table']}, scale {found['scale']}, so results are mixed; move it "
-            f"to {place}"
+            f"{path} is of {shown(found['table'])}, scale {shown(found['scale'])}, so results are "
+            f"mixed; move it to {shown(str(place), 200)}"
         )
     return found
-
-
-def read_json(path: Path, again: str) -> Any:
-    """What a file of JSON holds; `again` says how to get one that cannot be read once more."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is not JSON ({error}); delete it and {again}") from error
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
@@ -99,7 +155,7 @@ def unlike(one: dict[str, Any], other: dict[str, Any], where: str) -> list[str]:
     where: the place of the other, seen from the one.
     """
     return [
-        f"train.{name} is {one.get(name)} in it and {value} {where}"
+        f"train.{name} is {shown(one.get(name))} in it and {shown(value)} {where}"
         for name, value in other.items()
         if name not in APART and one.get(name) != value
     ]
@@ -112,7 +168,7 @@ def check_alike(name: str, one: Result, other: Result) -> None:
     """
     differences = unlike(one["train"], other["train"], "elsewhere")
     if one["family"] != other["family"]:
-        differences.append(f"it is of {one['family']} and not of {other['family']}")
+        differences.append(f"it is of {shown(one['family'])} and not of {shown(other['family'])}")
     data = other["data"]
     if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
         differences.append("its dataset is another")

@@ -1,10 +1,11 @@
 """Checkpoints: each is a run directory with the optimizer's state and the place in the data.
 
 One format whatever the number of processes: tensors are whole, under the parameters' names, so a
-run can go on with another world. They are written beside their place and moved there.
+run can resume with another world size. They are written beside their place and moved there.
 """
 
 import json
+import math
 import re
 import shutil
 from dataclasses import dataclass, field
@@ -24,25 +25,35 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from writehead.config import ModelConfig
+from writehead.config import MAX_STEPS, ModelConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
-from writehead.model.checksum import check_checksum, write_checksum
+from writehead.model.checksum import check_checksum
 from writehead.model.runs import (
     CHECKPOINTS,
     CONFIG,
     TOKENIZER,
     WEIGHTS,
-    atomic_directory,
     check_place,
+    copy_tokenizer,
     make_bare_model,
     read_config,
     read_weights,
+    run_directory,
     write_model,
 )
 from writehead.model.transformer import Transformer
 from writehead.training.distributed import World
+from writehead.util.files import remove_directory
+from writehead.util.json_files import read_json
 
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
+PROGRESS_SHAPE = {
+    "step": range(MAX_STEPS + 1),
+    "data": dict,
+    "dev": {str: float},
+    "meter?": {str: float},
+    "interim?": bool,
+}
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # for the first process alone
 
 
@@ -102,12 +113,11 @@ def save_checkpoint(
         )
     moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     if world.is_first:
-        with atomic_directory(checkpoint_path(run, progress.step)) as fresh:
+        with run_directory(checkpoint_path(run, progress.step), overwrite=True) as fresh:
             write_model(fresh, config, weights)  # type: ignore[arg-type]
             (fresh / TOKENIZER).write_bytes(tokenizer)
             save_file(_flatten(moments["state"]), fresh / OPTIMIZER)
             (fresh / OPTIMIZER).chmod(0o644)  # safetensors makes it private
-            write_checksum(fresh / OPTIMIZER)
             (fresh / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
     world.barrier()
 
@@ -118,9 +128,10 @@ def load_checkpoint(
     """Puts a checkpoint into model and optimizer; returns how far it had come."""
     weights = _read_weights(path, make_bare_model(config))
     try:
-        progress = Progress(**json.loads((path / PROGRESS).read_text(encoding="utf-8")))
+        progress = _read_progress(path)
         flat = load_file(path / OPTIMIZER)
-        check_checksum(path / OPTIMIZER)
+        for name in (OPTIMIZER, PROGRESS):
+            check_checksum(path / name)
         whole = StateDictOptions(full_state_dict=True)
         set_model_state_dict(model, weights, options=whole)  # type: ignore[arg-type]
         state = get_optimizer_state_dict(model, optimizer, options=whole)
@@ -129,8 +140,18 @@ def load_checkpoint(
             raise ValueError("the moments are not those of this optimizer and model")
         state["state"] = _unflatten(flat)  # type: ignore[assignment]
         set_optimizer_state_dict(model, optimizer, state, options=whole)
-    except (DamagedRun, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (RunError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise damaged(path, error) from error
+    return progress
+
+
+def _read_progress(path: Path) -> Progress:
+    """How far the checkpoint at `path` had come."""
+    progress = Progress(**read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True))
+    if checkpoint_path(path.parents[1], progress.step) != path:
+        raise ValueError(f"{PROGRESS} is of step {progress.step}")
+    if not all(0 <= value < math.inf for value in progress.meter.values()):
+        raise ValueError(f"{PROGRESS} has a sum that is not a finite number of 0 or more")
     return progress
 
 
@@ -167,9 +188,7 @@ def prune_checkpoints(run: Path, keep: int, best: Path | None) -> None:
 
 def delete_checkpoint(path: Path) -> None:
     """Deletes a checkpoint so that at no moment half of one stands in its place."""
-    gone = path.with_name(f".{path.name}.gone")
-    path.rename(gone)
-    shutil.rmtree(gone)
+    remove_directory(path)
 
 
 def remove_leftovers(run: Path) -> None:
@@ -187,10 +206,10 @@ def unfinished(run: Path) -> str | None:
     for name in (WEIGHTS, CONFIG, TOKENIZER):
         if not (run / name).is_file():
             return f"{name} is missing"
-    try:
-        check_checksum(run / WEIGHTS)
-    except DamagedRun:
-        return f"{WEIGHTS} does not fit its checksum"
+        try:
+            check_checksum(run / name)
+        except DamagedRun:
+            return f"{name} does not fit its checksum"
     return None
 
 
@@ -224,9 +243,9 @@ def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) 
     check_place(output, overwrite)
     config = read_config(paths[-1])
     weights = average_weights(paths, config)
-    with atomic_directory(output) as fresh:
+    with run_directory(output, overwrite=overwrite) as fresh:
         write_model(fresh, config, weights)
-        shutil.copyfile(paths[-1] / TOKENIZER, fresh / TOKENIZER)
+        copy_tokenizer(paths[-1] / TOKENIZER, fresh)
     return paths
 
 

@@ -4,7 +4,6 @@ TensorBoard is optional; without it, the same figures are in `log.jsonl`.
 """
 
 import json
-import os
 import time
 from datetime import timedelta
 from importlib.util import find_spec
@@ -18,6 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+from writehead.config import MAX_STEPS
+from writehead.errors import RunError
+from writehead.util.files import write_file
+from writehead.util.json_files import JsonError, check_shape, parse_json
+
+MAX_LINE = 1 << 16  # characters of an entry
 SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
 LOG, BOARD = "log.jsonl", "tensorboard"
 
@@ -42,9 +47,7 @@ class Journal:
         self._began = time.monotonic()
         if not quiet:
             kept = [entry for entry in read_log(run) if entry["step"] <= start]
-            fresh = run / f".{LOG}"
-            fresh.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-            os.replace(fresh, run / LOG)
+            write_file(run / LOG, "".join(json.dumps(entry) + "\n" for entry in kept))
             self._file = (run / LOG).open("a", encoding="utf-8")
             self._board = _open_board(run, start) if has_tensorboard() else None
 
@@ -106,12 +109,22 @@ def read_log(run: Path) -> list[dict[str, float]]:
     """The entries of a run's log, without a last one that a crash cut short."""
     path = run / LOG
     entries: list[dict[str, float]] = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                entries.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+    if not path.is_file():
+        return entries
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while line := file.readline(MAX_LINE):
+                entry = parse_json(line, allow_nan=True)
+                check_shape(entry, {"step": range(MAX_STEPS + 1)})
+                check_shape(entry, {str: float})
+                entries.append(entry)
+    except json.JSONDecodeError:
+        return entries
+    except (OSError, JsonError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"an entry {error}"
+        raise RunError(
+            f"{path} cannot be read: {reason}; move it elsewhere to train without its past entries"
+        ) from error
     return entries
 
 

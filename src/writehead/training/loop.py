@@ -44,6 +44,7 @@ from writehead.training.optimizer import learning_rate
 from writehead.training.plan import agree_on_plan, check_folder, fit_to_data, read_plan
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
+from writehead.util.json_files import JsonError
 from writehead.util.locks import locked
 
 LOCK = ".lock"  # in a run's folder while it is in training
@@ -183,7 +184,7 @@ class Trainer:
             self.batches.restore(progress.data)
             if progress.meter:
                 self.meter.restore(progress.meter)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, JsonError) as error:
             raise damaged(path, error) from error
         self.interim = path if progress.interim else None
 

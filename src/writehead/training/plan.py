@@ -13,13 +13,20 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.rows import START
 from writehead.data.tokenizer import END, PAD
-from writehead.errors import ConfigError, RunError
+from writehead.errors import ConfigError, RunError, shown
 from writehead.model.runs import CONFIG
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
 from writehead.util.files import write_file
+from writehead.util.json_files import read_json
 
 PLAN = "train.json"
+PLAN_SHAPE = {
+    "tokenizer": str,
+    "dataset?": (str, None),
+    "model": dict,
+    "train": {"average?": range(1, 2**31)},
+}
 # what may change when a run goes on: it does not enter what a step computes, or it is what one
 # changes to save a run from a loss that explodes
 FREE = {
@@ -74,15 +81,8 @@ def read_plan(run: Path) -> dict[str, Any]:
 
     The first two are fingerprints. Older runs did not note their dataset's: it is None there.
     """
-    path = run / PLAN
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        rooms = {room: dict(plan[room]) for room in ("model", "train")}
-        return {"tokenizer": plan["tokenizer"], "dataset": plan.get("dataset"), **rooms}
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged: {error}; start in another folder") from error
+    plan = read_json(run / PLAN, PLAN_SHAPE, RunError, "start in another folder")
+    return {name: plan.get(name) for name in ("tokenizer", "dataset", "model", "train")}
 
 
 def agree_on_plan(
@@ -120,7 +120,7 @@ def agree_on_plan(
 def _compare(run: Path, old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     """The settings that were changed, and may be; raises where others were too."""
     changed = [
-        (room, name, f"{room}.{name} was {old[room].get(name)!r} and is {value!r}")
+        (room, name, f"{room}.{name} was {shown(old[room].get(name))} and is {value!r}")
         for room in ("model", "train")
         for name, value in plan[room].items()
         if old[room].get(name) != value
@@ -144,5 +144,5 @@ def _compare_data(old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     if was in (None, now):
         return []
     return [
-        f"the dataset is another of the same vocabulary, its fingerprint was {was} and is {now}"
+        f"the dataset is another of the same vocabulary, its fingerprint was {was:.16} and is {now}"
     ]

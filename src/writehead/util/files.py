@@ -2,7 +2,8 @@
 
 Everything is written under a random hidden name beside its place, synced to disk and renamed. The
 writer holds a lock on the hidden file, so what a killed process left behind can be told from work
-in progress: the next writer to the same place removes it.
+in progress: the next writer to the same place removes it. A folder that is being replaced is
+renamed out of the way for a moment; `replaced_directory` finds it where its writer was killed.
 """
 
 import errno
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-ENDING = ".tmp"  # of the hidden names
+ENDING, OLD = ".tmp", ".old"  # of hidden names: what is being written, and what is being replaced
 LONGEST = 200  # bytes of a place's name that its hidden names repeat
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -58,18 +59,38 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
     """
     path = path.resolve()
+    with hidden_directory(path) as fresh:
+        yield fresh
+        for inside in (*fresh.iterdir(), fresh):
+            sync(inside)
+        _move(fresh, path, replace)
+    sync(path.parent)
+
+
+@contextmanager
+def hidden_directory(path: Path) -> Iterator[Path]:
+    """A fresh folder under a hidden name beside `path`, removed when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     fresh, descriptor = create_hidden(path, ENDING, folder=True)
     try:
         yield fresh
-        for inside in (*fresh.iterdir(), fresh):
-            sync(inside)
-        _move(fresh, path, replace)
     finally:
         os.close(descriptor)
         shutil.rmtree(fresh, ignore_errors=True)
-    sync(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Deletes a folder; at no moment does half of it stand in its place."""
+    with hidden_directory(path) as fresh:
+        path.rename(fresh / path.name)
+
+
+def replaced_directory(path: Path) -> Path | None:
+    """The folder that was at `path` before a writer was killed while replacing it, if any."""
+    if path.exists() or not path.parent.is_dir():
+        return None
+    return max(_hidden(path, OLD), default=None)
 
 
 def sync(path: Path) -> None:
@@ -103,12 +124,7 @@ def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
 
     The caller closes the descriptors, which releases the locks.
     """
-    name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
-    try:
-        names = sorted(filter(name.fullmatch, os.listdir(path.parent)))
-    except OSError:  # the folder does not exist or may not be read
-        return
-    for left in (path.parent / name for name in names):
+    for left in _hidden(path, ending):
         try:
             descriptor = os.open(left, os.O_RDONLY)
         except OSError:
@@ -141,8 +157,19 @@ def _prefix(path: Path) -> str:
     return f".{os.fsdecode(name)}."
 
 
+def _hidden(path: Path, ending: str) -> list[Path]:
+    """The hidden files and folders of a place that have this ending."""
+    name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
+    try:
+        return [path.parent / one for one in sorted(os.listdir(path.parent)) if name.fullmatch(one)]
+    except OSError:  # the folder does not exist or may not be read
+        return []
+
+
 def _remove_abandoned(path: Path) -> None:
     """Removes what killed processes left beside `path`."""
+    for old in _hidden(path, OLD) if path.exists() else ():
+        shutil.rmtree(old, ignore_errors=True)
     for left, descriptor in abandoned(path, ENDING):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -172,7 +199,7 @@ def _move(fresh: Path, path: Path, replace: bool) -> None:
             raise
         if not replace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-    old = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}.old")
+    old = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{OLD}")
     path.rename(old)
     try:
         fresh.rename(path)

@@ -1,0 +1,148 @@
+"""JSON from files that nobody vouches for: bounded in bytes, depth and digits, and checked."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from writehead.errors import WriteheadError, shown
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 64
+MAX_DIGITS = 40  # of a number: enough for any count of operations, and a float can hold it
+TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
+
+Shape = Any  # see `check_shape`
+
+
+class JsonError(ValueError):
+    """JSON beyond a limit, or of another shape; the message continues a sentence on the file."""
+
+
+def read_json(
+    path: Path,
+    shape: Shape,
+    error: type[WriteheadError],
+    advice: str = "",
+    *,
+    max_bytes: int = MAX_BYTES,
+    allow_nan: bool = False,
+) -> Any:
+    """The value in a JSON file, which must have the given shape; raises `error` with `advice`."""
+    ending = f"; {advice}" if advice else ""
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise JsonError(f"has more than {max_bytes:,} bytes")
+        value = parse_json(content.decode(), allow_nan=allow_nan)
+        check_shape(value, shape)
+    except OSError as fault:
+        raise error(f"{path} cannot be read: {fault.strerror}{ending}") from fault
+    except JsonError as fault:
+        raise error(f"{path} {fault}{ending}") from fault
+    except ValueError as fault:
+        raise error(f"{path} is not JSON: {fault}{ending}") from fault
+    return value
+
+
+def parse_json(text: str, *, allow_nan: bool = False) -> Any:
+    """The value of a JSON text; raises JSONDecodeError, or JsonError where it is beyond a limit.
+
+    JSON has no NaN and no infinity, but Python writes both; without `allow_nan` they are refused.
+    """
+
+    def integer(digits: str) -> int:
+        _check_digits(digits)
+        return int(digits)
+
+    def number(digits: str) -> float:
+        _check_digits(digits)
+        value = float(digits)
+        return value if math.isfinite(value) else constant(digits)
+
+    def constant(name: str) -> float:
+        if not allow_nan:
+            raise JsonError(f"has {shown(name, 30)} in place of a finite number")
+        return float(name)
+
+    try:
+        value = json.loads(text, parse_int=integer, parse_float=number, parse_constant=constant)
+    except RecursionError as error:
+        raise JsonError(TOO_DEEP) from error
+    level, depth = [value], 0
+    while level := [inner for outer in level for inner in _children(outer)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise JsonError(TOO_DEEP)
+    return value
+
+
+def check_shape(value: object, shape: Shape, place: str = "") -> None:
+    """Raises JsonError unless a JSON value has a shape.
+
+    A shape is a type, with float for any number and object for any value; a range, for an integer
+    in it; None; a tuple of shapes, one of which fits; [shape], a list of such; {str: shape}, an
+    object of such; or {"name": shape, "other?": shape}, an object of at least these names, of which
+    "other" is optional.
+    """
+    if isinstance(shape, list) and isinstance(value, list):
+        for i, inner in enumerate(value):
+            check_shape(inner, shape[0], f"{place}[{i}]")
+    elif isinstance(shape, dict) and isinstance(value, dict):
+        fields = dict.fromkeys(value, shape[str]) if str in shape else shape
+        for field, inner_shape in fields.items():
+            name = field if field in value else field.removesuffix("?")
+            inside = f"{place}.{shown(name)[1:-1]}".lstrip(".")
+            if name in value:
+                check_shape(value[name], inner_shape, inside)
+            elif not field.endswith("?"):
+                raise JsonError(f"lacks {inside}")
+    elif not _fits(value, shape):
+        words = f"{place} is {shown(value)}" if place else f"holds {shown(value)}"
+        raise JsonError(f"is damaged: {words}, which should be {_words(shape)}")
+
+
+def _fits(value: object, shape: Shape) -> bool:
+    """Whether a value has a shape that says nothing of what is inside, or one of several."""
+    if isinstance(shape, tuple):
+        return any(_has_shape(value, one) for one in shape)
+    if shape is object:
+        return True
+    if isinstance(value, bool) or value is None:
+        return shape is (bool if isinstance(value, bool) else None)
+    if isinstance(shape, range):
+        return isinstance(value, int) and value in shape
+    kinds = int | float if shape is float else shape
+    return isinstance(kinds, type | type(int | float)) and isinstance(value, kinds)
+
+
+def _has_shape(value: object, shape: Shape) -> bool:
+    try:
+        check_shape(value, shape)
+    except JsonError:
+        return False
+    return True
+
+
+def _words(shape: Shape) -> str:
+    if isinstance(shape, tuple):
+        return " or ".join(map(_words, shape))
+    if isinstance(shape, range):
+        return f"an integer from {shape.start} to {shape.stop - 1}"
+    if shape is None:
+        return "null"
+    kind = shape if isinstance(shape, type) else type(shape)
+    words = {dict: "an object", list: "a list", str: "text", float: "a number", int: "an integer"}
+    return words.get(kind, "true or false")
+
+
+def _children(value: object) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_digits(digits: str) -> None:
+    if len(digits) > MAX_DIGITS:
+        raise JsonError(f"has a number of {len(digits):,} digits")
