@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import DEVICE, assert_at_most_twice, assert_close_in, randn
-from writehead.kernels import linear, tiles
+from writehead.kernels import cublas, linear, tiles
 
 columns, depth = 21, 37
 HALVES = [torch.float16, torch.bfloat16][: 1 + (DEVICE == "cuda")]  # tensor cores take no float32
@@ -161,3 +161,9 @@ def test_sizes_decide_which_product_is_used(rows, deep, wide, dtype, few, tiled,
     assert tiles.choose_shape(X, W) is None  # not a Hopper GPU
     monkeypatch.setattr(tiles, "chained", lambda T: {"launch_pdl": True})
     assert (tiles.choose_shape(X, W) is not None) == tiled
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has these products")
+def test_products_on_a_cpu_are_never_cublass():
+    with cublas.trying():
+        assert cublas.product(randn(4, 8, dtype=BF16), randn(16, 8, dtype=BF16)) is None
