@@ -42,10 +42,9 @@ def find_sanitizer() -> str | None:
     name = "compute-sanitizer"
     if found := shutil.which(name):
         return found
-    toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
-    folders = [Path(toolkit) for toolkit in toolkits if toolkit]
-    folders += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     packages = Path(sysconfig.get_path("purelib"))
+    folders = [Path(toolkit) for toolkit in toolkits if toolkit]
     folders += [*packages.glob("nvidia/*"), packages / "triton/backends/nvidia"]
     for folder in folders:
         for place in (folder / "bin" / name, folder / name / name):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import assert_at_most_twice, config, model, tokens
+from helpers import assert_at_most_twice, assert_close_in, config, model, tokens
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.decoding import Engine, Hypothesis, beam_search
@@ -198,6 +198,42 @@ def test_logits_in_bfloat16_err_at_most_twice_as_much_as_those_of_the_plain_step
         cache.lengths.add_(1)
         results.append((logits.double(), made.step(fed, low).double(), exact.step(fed, right)))
     assert_at_most_twice(*(torch.stack(some) for some in zip(*results, strict=True)))
+
+
+@both_tasks
+@pytest.mark.parametrize("kind", ["multi-query", "multi-query local, gelu"])
+def test_a_captured_step_of_the_plain_path_replays_with_the_logits_of_forward(kind, task):
+    made, n = make(task, kind), 9
+    source, fed = read(2, 11)[0], read(2, n, seed=1)[0]
+    is_translation = isinstance(made, TranslationModel)
+    prompt = source if is_translation else fed[:, :1]
+    state = made.start(prompt, n, padded=True, rewindable=3)
+    buffer = torch.zeros(state.rows, dtype=torch.long, device="cuda")
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            made.step(buffer, state)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = made.step(buffer, state)
+    # capturing runs nothing, yet the host counts it as a step
+    state.cache.rewind(3)
+    state.cache.lengths.zero_()
+
+    replayed = []
+    for column in fed.unbind(1):
+        buffer.copy_(column)
+        graph.replay()
+        replayed.append(logits.clone())
+    right = made(source, fed) if is_translation else made(fed)
+    assert_close_in(torch.float32, torch.stack(replayed, dim=1), right, ulps=1024)
+    assert state.positions.tolist() == [n] * 2
+    cpu = made.cpu()
+    source, fed = source.cpu(), fed.cpu()
+    expected = cpu(source, fed) if is_translation else cpu(fed)
+    assert_close_in(torch.float32, right.cpu(), expected, ulps=1024)
 
 
 @both_tasks

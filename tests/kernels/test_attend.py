@@ -49,8 +49,6 @@ LIMITS = {
         causal=True, query_positions=torch.arange(m - n, m).repeat(b, 1)
     ),
     "window": Visibility(causal=True, window=2),
-    "window of one": Visibility(causal=True, window=1),
-    "window past the memory": Visibility(causal=True, window=m + 1),
     "lengths": Visibility(lengths=torch.tensor([m - 2, 1])),
     "empty row": Visibility(lengths=torch.tensor([0, m])),
     "segments": Visibility(

@@ -6,11 +6,10 @@ from torch import Tensor
 
 from helpers import DEVICE, assert_close_in, randn
 from helpers import integers as longs
-from writehead.config import AttentionConfig, DecodeConfig
-from writehead.decoding.beam import _Beams
-from writehead.decoding.search import Constraints
+from search_toys import Toy, random_toy
+from writehead.config import DecodeConfig
+from writehead.decoding import beam_search
 from writehead.kernels import beams, choose
-from writehead.model import KVCache
 
 # in the kernels minus infinity is a number like others
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -167,116 +166,97 @@ def test_programs_that_meet_choose_each_rows_token_once():
 
 
 class Beam:
-    """A beam search by the kernels beside the same one in PyTorch, both fed the same logits."""
+    """The state of a beam search by the kernels."""
 
-    def __init__(self, b: int, config: DecodeConfig, window: int | None = None, **given):
-        self.b, self.config = b, config
-        beam, longest = config.beam, config.max_length
-        prefixes, max_lengths = given.get("prefixes"), given.get("max_lengths")
-        device = torch.device(DEVICE)
-        limits = Constraints.make(config, END, prefixes, max_lengths, b, device)
-        self.right_limits, self.right = limits, _Beams(config, limits, b, device)
-        attention = AttentionConfig(d=1, h=1, g=1, k=1, v=1, window=window)
-        self.right_cache, self.cache = (
-            KVCache(attention, layers=1, rows=b * beam, capacity=longest, device=DEVICE)
-            for _ in range(2)
-        )
-        self.right_cache.share()
-        self.cache.share()
-        prefix = torch.nn.functional.pad(limits.prefix, (0, not limits.prefix.shape[1]))
+    def __init__(self, config: DecodeConfig, first: list[int], prefixes=None, max_lengths=None):
+        self.config = config
+        b, beam, longest = len(first), config.beam, config.max_length
+        prefixes = prefixes or [[]] * b
+        padded = [(prefix + [0] * longest)[:longest] for prefix in prefixes]
         self.limits = choose.Limits(
             clock=integers(0),
-            prefix=prefix.int(),
-            prefix_lengths=limits.prefix_lengths.int(),
-            max_lengths=limits.max_lengths.int(),
+            prefix=torch.tensor(padded, device=DEVICE, dtype=torch.int32),
+            prefix_lengths=integers(*map(len, prefixes)),
+            max_lengths=integers(*(max_lengths or [longest] * b)),
             min_length=integers(config.min_length),
         )
-        self.rows = choose.Rows(longs(*[0] * b * beam), self.cache.lengths, self.cache.growing)
+        rows = longs(*range(b * beam))
+        tokens = longs(*first).repeat_interleave(beam)
+        self.rows = choose.Rows(tokens, torch.zeros_like(rows), torch.ones_like(rows))
+        self.ancestors = rows.unsqueeze(1).repeat(1, longest)
         table = torch.zeros(2, longest, b * beam, dtype=torch.int32, device=DEVICE)
-        self.history, self.live = choose.History(*table), self.right.live.clone()
-        numbers = torch.full((2, b, beam), NEVER, device=DEVICE)
-        steps, rows, last, ended = torch.zeros(4, b, beam, dtype=torch.int32, device=DEVICE)
+        self.history = choose.History(*table)
+        self.live, *numbers = torch.full((3, b, beam), NEVER, device=DEVICE)
+        self.live[:, 0] = 0.0
+        steps, places, last, ended = torch.zeros(4, b, beam, dtype=torch.int32, device=DEVICE)
         # an empty place has no row
-        self.pool = beams.Pool(*numbers, steps, rows.long() - 1, last, ended)
+        self.pool = beams.Pool(*numbers, steps, places.long() - 1, last, ended)
 
-    def step(self, logits: Tensor, vocabulary: int) -> None:
-        """One step of the kernels."""
+    def step(self, logits: Tensor, vocabulary: int, end: int = END) -> None:
         logits, config = logits.to(DEVICE), self.config
         found = choose.Candidates.make(len(logits), vocabulary, 2 * config.beam, logits.device)
         self.limits.clock.add_(1)
         choose.survey(logits, found, vocabulary=vocabulary)
-        state = self.rows, self.history, self.live, self.pool, self.cache.ancestors
-        options = {"end": END, "n_best": config.n_best, "alpha": config.alpha}
+        state = self.rows, self.history, self.live, self.pool, self.ancestors
+        options = {"end": end, "n_best": config.n_best, "alpha": config.alpha}
         beams.choose_beam(logits, found, self.limits, *state, vocabulary=vocabulary, **options)
 
-    def advance(self, logits: Tensor, vocabulary: int) -> None:
-        """One step of both, which must agree in all that the next one reads."""
-        t, grew = int(self.limits.clock), self.rows.growing.bool()
-        self.step(logits, vocabulary)
-        log_p = logits.to(DEVICE)[:, :vocabulary].view(self.b, self.config.beam, vocabulary)
-        tokens, rows = self.right.advance(self.right_limits.log_probabilities(log_p, t), t)
-
-        assert_close_in(torch.float32, self.live, self.right.live, ulps=64)
-        lives = (self.live != NEVER).flatten()
-        parents = self.history.parents[t].long()
-        for ours, right in (
-            (self.rows.tokens[lives], tokens[lives]),
-            (self.history.tokens[t, lives], tokens[lives]),
-            (parents[lives], rows[lives]),
-            (self.rows.growing == 0, self.right.over()),
-        ):
-            assert ours.tolist() == right.tolist()
-        self._assert_same_pool()
-        # beams that died may come from anywhere, so the cache follows ours
-        self.right_cache.advance(self.right_cache.reserve(1))
-        self.right_cache.reorder(torch.where(grew, parents, self.cache.rows))
-        assert self.cache.lengths.tolist() == self.right_cache.lengths.tolist()
-        filled = min(t + 1, self.cache.size)
-        ours, right = (c.ancestors[grew, :filled] for c in (self.cache, self.right_cache))
-        assert ours.tolist() == right.tolist()
-        self.right_cache.stop(self.right.over())
-
-    def _assert_same_pool(self) -> None:
-        done, pool = self.right.done, self.pool
-        assert_close_in(torch.float32, pool.scores, done.scores, ulps=64)
-        there = done.scores != NEVER
-        assert_close_in(torch.float32, pool.log_p[there], done.log_p[there], ulps=64)
-        assert (pool.steps[there] + 1).tolist() == done.lengths[there].tolist()
-        assert pool.ended[there].bool().tolist() == done.ended[there].tolist()
-        texts = beams.trace_back(self.history, pool, self.config.beam)
-        for sentence, place in there.nonzero().tolist():
-            length = int(done.lengths[sentence, place])
-            right = done.tokens[sentence, place, :length].tolist()
-            assert texts[sentence, place, :length].tolist() == right
-
-
-# of the last sentence all is forced, so that it has one hypothesis
-LIMITS = {"prefixes": [[5, 3], [], [9, 4, 2]], "max_lengths": [6, 4, 3]}
+    def search(self, toy: Toy) -> list[list[tuple]]:
+        """The hypotheses for a model that sees each row's history through its ancestors."""
+        memory = torch.zeros_like(self.ancestors)
+        for t in range(self.config.max_length):
+            seen, fed = memory.gather(0, self.ancestors)[:, :t], self.rows.tokens.unsqueeze(1)
+            memory[:, t] = self.rows.tokens
+            histories = torch.cat([seen, fed], dim=1).tolist()
+            logits = torch.tensor([toy.logits(tuple(history)) for history in histories])
+            # ids past the vocabulary are neither chosen nor counted
+            logits = torch.nn.functional.pad(logits, (0, 2), value=40.0)
+            self.step(logits, toy.vocabulary, toy.end)
+            if not self.rows.growing.any():
+                break
+        texts = beams.trace_back(self.history, self.pool, self.config.n_best)
+        pool, found = self.pool, []
+        for i, best in enumerate(texts.tolist()):
+            there = [j for j in range(len(best)) if pool.scores[i, j] != NEVER]
+            lengths = [int(pool.steps[i, j]) + 1 - int(pool.ended[i, j]) for j in there]
+            numbers = [(float(pool.scores[i, j]), float(pool.log_p[i, j])) for j in there]
+            said = [best[j][:length] for j, length in zip(there, lengths, strict=True)]
+            ended = [bool(pool.ended[i, j]) for j in there]
+            found.append(list(zip(said, numbers, ended, strict=True)))
+        return found
 
 
 @pytest.mark.parametrize(
-    ("config", "vocabulary", "likelier", "window"),
+    ("options", "vocabulary", "prefixes"),
     [
-        (DecodeConfig(beam=3, n_best=2, max_length=6, min_length=3), 29, 3.0, None),
-        (DecodeConfig(beam=2, n_best=2, max_length=6, alpha=-2.0), 29, 3.0, 2),
-        (DecodeConfig(beam=2, n_best=2, max_length=6, alpha=0.0), 3, 0.0, 4),
+        ({"beam": 3, "n_best": 2, "min_length": 3}, 29, [[5, 3], [], [9, 4, 2]]),
+        ({"beam": 2, "n_best": 2, "alpha": -2.0}, 29, [[5, 3], [], [9, 4, 2]]),
+        ({"beam": 2, "n_best": 2, "alpha": 0.0}, 3, None),
     ],
-    ids=["paper's penalty", "negative penalty, ring", "few tokens, ring"],
 )
-def test_steps_of_a_beam_are_those_in_pytorch(config, vocabulary, likelier, window, small_parts):
-    limits = LIMITS if vocabulary > 9 else {"max_lengths": LIMITS["max_lengths"]}
-    search = Beam(3, config, window, **limits)
-    assert search.cache.size == (window or 6)
-    for _ in range(6):
-        logits = 2.0 * torch.randn(3 * config.beam, vocabulary + 2)
-        logits[:, vocabulary:] = 40.0
-        logits[:, END] += likelier  # so that some end on the way
-        search.advance(logits, vocabulary)
-    done = search.right.done
-    ended, there = done.ended, done.scores != NEVER
-    assert (ended & there).any()
-    assert (~ended & there).any()
-    assert not search.rows.growing.any()
+def test_beams_are_those_of_the_search_in_pytorch(options, vocabulary, prefixes, small_parts):
+    config, toy = (
+        DecodeConfig(max_length=6, **options),
+        random_toy(vocabulary, end=2.0 * (vocabulary > 3)),
+    )
+    # all of the last sentence is forced, so that it has one hypothesis
+    limits = {"prefixes": prefixes, "max_lengths": [6, 4, 3]}
+    right = beam_search(toy.step, toy.start(7, 8, 9), config, end=toy.end, **limits)
+    found = Beam(config, [7, 8, 9], **limits).search(toy)
+    for ours, theirs in zip(found, right, strict=True):
+        assert [(said, ended) for said, _, ended in ours] == [
+            (list(one.tokens), one.finished) for one in theirs
+        ]
+        numbers = [x for _, pair, _ in ours for x in pair]
+        expected = [x for one in theirs for x in (one.score, one.log_probability)]
+        assert numbers == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_beams_over_parts_and_chunks_of_the_default_size():
+    config, toy = DecodeConfig(beam=2, max_length=2), random_toy(LARGE)
+    [[right]] = beam_search(toy.step, toy.start(7), config, end=toy.end)
+    [[(said, _, _)]] = Beam(config, [7]).search(toy)
+    assert said == list(right.tokens)
 
 
 # log .5 at its best, one token later, beats log .2; log .3 at its best, at the end, beats log .6
@@ -284,23 +264,16 @@ def test_steps_of_a_beam_are_those_in_pytorch(config, vocabulary, likelier, wind
 def test_a_search_continues_while_a_live_hypothesis_may_become_the_best(
     alpha, ends, lives, small_parts
 ):
-    search = Beam(1, DecodeConfig(beam=2, max_length=6, alpha=alpha))
+    search = Beam(DecodeConfig(beam=2, max_length=6, alpha=alpha), [0])
     p = torch.arange(1.0, 30.0).repeat(2, 1)  # no two alike
     p *= (1.0 - ends - lives) / p[0].sum()
     p[:, END], p[:, 5] = ends, lives
-    search.advance(p.log(), 29)
+    search.step(p.log(), 29)
     assert search.rows.growing.all()
 
 
-def test_many_parts_and_the_default_chunks_give_the_same_beams():
-    search = Beam(1, DecodeConfig(beam=2, max_length=2))
-    for _ in range(2):
-        search.advance(torch.randn(2, LARGE), LARGE)  # which holds it against PyTorch's
-    assert not search.rows.growing.any()
-
-
 def test_of_equal_candidates_the_earlier_beam_and_then_the_lower_token_lives(small_parts):
-    search = Beam(1, DecodeConfig(beam=3, max_length=4))
+    search = Beam(DecodeConfig(beam=3, max_length=4), [0])
     search.live.copy_(torch.tensor([[-1.0, -1.0, -3.0]]))
     logits = torch.zeros(3, 29)
     logits[0, [12, 20]] = logits[1, [4, 20]] = 1.0
@@ -311,7 +284,7 @@ def test_of_equal_candidates_the_earlier_beam_and_then_the_lower_token_lives(sma
 
 @pytest.mark.parametrize("lost", [slice(2), slice(1, 2), (slice(1, 2), 7)], ids=str)
 def test_a_sentence_whose_logits_are_no_numbers_ends_without_a_log_probability(lost, small_parts):
-    search = Beam(2, DecodeConfig(beam=2, n_best=2, max_length=6))
+    search = Beam(DecodeConfig(beam=2, n_best=2, max_length=6), [0, 0])
     first, second = torch.randn(2, 4, 29)
     first[:, END] = 3.0  # something has ended when the numbers are lost
     search.step(first, 29)
