@@ -72,20 +72,26 @@ def test_reading_a_memory_is_the_batched_listing(g, v):
 @every_depth
 @every_kind
 @pytest.mark.parametrize("window", [None, 1, 4, m])
-def test_steps_through_a_cache_are_the_incremental_listings(window, g, v):
+def test_steps_through_a_cache_are_the_listings(window, g, v):
     module, X = attention(g, v, window=window), random(b, m, d)
     cache = KVCache(module.config, layers=1, rows=b, capacity=m, dtype=torch.float64)
-    K, V = random(b, h, 0, k), random(b, h, 0, v)
-    steps = []
+    K, V, shared_K, shared_V = (
+        random(b, *heads, 0, size) for heads in ((h,), ()) for size in (k, v)
+    )
+    own, steps = projections(module), []
     for x in X.unbind(1):
         reservation = cache.reserve(1)
         steps.append(module(x.unsqueeze(1), reservation.layer(0)).squeeze(1))
         cache.advance(reservation)
-        y, K, V = MultiheadSelfAttentionIncremental(x, K, V, *projections(module))
         if window is None:
+            y, K, V = MultiheadSelfAttentionIncremental(x, K, V, *own)
             assert_close(steps[-1], y)
-    mask = causal_mask(b, h, m, window)
-    right = MultiheadAttentionBatched(X, X, mask, *projections(module))
+        if window is None and g == 1:
+            y, shared_K, shared_V = MultiquerySelfAttentionIncremental(
+                x, shared_K, shared_V, *projections(module, shared=True)
+            )
+            assert_close(steps[-1], y)
+    right = MultiheadAttentionBatched(X, X, causal_mask(b, h, m, window), *own)
     assert_close(torch.stack(steps, dim=1), right)
     assert cache.size == (window or m)
     if window is None:
@@ -93,33 +99,12 @@ def test_steps_through_a_cache_are_the_incremental_listings(window, g, v):
         assert_close(cache.V[0], V[:, :: h // g])
 
 
-@every_depth
-def test_steps_with_one_write_head_are_the_multiquery_incremental_listing(v):
-    module, X = attention(1, v), random(b, m, d)
-    K, V = random(b, 0, k), random(b, 0, v)
-    Y = module(X, WholePast(Visibility(causal=True)))
-    for i, x in enumerate(X.unbind(1)):
-        own = projections(module, shared=True)
-        y, K, V = MultiquerySelfAttentionIncremental(x, K, V, *own)
-        assert_close(Y[:, i], y)
-
-
-def test_biases_are_added_to_each_projection():
+def test_one_wide_product_in_training_has_the_biases_of_three():
     module, X = attention(2, bias=True), random(b, m, d)
-    with torch.no_grad():
-        for P in (module.P_q, module.P_k, module.P_v, module.P_o):
-            P.bias.normal_()
-    # a bias is one more column of the weight, read by an input that is always 1
-    wide = torch.cat([X, torch.ones(b, m, 1)], dim=2)
-    unbiased = Attention(AttentionConfig(d + 1, h, 2, k, v)).double()
-    with torch.no_grad():
-        for name in ("P_q", "P_k", "P_v"):
-            P = getattr(module, name)
-            getattr(unbiased, name).weight.copy_(torch.cat([P.weight, P.bias[:, None]], dim=1))
-        unbiased.P_o.weight.zero_()[:d].copy_(module.P_o.weight)
-    right = unbiased(wide, WholePast(Visibility()))[..., :d] + module.P_o.bias
-    assert_close(module(X, WholePast(Visibility())), right)
-    assert_close(module.eval()(X, WholePast(Visibility())), right)
+    for P in (module.P_q, module.P_k, module.P_v, module.P_o):
+        torch.nn.init.normal_(P.bias)
+    past = WholePast(Visibility(causal=True))
+    assert_close(module.train()(X, past), module.eval()(X, past))
 
 
 @pytest.mark.parametrize("depth", [k, v], ids=["sdpa", "eager"])

@@ -33,10 +33,10 @@ def written(rows: int, n: int) -> tuple[Tensor, ...]:
 def write(cache: KVCache, Q: Tensor, K: Tensor, V: Tensor, counts: Tensor | None = None) -> Tensor:
     """What each layer's queries read as K and V are appended: O [layers, rows, h, n, v]."""
     reservation = cache.reserve(Q.shape[3], counts)
-    pasts = [reservation.layer(i) for i in range(layers)]
-    O = [  # noqa: E741
-        attend(Q[i], *past.append(K[i], V[i]), scale=SCALE) for i, past in enumerate(pasts)
-    ]
+    read = [reservation.layer(i).append(K[i], V[i]) for i in range(layers)]
+    if cache.padded and Q.shape[3] == 1:  # no shape changes from step to step
+        assert read[0][0].shape[2] == cache.size
+    O = [attend(Q[i], *memory, scale=SCALE) for i, memory in enumerate(read)]  # noqa: E741
     cache.advance(reservation)
     return torch.stack(O)
 
@@ -142,22 +142,6 @@ class Caches(RuleBasedStateMachine):
 
 TestAnySequence = Caches.TestCase
 TestAnySequence.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
-
-
-@pytest.mark.parametrize("window", [None, 1, 4, 30])
-@pytest.mark.parametrize("rewindable", [0, 3])
-def test_padded_reads_have_one_shape_and_the_same_results(rewindable, window):
-    Q, K, V = written(2, 11)
-    grown = new_cache(2, 13, window, rewindable=rewindable)
-    padded = new_cache(2, 13, window, rewindable=rewindable, padded=True)
-    for i in range(11):
-        column = slice(i, i + 1)
-        reservation = padded.reserve(1)
-        memory = reservation.layer(1).append(K[1, :, :, column], V[1, :, :, column])
-        padded.advance(reservation)
-        assert memory[0].shape[2] == padded.size
-        O = attend(Q[1, :, :, column], *memory, scale=SCALE)  # noqa: E741
-        assert_close(O, write(grown, *(T[:, :, :, column] for T in (Q, K, V)))[1])
 
 
 @pytest.mark.parametrize("window", [None, 4])

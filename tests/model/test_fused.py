@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from helpers import config, model, tokens
 from writehead import cost
-from writehead.kernels import Visibility
 from writehead.model import DecoderState, LanguageModel, TranslationModel, make_model
 from writehead.paper.presets import preset
 
@@ -107,54 +106,6 @@ def test_fused_steps_of_rows_by_tiles_are_the_models(kind, monkeypatch):
 def test_weights_that_are_too_large_to_merge_are_not(monkeypatch):
     monkeypatch.setattr(fused_layers, "LARGEST", 100)
     test_fused_steps_are_the_models("translation", 1, "multi-query")
-
-
-@torch.no_grad()
-def test_rows_that_do_not_grow_leave_the_others_as_they_are():
-    made = make("translation", {"g": 2})
-    state = start(made, b)
-    own = deepcopy(state)
-    own.cache.growing[0] = 0
-    own.cache.K[:, 0] = own.cache.V[:, 0] = torch.nan
-    rows = fused.Rows(state.first, own.cache.lengths, own.cache.growing)
-    decoder = fused.FusedDecoder(made)
-    logits = decoder.step(decoder.embed(rows), rows, own.cache, memories_of(state))
-    close(logits[1], made.step(state.first, state)[1])
-    assert own.cache.K[:, 0].isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "padded", "room"),
-    [
-        ({}, True, 1),
-        ({"g": 2, "norm": "layer"}, False, 1),
-        ({"bias": True, "activation": "gelu"}, True, 1),
-        ({"g": 2}, False, 0),
-        ({"g": 2, "bias": True}, True, 0),
-    ],
-)
-@torch.no_grad()
-def test_the_encoders_memory_is_the_models_in_the_first_places_of_a_larger_one(
-    changes, padded, room
-):
-    made, source = make("translation", changes), tokens(b, m).to(DEVICE)
-    lengths = [m, m - 3] if padded else [m, m]
-    known = torch.tensor(lengths, device=DEVICE) if padded else None
-    M = made.encode(source, source_lengths=known)
-    [right] = made.decoder.memorize(M, Visibility(lengths=known))
-    heads, device = made.config.encoder_attention, M.device
-    into = fused.Memories.make(heads, 1, b + room, m + 4 * room, M.dtype, device)
-    into.K[:] = into.V[:] = -9.0
-    into.lengths[:] = 99
-
-    fused.FusedDecoder(made).encode(source, known, into)
-
-    for T, expected in ((into.K[0], right.K), (into.V[0], right.V)):
-        for row, length in enumerate(lengths):
-            close(T[row, :, :length], expected[row, :, :length])
-        assert (T[b:] == -9.0).all()
-        assert (T[:, :, m:] == -9.0).all()
-    assert into.lengths.tolist() == lengths + [99] * room
 
 
 @pytest.mark.parametrize(

@@ -25,21 +25,11 @@ PAD, END = 0, 1
 
 def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeForCausalLM:
     """Their model, with random weights throughout: no bias is zero and no norm is one."""
-    config = GPTBigCodeConfig(
-        vocab_size=VOCABULARY,
-        n_positions=POSITIONS,
-        n_embd=D,
-        n_layer=LAYERS,
-        n_head=H,
-        n_inner=101,
-        activation_function="gelu_pytorch_tanh",
-        layer_norm_epsilon=1e-5,
-        multi_query=multi_query,
-        tie_word_embeddings=tied,
-        pad_token_id=PAD,
-        bos_token_id=PAD,
-        eos_token_id=END,
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": D, "n_layer": LAYERS}
+    sizes |= {"n_head": H, "n_inner": 101, "multi_query": multi_query, "tie_word_embeddings": tied}
+    tokens = {"pad_token_id": PAD, "bos_token_id": PAD, "eos_token_id": END}
+    kind = {"activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5}
+    config = GPTBigCodeConfig(**sizes, **tokens, **kind)
     model = GPTBigCodeForCausalLM(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -56,27 +46,12 @@ def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeFo
 def ours(theirs: GPTBigCodeForCausalLM) -> LanguageModel:
     """Our model with their weights."""
     g = 1 if theirs.config.multi_query else H
-    config = ModelConfig(
-        task="language",
-        vocabulary=VOCABULARY,
-        d=D,
-        f=101,
-        h=H,
-        g=g,
-        k=K,
-        v=K,
-        decoder_layers=LAYERS,
-        target_positions=POSITIONS,
-        tied=theirs.config.tie_word_embeddings,
-        norm="layer",
-        norm_epsilon=1e-5,
-        activation="gelu_tanh",
-        bias=True,
-        logit_scale=1.0,
-        pad=PAD,
-        start=PAD,
-        end=END,
-    )
+    sizes = {"vocabulary": VOCABULARY, "d": D, "f": 101, "h": H, "g": g, "k": K, "v": K}
+    sizes |= {"decoder_layers": LAYERS, "target_positions": POSITIONS, "logit_scale": 1.0}
+    kind = {"norm": "layer", "norm_epsilon": 1e-5, "activation": "gelu_tanh", "bias": True}
+    ids = {"pad": PAD, "start": PAD, "end": END}
+    tied = theirs.config.tie_word_embeddings
+    config = ModelConfig(task="language", tied=tied, **sizes, **kind, **ids)
     given = theirs.state_dict()
     weights = {
         "tokens.weight": given["transformer.wte.weight"],

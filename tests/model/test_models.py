@@ -243,11 +243,8 @@ def test_packed_sentences_equal_themselves_alone(window):
     source, fed = tokens(b, 13), tokens(b, 12)
     sources = torch.tensor([[1] * 4 + [2] * 7 + [0] * 2, [1] * 13])
     targets = torch.tensor([[1] * 6 + [2] * 3 + [0] * 3, [1] * 12])
-    packings = {
-        "source_packing": Packing.from_segments(sources),
-        "target_packing": Packing.from_segments(targets),
-    }
-    packed = made(source, fed, **packings)
+    source_packing, target_packing = map(Packing.from_segments, (sources, targets))
+    packed = made(source, fed, source_packing=source_packing, target_packing=target_packing)
     assert_close(packed[:1, :6], made(source[:1, :4], fed[:1, :6]))
     assert_close(packed[:1, 6:9], made(source[:1, 4:11], fed[:1, 6:9]))
     assert_close(packed[1:], made(source[1:], fed[1:]))

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import cross_entropy
 
 import helpers
 from writehead.config import QuantizationConfig
@@ -87,9 +86,9 @@ def test_the_chosen_scales_lose_no_more_than_those_of_the_largest_weight(bits, g
 
 
 def test_a_large_matrix_is_quantized_row_by_row_as_a_small_one():
-    W = torch.randn(600, 513)
+    W = torch.randn(300, 513)
     found = dequantize(*quantize(W, FOUR), FOUR)
-    for row in (0, 254, 255, 256, 599):
+    for row in (0, 254, 255, 256, 299):
         alone = dequantize(*quantize(W[row : row + 1], FOUR), FOUR)[0]
         lost, lost_alone = ((T - W[row]).square().sum() for T in (found[row], alone))
         torch.testing.assert_close(lost, lost_alone)
@@ -113,25 +112,6 @@ def test_a_quantized_model_answers_much_as_the_whole_one(tmp_path, task, bits, c
     inputs = [helpers.tokens(3, 11)] * (2 if task == "translation" else 1)
     whole, found = made(*inputs), small(*inputs)
     assert 0 < (found - whole).square().mean().sqrt() / whole.std() < close
-
-
-def test_a_trained_model_keeps_its_loss_in_eight_bits(tmp_path):
-    model = make_model(helpers.config("language", d=32, f=48))
-    text = torch.arange(20).repeat(4, 1) + torch.tensor([[0], [3], [7], [11]])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def loss(made):
-        return cross_entropy(made(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss(model).backward()
-        optimizer.step()
-    save_run(tmp_path / "run", model.eval())
-    quantize_run(tmp_path / "run", tmp_path / "small")
-    before, after = loss(model).item(), loss(load_run(tmp_path / "small").model).item()
-    assert before < 0.5
-    assert after == pytest.approx(before, rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -209,11 +189,9 @@ def test_nothing_is_overwritten_or_left_behind(run, small, monkeypatch):
 
 
 def test_a_run_of_another_dtype_is_quantized_as_its_float32(run):
-    model = load_run(run, dtype=torch.bfloat16).model
-    save_run(run.parent / "other", model)
-    save_run(run.parent / "same", model.float())
-    stored = []
-    for name in ("other", "same"):
+    model, stored = load_run(run, dtype=torch.bfloat16).model, []
+    for name, saved in (("other", model), ("same", model.float())):
+        save_run(run.parent / name, saved)
         quantize_run(run.parent / name, run.parent / f"{name}-small", FOUR)
         stored.append(load_file(run.parent / f"{name}-small" / runs.WEIGHTS))
     assert all(torch.equal(T, stored[1][name]) for name, T in stored[0].items())
