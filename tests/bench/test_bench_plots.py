@@ -88,6 +88,9 @@ def test_sweeps_are_measured_and_drawn(writehead, quick_chip, monkeypatch, tmp_p
         ("{", "is not JSON"),
         ("[]", "has no sweeps to draw"),
         ('{"sweeps": {}}', "has no sweeps to draw"),
+        ('{"sweeps": [1]}', "has no sweeps to draw"),
+        ('{"sweeps": {"context": [{}]}}', "this result lacks dtype"),
+        ("[" * 100_000, "nested"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(writehead, tmp_path, text, words):
