@@ -25,7 +25,7 @@ _EVALUATED = {
     **dict.fromkeys(("fingerprint", "dtype", "on"), str),
     **dict.fromkeys(("parameters", "bytes", "sentences"), COUNT[1:]),
     "model": dict,
-    "quantization": (dict, None),
+    "quantization": ({"bits": COUNT}, None),
     "ln_ppl": float,
     "bleu": dict.fromkeys(SEARCHES, _BLEU) | {"greedy": _BLEU | {"intl_signature": str}},
     **ENVIRONMENT,

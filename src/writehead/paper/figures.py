@@ -83,7 +83,8 @@ def _is_above(row: str, means: dict[str, float]) -> bool:
 
 def _raised(means: dict[str, float]) -> dict[str, float]:
     """By how many points the texts of fewer or smaller heads are raised, so that none meet."""
-    scale = HEIGHT / ((max(means.values()) - min(means.values())) * 1.4 or 1.0)
+    values = means.values() or [0.0]  # no row may have a figure
+    scale = HEIGHT / ((max(values) - min(values)) * 1.4 or 1.0)
     raised, free = {}, -math.inf
     for row in sorted(means, key=lambda row: means[row]):
         if not _is_whole(row):

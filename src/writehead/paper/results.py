@@ -43,6 +43,7 @@ ROW = {
 }
 BLEU = {"intl?": FIGURE, "13a?": FIGURE}
 SCORED = {"name": str, "ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
+FILES = {"split": str, "files": [{"name": str}]}
 QUALITY = ROW | {
     "seed": COUNT,
     "model": {"vocabulary": range(1, 2**31)},
@@ -58,7 +59,9 @@ QUALITY = ROW | {
         "task": str,
         "vocabulary": COUNT,
         "splits": {"train": {"sequences": COUNT[1:], "target_tokens": COUNT[1:]}},
-        "sources": [{"split": str, "hub?": str, "files?": [{"name": str}]}],
+        "sources": [
+            ({"split": str, "embedded": object}, {"split": str, "hub": str}, FILES),
+        ],
     },
     "log": [{"step": COUNT, "dev_ln_ppl?": FIGURE}],
     "timings": {"training_s": float, "scoring_s": float},
@@ -67,17 +70,16 @@ QUALITY = ROW | {
 TRANSLATED = SCORED | {"sentences": COUNT}
 READ = SCORED | {"words": COUNT}
 TESTED = TRANSLATED | {"bleu": {"greedy": BLEU | {"intl_signature": str}, "beam-4?": BLEU}}
+TIMED = {
+    "step_ms": {"median": float},
+    "us_per_token": {"encoder": float, "decoder": float},
+    "share_of_floor": float,
+}
 SPEED = ROW | {
     "decode": [
         {
             "setting": dict.fromkeys(("batch", "source", "target", "beam"), COUNT),
-            "measured": {
-                str: {
-                    "step_ms?": {"median": float},
-                    "us_per_token?": {"encoder": float, "decoder": float},
-                    "share_of_floor?": float,
-                }
-            },
+            "measured": {str: dict},
         }
     ],
     "training": {
@@ -112,6 +114,8 @@ def read_result(path: Path) -> Result:
     try:
         check_shape(found, ROW)
         check_shape(found, SHAPES.get(found["table"], ROW))
+        if found["table"] == "table2":
+            _check_timed(found["decode"])
     except JsonError as error:
         raise RunError(f"{path} {error}; {advice}") from error
     place = result_path(
@@ -123,6 +127,16 @@ def read_result(path: Path) -> Result:
             f"mixed; move it to {shown(str(place), 200)}"
         )
     return found
+
+
+def _check_timed(decode: list[Result]) -> None:
+    """Raises JsonError where nothing was decoded, or something that was timed lacks its figures."""
+    if not decode:
+        raise JsonError("is damaged: decode is empty")
+    for row in decode:
+        for name, one in row["measured"].items():
+            if "step_ms" in one:
+                check_shape(one, TIMED, shown(name))
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:

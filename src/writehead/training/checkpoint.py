@@ -147,7 +147,9 @@ def load_checkpoint(
 
 def _read_progress(path: Path) -> Progress:
     """How far the checkpoint at `path` had come."""
-    progress = Progress(**read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True))
+    data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
+    known = {name.removesuffix("?") for name in PROGRESS_SHAPE}
+    progress = Progress(**{name: value for name, value in data.items() if name in known})
     if checkpoint_path(path.parents[1], progress.step) != path:
         raise ValueError(f"{PROGRESS} is of step {progress.step}")
     if not all(0 <= value < math.inf for value in progress.meter.values()):

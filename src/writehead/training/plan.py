@@ -129,8 +129,9 @@ def _compare(run: Path, old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     differences = _compare_data(old, plan)
     differences += [text for _, _, text in changed if text not in free]
     if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise ConfigError(
-            f"{run} was started differently: {'; '.join(differences)}. Use the same "
+            f"{run} was started differently: {'; '.join(differences[:5])}{more}. Use the same "
             f"settings and dataset to go on, or another folder to start anew"
         )
     return free

@@ -93,7 +93,7 @@ def check_shape(value: object, shape: Shape, place: str = "") -> None:
         fields = dict.fromkeys(value, shape[str]) if str in shape else shape
         for field, inner_shape in fields.items():
             name = field if field in value else field.removesuffix("?")
-            inside = f"{place}.{shown(name)[1:-1]}".lstrip(".")
+            inside = ".".join(filter(None, (place, shown(name).strip("'"))))
             if name in value:
                 check_shape(value[name], inner_shape, inside)
             elif not field.endswith("?"):

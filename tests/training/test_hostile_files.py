@@ -1,0 +1,162 @@
+"""Files that nobody vouches for: every damage ends in a sentence of ours, at once."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainings import CONFIG, go, last_checkpoint
+from writehead.data.dataset import Dataset
+from writehead.data.tokenizer import Tokenizer
+from writehead.errors import DataError, WriteheadError
+from writehead.model import load_run
+from writehead.paper.report import make_report, markdown
+from writehead.training.journal import read_log
+from writehead.training.plan import read_plan
+
+RESULTS = Path(__file__).parents[2] / "results"
+RAW = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"9" * 400,
+    b"NaN",
+    json.dumps("x" * 10_000_000).encode(),
+    json.dumps({"\x1b[2J" * 99_999: 1}).encode(),
+]
+BAD = [None, True, -1, 1.5, "\x1b[2J" * 9_999, [], {"a": 1}, 2**31, 2**63, 10**30, float("inf")]
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
+        run = tmp_path_factory.mktemp("hostile") / "run"
+        go(dataset, run, replace(CONFIG, steps=4))
+        return run
+
+
+def report_on(path: Path) -> None:
+    markdown(make_report(path.parents[2]), "figures")
+
+
+# by name: where the file comes from, and what reads it
+FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "config.json": ("run", lambda path: load_run(path.parent)),
+    "train.json": ("run", lambda path: read_plan(path.parent)),
+    "log.jsonl": ("run", lambda path: read_log(path.parent)),
+    "dataset.json": ("dataset", lambda path: Dataset.open(path.parent)),
+    "table2/paper/multi-query.json": ("results", report_on),
+}
+
+
+def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in a JSON value, of lists the first only."""
+    yield place
+    names: Any = value if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        names = range(len(value[:1]))
+    for name in names:
+        yield from paths(value[name], (*place, name))
+
+
+def damaged(whole: Any) -> Iterator[bytes]:
+    """A JSON value with one value missing or exchanged, in many ways."""
+    places = [place for place in paths(whole) if place]
+    for number in range(max(len(places), 40)):
+        place, bad = places[number % len(places)], BAD[number % len(BAD)]
+        for change in ("put", "delete"):
+            value = copy.deepcopy(whole)
+            inside = value
+            for name in place[:-1]:
+                inside = inside[name]
+            if change == "put":
+                inside[place[-1]] = bad
+            else:
+                del inside[place[-1]]
+            yield json.dumps(value).encode()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_one_short_sentence(dataset, trained, tmp_path, name):
+    source, read = FILES[name]
+    path = tmp_path / source / name
+    if source == "results":
+        path.parent.mkdir(parents=True)
+        shutil.copyfile(RESULTS / name, path)
+    else:
+        shutil.copytree(dataset if source == "dataset" else trained, tmp_path / source)
+        (tmp_path / source / "checksums.sha256").unlink(missing_ok=True)  # it would be noticed
+    text = path.read_text()
+    whole = json.loads(text.partition("\n")[0] if name == "log.jsonl" else text)
+    messages = []
+    for content in (*RAW, *damaged(whole)):
+        path.write_bytes(content)
+        try:
+            read(path)
+        except WriteheadError as error:
+            messages.append(str(error))
+    assert len(messages) > len(RAW) / 2
+    assert max(map(len, messages)) < 1000
+    assert all(map(str.isprintable, messages))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": 3},
+        {"step": 10**30},
+        {"dev": {"4": "x"}},
+        {"meter": {"nll": -1.0}},
+        {"interim": 3},
+        {"data": []},
+        {"data": {}},
+        {"data.carry": [10**6]},
+        {"data.cursor": -1},
+        {"data.epoch": 10**12},
+        {"data.seed": "\x1b[2J" * 999},
+    ],
+    ids=str,
+)
+def test_a_damaged_place_in_the_training_is_one_short_sentence(dataset, trained, tmp_path, change):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    path = last_checkpoint(run) / "training.json"
+    (path.parent / "checksums.sha256").unlink()
+    whole = json.loads(path.read_text())
+    [(name, value)] = change.items()
+    room, _, field = name.partition(".")
+    whole[room] = {**whole[room], field: value} if field else value
+    path.write_text(json.dumps(whole))
+    with pytest.raises(WriteheadError) as caught:
+        go(dataset, run)
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable()
+
+
+def test_a_changed_byte_of_a_tokenizer_never_ends_in_another_error(dataset):
+    whole = (dataset / "tokenizer.model").read_bytes()
+    text = "Kalo mi ta, ü 😀 \x01"
+    refused = 0
+    for at in range(whole.index(b"<0x41>") - 6, whole.index(b"<0x45>") + 2):
+        for byte in (0x00, 0x7F, 0xC3, whole[at] ^ 1):
+            changed = bytearray(whole)
+            changed[at] = byte
+            try:
+                tokenizer = Tokenizer(bytes(changed))
+                tokenizer.decode(tokenizer.encode(text))
+                tokenizer.decode(tokenizer.encode_all([text])[0])
+            except DataError:
+                refused += 1
+    assert refused > 50
+    with pytest.raises(DataError, match="cannot encode or decode"):
+        Tokenizer(whole).decode([10**6])

@@ -1,0 +1,129 @@
+"""JSON within limits: whatever a file holds, the answer is a value or one short sentence."""
+
+import json
+import math
+from itertools import count
+
+import pytest
+
+from writehead.config import TrainConfig
+from writehead.errors import ConfigError, RunError, shown
+from writehead.schema import with_settings
+from writehead.util.json_files import JsonError, check_shape, parse_json, read_json
+
+REFUSED = [
+    ("", "not JSON"),
+    ('{"a": 1', "not JSON"),
+    ("\udcff", "not JSON"),
+    ("[" * 100_000, "nested"),
+    ('{"a":' * 100_000, "nested"),
+    ("[" * 66 + "]" * 66, "nested"),
+    ("9" * 400, "400 digits"),
+    ("-0." + "9" * 5000, "digits"),
+    ("NaN", "NaN"),
+    ("-Infinity", "Infinity"),
+    ("1e999", "1e999"),
+    (json.dumps("x" * 2_000_000), "more than 1,000,000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED, ids=count())
+def test_what_is_beyond_a_limit_is_one_short_sentence(tmp_path, text, words):
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(RunError) as caught:
+        read_json(path, object, RunError, "make it again", max_bytes=1_000_000)
+    sentence = str(caught.value)
+    assert sentence.startswith(str(path))
+    assert words in sentence
+    assert sentence.endswith("; make it again")
+    assert len(sentence) < 300
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_callers_kind(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory$"):
+        read_json(tmp_path / "none", object, ConfigError)
+
+
+def test_what_json_cannot_say_is_read_where_it_is_allowed():
+    value = parse_json('{"a": [NaN, -Infinity, 1e999, 1, 2.5]}', allow_nan=True)["a"]
+    assert math.isnan(value[0])
+    assert value[1:] == [-math.inf, math.inf, 1, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (3, range(4)),
+        (3, float),
+        (2.5, float),
+        (None, (str, None)),
+        ([], [str]),
+        ({"a": 1}, {"a": int, "b?": int}),
+        ({"x": [1, 2]}, {str: [int]}),
+        (True, object),
+        ({"a": {}}, ({"b": int}, {"a": dict})),
+    ],
+)
+def test_values_of_the_shape_pass(value, shape):
+    check_shape(value, shape)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "words"),
+    [
+        (4, range(4), "an integer from 0 to 3"),
+        (2.0, range(4), "an integer"),
+        (True, int, "an integer"),
+        (True, float, "a number"),
+        (False, range(4), "an integer"),
+        (None, dict, "an object"),
+        ("1", (float, None), "a number or null"),
+        ([1, "x"], [int], "[1] is 'x'"),
+        ({"a": {"b": []}}, {"a": {"b": str}}, "a.b is [], which should be text"),
+        ({"a": 1}, {"a": int, "b": int}, "lacks b"),
+        ({"a": 1, "b": "x"}, {"b?": bool}, "true or false"),
+        ({"\x1b[31m" * 999: 1}, {str: str}, "…"),
+        (["x" * 10**7], [int], "…"),
+    ],
+    ids=count(),
+)
+def test_values_of_another_shape_are_named_with_their_place(value, shape, words):
+    with pytest.raises(JsonError) as caught:
+        check_shape(value, shape)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "value", ["\x1b[2J\n", "x" * 10**7, 10**5000, ["a", "\x07"], 2**70], ids=count()
+)
+def test_a_value_is_shown_short_and_without_control_characters(value):
+    assert shown(value).isprintable()
+    assert len(shown(value)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("steps", "9" * 400, "400 digits"),
+        ("steps", str(10**20), "64 bits"),
+        ("steps", "[" * 10_000, "nested"),
+        ("steps", "x" * 10**6, "is not a whole number"),
+        ("clip", "NaN", "NaN"),
+        ("seed", "-1", "seed=-1"),
+        ("x" * 10**6, "1", "unknown train field"),
+    ],
+    ids=count(),
+)
+def test_a_setting_beyond_a_limit_is_one_short_sentence(name, text, words):
+    with pytest.raises(ConfigError) as caught:
+        with_settings(TrainConfig(), {name: text})
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_settings_are_json_or_words():
+    changed = with_settings(TrainConfig(), {"clip": "null", "decay": "0.5", "precision": "float32"})
+    assert (changed.clip, changed.decay, changed.precision) == (None, 0.5, "float32")
