@@ -5,7 +5,6 @@ is named. Gated feed-forward layers need none: their three matrices of width f h
 and operations of two of width 1.5 f.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any, overload
 
 from writehead import cost
 from writehead.config import ModelConfig
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
+from writehead.util.json_files import read_json
 
 CONFIG = "config.json"
 MAX_BYTES = 1 << 20
@@ -57,27 +57,15 @@ def import_config(file: Path) -> Imported:
     kind = fields.values.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         raise ConfigError(
-            f"{file} has model_type {kind!r:.40}; known are {', '.join(sorted(READERS))}"
+            f"{file} has model_type {shown(kind)}; known are {', '.join(sorted(READERS))}"
         )
     return READERS[kind](fields, kind)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigError(f"{file} has more than {MAX_BYTES:,} bytes; give a config.json")
-        data = json.loads(content)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{file} is not JSON; give the config.json of a model") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file} is not a JSON object; give the config.json of a model")
-    return data
+    advice = "give the config.json of a model"
+    values: dict[str, Any] = read_json(file, dict, ConfigError, advice, max_bytes=MAX_BYTES)
+    return values
 
 
 @dataclass(frozen=True)
