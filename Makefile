@@ -4,13 +4,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check sanitize clean
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+
+# What depends on floating-point sums, and two kinds of CPU to run it as: PyTorch (ATen, MKL, oneDNN)
+# and NumPy (OpenBLAS, under Triton's interpreter) choose their kernels by instruction set.
+NUMERICAL := tests/kernels tests/model tests/decoding tests/training tests/paper/test_listings.py
+SSE := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
+       ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
+AVX2 := ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell MKL_CBWR=AVX2 \
+        ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
+
+.PHONY: demo test test-other-cpus test-slow check sanitize clean
 
 demo: $(VENV)/demo
 	$(BIN)/writehead demo
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+	$(PYTEST)
+
+test-other-cpus: $(VENV)/test
+	$(SSE) $(PYTEST) $(NUMERICAL)
+	$(AVX2) $(PYTEST) $(NUMERICAL)
+
+test-slow: $(VENV)/test
+	$(PYTEST) -m slow
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .
