@@ -137,7 +137,7 @@ CONFIG: list[Case] = [
     (lambda: config(d="14"), "d='14' is not a whole number"),
     (lambda: config(f=17.0), r"f=17\.0 is not a whole number"),
     (lambda: config(dropout=1.0), "not a probability below 1"),
-    (lambda: config(dropout=float("nan")), "not a probability"),
+    (lambda: config(dropout=float("nan")), "not a finite number"),
     (lambda: config(norm_epsilon=0.0), "norm_epsilon=0.0 must be above 0"),
     (lambda: config(logit_scale=-1.0), "above 0, or null"),
     (lambda: config(end=37), "choose an id from 0 to 36"),

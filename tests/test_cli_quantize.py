@@ -78,7 +78,7 @@ def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, f
     assert writehead("quantize", checkpoint, tmp_path / "small")[0] == 0
     names = sorted(path.name for path in (tmp_path / "small").iterdir())
     weights = "model.safetensors"
-    assert names == ["config.json", weights, f"{weights}.sha256", "tokenizer.model"]
+    assert names == ["checksums.sha256", "config.json", weights, "tokenizer.model"]
 
 
 def test_a_run_that_is_there_is_replaced_if_forced_and_kept_if_it_holds_more(

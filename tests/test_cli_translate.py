@@ -392,7 +392,7 @@ def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp
         process.stdout.close()
         said = process.stderr.read().decode()
     assert process.returncode == 0
-    assert said.startswith("line 1 is longer than the 23 tokens")
+    assert said.startswith("warning: line 1 is longer than the 23 tokens")
     assert said.count("\n") == 1
 
 

@@ -146,8 +146,8 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
         (run / name).unlink()
         with pytest.raises(RunError, match=f"has no {name}"):
             load_run(run)
-    run.rename(tmp_path / ".run.old")
-    with pytest.raises(RunError, match=r"\.run\.old"):
+    run.rename(tmp_path / ".run.0123abcd.old")
+    with pytest.raises(RunError, match=r"\.run\.0123abcd\.old"):
         load_run(run)
 
 

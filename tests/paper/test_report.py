@@ -293,7 +293,7 @@ def test_only_a_report_of_the_projects_own_results_fills_its_readme(
     [
         ({"scale": "paper", "place": "small"}, "results are mixed"),
         ({"train": {**EXPERIMENTS["table1", "small"].train.to_json(), "steps": 5}}, "steps is 5"),
-        ({"data": {"fingerprint": "other"}}, "dataset is another"),
+        ("another dataset", "dataset is another"),
         ({"format": 7}, "not written by `writehead reproduce`"),
         ("not JSON", "not JSON"),
         ('{"format": 1}', "lacks table"),
@@ -306,6 +306,9 @@ def test_results_that_do_not_fit_together_are_refused(tmp_path, changes, words):
     path = write_row(tmp_path, "table1", "multi-query", [1.5], **given)
     if changes == "again":
         write_row(tmp_path / "again", "table1", "multi-query-local", [1.4])
+    elif changes == "another dataset":
+        result = json.loads(path.read_text())
+        path.write_text(json.dumps(result | {"data": result["data"] | {"fingerprint": "other"}}))
     elif isinstance(changes, str):
         path.write_text(changes)
     with pytest.raises(RunError, match=words):

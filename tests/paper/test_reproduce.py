@@ -147,7 +147,7 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
         assert f"{copied / RUN} was begun with other settings: {words}" in err
     for path, change, words in (
         (plan, {"dataset": "another"}, f"{copied / RUN} was begun on another dataset"),
-        (step, {"step": 5}, "has 5 steps and 4"),
+        (step, {"step": 5}, "damaged"),
     ):
         right = path.read_text()
         path.write_text(json.dumps(json.loads(right) | change))
@@ -160,6 +160,16 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
     assert result(copied)["scores"] == result(whole)["scores"]
     code, err = run("table1", "--only=multi-head-local", "--steps=5")
     assert (code, "train.steps is 4 in it and 5" in err) == (2, True)
+
+
+def test_a_run_with_more_steps_than_asked_for_is_not_scored(run, copied):
+    checkpoint = last_checkpoint(copied / RUN)
+    progress = checkpoint / "training.json"
+    progress.write_text(json.dumps(json.loads(progress.read_text()) | {"step": 5}))
+    (checkpoint / "checksums.sha256").unlink()
+    checkpoint.rename(checkpoint.with_name("step-00000005"))
+    code, err = run("table1", *QUERY)
+    assert (code, "has 5 steps and 4" in err, (copied / RESULT).exists()) == (2, True, False)
 
 
 def test_a_row_of_another_process_is_passed_over_and_taken_once_that_stopped(

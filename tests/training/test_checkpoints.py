@@ -91,7 +91,7 @@ def test_only_a_damaged_finished_model_is_made_again_from_the_checkpoints(
         (run / name).unlink()
     else:  # changed on purpose, without a checksum
         save_file({name: 2 * T for name, T in weights(run).items()}, path)
-        path.with_name("model.safetensors.sha256").unlink()
+        path.with_name("checksums.sha256").unlink()
         before = {file: content for file, content in contents(run).items() if file.parent == run}
     capsys.readouterr()
     go(dataset, run, replace(CONFIG, average=2))  # which the run was not trained with

@@ -77,7 +77,7 @@ def test_a_seed_out_of_range_is_refused_and_leaves_nothing_behind(
     settings = (*SETTINGS, "--set=train.steps=1")
     code, _, err = writehead(*command, *settings, f"--set=train.seed={seed}")
     assert (code, err.count("\n")) == (2, 1)
-    assert "seed must be from 0 to" in err
+    assert err.startswith("error: seed=")
     assert not run.exists()
     assert writehead(*command, *settings, f"--set=train.seed={2**63 - 1}")[0] == 0
     assert steps(run) == [1]
@@ -90,7 +90,7 @@ def test_a_seed_out_of_range_is_refused_and_leaves_nothing_behind(
 def test_seeds_have_a_range(kind, most):
     assert kind(seed=most).seed == most
     for seed in (-1, most + 1, 10**300):
-        with pytest.raises(ConfigError, match=f"from 0 to {most}"):
+        with pytest.raises(ConfigError, match="seed="):
             kind(seed=seed)
 
 

@@ -115,9 +115,11 @@ def test_unsuitable_datasets_and_folders_are_refused(dataset, text, run, tmp_pat
         with pytest.raises(RunError, match="something else"):
             go(dataset, tmp_path / place)
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
-    last_checkpoint(run).rename(tmp_path / "gone")
+    checkpoint = last_checkpoint(run)
+    checkpoint.rename(tmp_path / "gone")
     with pytest.raises(RunError, match="no checkpoint"):
         go(dataset, run, SHORT)
+    (tmp_path / "gone").rename(checkpoint)
     for damaged in ("", "[]", '{"tokenizer": 1, "model": 2, "train": 3}'):
         (run / "train.json").write_text(damaged)
         with pytest.raises(RunError, match=r"train\.json"):

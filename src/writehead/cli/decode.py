@@ -302,7 +302,7 @@ def _window(engine: "Engine") -> tuple[int, int]:
     if engine.model.device.type != "cpu":
         return Batching.lines, Batching.lines
     first, most = CPU_LINES
-    return most, first
+    return min(most, Batching.lines), first
 
 
 def _manifest(
