@@ -179,6 +179,7 @@ def test_a_sequence_is_the_sum_of_its_steps_part_by_part(cfg, window):
             for count in ("operations", "weights", "kv", "activations"):
                 total, *each = (getattr(part, count) for part in parts)
                 assert total == sum(each), (parts[0].name, count)
+        assert whole.bytes == sum(step.bytes for step in steps)
         # a padded step costs as much as the last
         assert (steps[0] == cost.decoder_step(cfg, setting)) == padded or window == 1
 

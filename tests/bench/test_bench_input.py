@@ -49,6 +49,7 @@ def test_help_has_an_example(verb):
         ("translate plain --input=nowhere", "nowhere"),
         ("translate plain --input=blank", "no line"),
         ("translate nowhere --input=text", "nowhere"),
+        (f"{TRANSLATE} --repeats=0", "0 repeats"),
         (f"{TRANSLATE} --beam=0", "beam=0"),
         (f"{TRANSLATE} --beam=9000", "--beam 9000"),
         ("tokens plain --input=text --lines=0", "--lines 0"),

@@ -25,7 +25,7 @@ def test_special_files_are_not_replaced_and_a_link_stays_one(tmp_path):
     os.mkfifo(pipe)
     loop.symlink_to("loop")
     file.touch()
-    for path in (pipe, loop, file / "x.json"):
+    for path in (pipe, loop, file / "x.json", tmp_path):
         with pytest.raises(RunError, match=str(tmp_path)):
             check_output(path, True)
     link.symlink_to("there/target.json")

@@ -31,6 +31,12 @@ BETTER = "better than the best of fewer or smaller heads"
 HIGHEST = "higher than the best of all other rows"
 
 
+@pytest.fixture
+def no_pictures(monkeypatch) -> None:
+    for name in ("quality_svg", "loss_svg"):
+        monkeypatch.setattr(f"writehead.paper.report.{name}", lambda sheet: "<svg></svg>")
+
+
 def write(path: Path, result: dict[str, object]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result), encoding="utf-8")
@@ -191,7 +197,9 @@ def test_table_2_has_times_shares_of_the_floor_and_gains(tmp_path):
     assert len(table) == 2 + len(TABLE_2) + 2
 
 
-def test_the_scale_with_the_most_rows_comes_first_and_a_rehearsal_only_if_alone(tmp_path):
+def test_the_scale_with_the_most_rows_comes_first_and_a_rehearsal_only_if_alone(
+    tmp_path, no_pictures
+):
     def scales():
         titles = [one.table.title for one in make_report(tmp_path).sections]
         return [title.rpartition(": ")[2] for title in titles]
@@ -205,7 +213,7 @@ def test_the_scale_with_the_most_rows_comes_first_and_a_rehearsal_only_if_alone(
     assert scales() == ["small", "paper", "paper-size", "tiny"]
 
 
-def test_repeats_are_compared_with_the_noise(tmp_path):
+def test_repeats_are_compared_with_the_noise(tmp_path, no_pictures):
     def repeated(loss, table="table1"):
         write_row(tmp_path / "again", table, "multi-query", [loss])
         found = (row for row in cells(text_of(tmp_path)) if row[:2] == ["multi-query", "0"])
@@ -270,7 +278,7 @@ def test_the_readme_is_filled_between_its_markers_and_checked(writehead, tmp_pat
 
 
 def test_only_a_report_of_the_projects_own_results_fills_its_readme(
-    writehead, tmp_path, monkeypatch
+    writehead, tmp_path, monkeypatch, no_pictures
 ):
     project = tmp_path / "project"
     for name in ("results", "mine"):
@@ -315,7 +323,7 @@ def test_results_that_do_not_fit_together_are_refused(tmp_path, changes, words):
         make_report(tmp_path)
 
 
-def test_a_missing_folder_file_or_marker_is_named(writehead, tmp_path, monkeypatch):
+def test_a_missing_folder_file_or_marker_is_named(writehead, tmp_path, monkeypatch, no_pictures):
     monkeypatch.chdir(tmp_path)
     write_row(tmp_path / "results", "table1", "multi-head", [1.4])
     (tmp_path / "empty").mkdir()
@@ -332,6 +340,6 @@ def test_a_missing_folder_file_or_marker_is_named(writehead, tmp_path, monkeypat
     assert not (tmp_path / "docs").exists()
 
 
-def test_our_own_readme_says_what_our_own_results_give(writehead, monkeypatch):
+def test_our_own_readme_says_what_our_own_results_give(writehead, monkeypatch, no_pictures):
     monkeypatch.chdir(ROOT)
     assert writehead("report", "--check") == (0, "", "")

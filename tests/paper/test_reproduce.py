@@ -198,12 +198,17 @@ def test_a_row_of_another_process_is_passed_over_and_taken_once_that_stopped(
 def test_a_dataset_that_another_process_prepares_is_waited_for(
     run, tmp_path, monkeypatch, quick_table_2, options, dataset
 ):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
     def release(seconds):
         fcntl.flock(held, fcntl.LOCK_UN)
 
     with locked(tmp_path / f"runs/data/.{dataset}.turn") as held:
         code, err = run(*options, "--minutes=0")
         assert (code, "stopped at the dataset" in err) == (128 + signal.SIGTERM, True)
+        monkeypatch.setattr("writehead.paper.reproduce.time.sleep", interrupt)
+        assert run(*options)[0] == 130
         monkeypatch.setattr("writehead.paper.reproduce.time.sleep", release)
         code, err = run(*options)
     assert (code, "1 of 1 results are there" in err) == (0, True)
@@ -246,9 +251,10 @@ def test_table_2_times_both_searches_and_a_training_step(run, copied, quick_tabl
 
 def test_processes_of_table_2_share_the_rows_but_not_a_chip(run, copied, quick_table_2):
     both, runs = ("table2", "--only=multi-head", "--only=multi-query"), copied / "runs/table2/tiny"
-    with locked(runs / f".{speed.chip_name(torch.device('cpu'))}.lock"):
-        code, err = run(*both)
+    with locked(runs.with_name("small") / f".{speed.chip_name(torch.device('cpu'))}.lock"):
+        code, err = run(*both, scale="small")
     assert (code, "0 of 2 results are there; other processes" in err) == (0, True)
+    assert "hours" in err  # which the sizes of a GPU may take
     with locked(runs / ".multi-head.lock"):
         code, err = run(*both)
     assert (code, "1 of 2 results are there; other processes" in err) == (0, True)

@@ -37,11 +37,18 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
     assert text.count("<svg") == 3
     assert not re.search(r"(src|href)=[\"']?https?:", text)
 
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
     trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
-    (folder / "demo.json").unlink()
     monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
-    assert writehead(*command)[0] == 0
-    assert (folder / "demo.json").is_file()
-    assert html.escape(SENTENCES[0]) not in page.read_text(encoding="utf-8")
+    monkeypatch.setattr("writehead.demo.run.evaluate_translation", interrupted)
+    code, out, _ = writehead(*command)
+    assert (code, SENTENCES[0] in out) == (130, False)
     again = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
     assert again == trained
+
+    # with a thread for each, both are trained at once
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("writehead.demo.run.train_together", interrupted)
+    assert writehead(*command)[0] == 130
