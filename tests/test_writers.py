@@ -13,7 +13,7 @@ import pytest
 
 from texts import engine, save_small_runs, tokenizer
 from writehead.bench.record import check_output, write_result
-from writehead.errors import RunError
+from writehead.errors import DataError, RunError
 from writehead.model import load_run, quantize_run, save_run
 from writehead.model import quantize as quantizing
 from writehead.model.runs import read_quantization
@@ -183,3 +183,5 @@ def test_a_tokenizer_is_written_whole(tmp_path):
     tokenizer().save(tmp_path / "bpe")
     assert names(tmp_path) == ["bpe"]
     assert (tmp_path / "bpe").read_bytes() == tokenizer().model
+    with pytest.raises(DataError, match="none/bpe could not be written: No such file"):
+        tokenizer().save(tmp_path / "none" / "bpe")
