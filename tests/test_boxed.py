@@ -18,22 +18,22 @@ from writehead.decoding import Engine
 from writehead.errors import RunError
 from writehead.model import load_run, read_config
 from writehead.model.boxed import BOXED, boxed_run
+from writehead.model.checksum import sha256
 from writehead.model.runs import read_quantization, run_bytes, run_fingerprint
 from writehead.paper.presets import preset
 
 ROOT = Path(__file__).parents[1]
 SHORT = ("--max-length=9", "--device=cpu")
 LINES = sentences(5)
+FILES = ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
 
 
 @pytest.fixture
 def typed(monkeypatch):
     """Gives a command its standard input."""
 
-    def give(text: str, *, terminal: bool = False) -> None:
-        stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
-        stdin.isatty = lambda: terminal
-        monkeypatch.setattr(sys, "stdin", stdin)
+    def give(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
     return give
 
@@ -73,31 +73,26 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
     typed("the cat.")
     code, out, err = writehead("translate", *SHORT, "--output", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"came without its model, which would be in {empty_box}; give a RUN" in err
+    assert str(empty_box) in err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RunError, match="give a RUN"):
+    with pytest.raises(RunError, match="came without its model"):
         Engine.load()
 
 
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("news.en", "news.en is a file, and RUN is the folder of a model; if it is a file of text"),
-        ("news.en", "pass --input news.en\n"),
-        ("old news.en", "pass --input 'old news.en'\n"),
-        ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'; check the path, and if"),
-        ("the cat " * 99, "the cat the cat …'; check the path, and if that is text, pass it by"),
-        ("x" * 3000, "x…'; check the path"),
-        ("nowhere", "there is no run at 'nowhere'; check the path"),
-        ("", "there is no run at ''; check the path"),
+        ("old news.en", "--input 'old news.en'"),
+        ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'"),
+        ("x" * 3000, "x…'"),
+        ("", "there is no run at ''"),
     ],
 )
 def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
     writehead, monkeypatch, tmp_path, run, words
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("news.en", "old news.en"):
-        Path(name).write_text("the cat.\n")
+    Path("old news.en").write_text("the cat.\n")
     code, out, err = writehead("translate", run, *SHORT)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
@@ -107,42 +102,29 @@ def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     code, out, err = writehead("translate", *SHORT)
     assert (code, out) == (2, "")
-    assert err == "error: standard input is closed; name a file of text with --input\n"
+    assert "standard input is closed" in err
 
 
-def test_only_who_types_at_a_terminal_is_told_what_to_do_and_which_model_answers(
-    writehead, boxed, typed
+@pytest.mark.parametrize("terminal", [True, False])
+def test_only_who_types_at_a_terminal_is_told_which_model_answers(
+    writehead, boxed, typed, terminal
 ):
-    which, how = "the bundled model, English to German; RUN names another; ", "type a line and"
-    for run, terminal, told in (
-        ((), True, f"{which}{how} Enter; Ctrl-D ends\n"),
-        ((), False, ""),
-        ((boxed,), True, f"{how} Enter; Ctrl-D ends\n"),
-        ((boxed,), False, ""),
-    ):
-        typed("the cat.\na dog.\n", terminal=terminal)
-        code, out, err = writehead("translate", *run, *SHORT)
-        assert (code, err, out.count("\n")) == (0, told, 2)
-
-
-def test_help_says_that_run_may_be_left_out(writehead):
-    code, out, _ = writehead("translate", "--help")
-    assert code == 0
-    assert "translate [OPTIONS] [RUN]" in out
-    assert "the bundled model, English to German" in " ".join(out.replace("│", " ").split())
+    typed("the cat.\n")
+    sys.stdin.isatty = lambda: terminal
+    code, out, err = writehead("translate", *SHORT)
+    assert (code, out.count("\n"), bool(err)) == (0, 1, terminal)
 
 
 def test_the_wheel_takes_the_box_and_its_card(tmp_path):
-    files = ("checksums.sha256", "config.json", "model.safetensors", "tokenizer.model")
     for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     package = tmp_path / "src" / "writehead"
     (package / "boxed" / "en-de").mkdir(parents=True)
     shutil.copyfile(ROOT / "src" / "writehead" / "__init__.py", package / "__init__.py")
-    for name in ("MODEL_CARD.md", *(f"en-de/{name}" for name in files)):
+    for name in ("MODEL_CARD.md", *(f"en-de/{name}" for name in FILES)):
         (package / "boxed" / name).touch()
     packed = {one.distribution_path for one in WheelBuilder(str(tmp_path)).recurse_included_files()}
-    assert {f"writehead/boxed/en-de/{name}" for name in files} <= packed
+    assert {f"writehead/boxed/en-de/{name}" for name in FILES} <= packed
     assert "writehead/boxed/MODEL_CARD.md" in packed
 
 
@@ -150,8 +132,7 @@ def test_the_box_is_a_small_multi_query_translator_in_few_bits():
     size = sum(path.stat().st_size for path in BOXED.parent.rglob("*") if path.is_file())
     assert size <= 16_000_000
     names = sorted(path.name for path in BOXED.iterdir())
-    weights = "model.safetensors"
-    assert names == ["checksums.sha256", "config.json", weights, "tokenizer.model"]
+    assert names == FILES
     config = read_config(boxed_run())
     assert config == replace(preset("boxed/multi-query"), vocabulary=config.vocabulary)
     assert config.kind == "multi-query"
@@ -174,5 +155,7 @@ def test_the_figures_of_the_box_are_those_of_its_weights():
         json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")
     )
     assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BOXED)
+    for name in FILES[1:]:
+        assert f"{sha256(BOXED / name)}  {name}\n" in (BOXED / FILES[0]).read_text()
     assert scored["bytes"] == run_bytes(BOXED)
     assert scored["model"] == read_config(BOXED).to_json()

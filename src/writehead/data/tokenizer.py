@@ -100,7 +100,10 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Writes the model to a file."""
-        write_file(path, self.model)
+        try:
+            write_file(path, self.model)
+        except OSError as error:
+            raise DataError(f"{path} could not be written: {error.strerror}") from error
 
     @property
     def vocabulary(self) -> int:

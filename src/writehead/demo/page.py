@@ -7,6 +7,7 @@ from typing import Any
 
 from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
+from writehead.errors import RunError
 from writehead.paper.frame import html_page
 from writehead.util.extras import requires
 
@@ -59,7 +60,10 @@ cores; writehead {environment["versions"]["writehead"]}, PyTorch
 {environment["versions"]["torch"]}; {environment["date"]};
 <code>{html.escape(environment["command"])}</code></p></footer>
 """
-    write_file(path, html_page(TITLE, body, STYLE))
+    try:
+        write_file(path, html_page(TITLE, body, STYLE))
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
     return path
 
 

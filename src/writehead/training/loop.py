@@ -385,6 +385,6 @@ def _writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"{run} could not be written: {error}; what was saved before stays: make room, and run "
-            f"the same command again"
+            f"{run} could not be written: {error.strerror or error}; earlier checkpoints stay: "
+            f"make room, and run the same command again"
         ) from error
