@@ -1,8 +1,10 @@
 """Searches on the device against the plain ones; interpreted where there is no GPU."""
 
+import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -20,10 +22,11 @@ from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError
 from writehead.kernels import choose
 from writehead.model import LanguageModel, TranslationModel
 
-graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
-reading = pytest.importorskip("writehead.decoding.reading", reason="Triton is not installed")
-captures = pytest.importorskip("writehead.decoding.captured", reason="Triton is not installed")
-fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+pytest.importorskip("triton")
+MODULES = "decoding.captured decoding.graphs decoding.reading model.fused model.fused_layers"
+captures, graphs, reading, fused, fused_layers, tiles = (
+    import_module(f"writehead.{name}") for name in f"{MODULES} kernels.tiles".split()
+)
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
     # in the kernels minus infinity is a number like others
@@ -95,6 +98,16 @@ def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) ->
 
 
 LIMITS = {"prefixes": [[8], []], "max_lengths": [4, 3]}
+SHORT = replace(GREEDY, max_length=3, min_length=3)
+KINDS = [
+    {"decoder_layers": 2},
+    {"g": 4, "window": 2, "logit_scale": 0.2},
+    {"g": 2, "tied": False},
+    {"norm": "layer", "activation": "gelu"},
+    {"norm": "layer", "bias": True},
+    {"bias": True, "norm_epsilon": 0.1},
+    {"activation": "gelu_tanh", "norm_epsilon": 0.1},
+]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +115,12 @@ LIMITS = {"prefixes": [[8], []], "max_lengths": [4, 3]}
     [
         ("translation", {}, (5, 2, 4), replace(GREEDY, max_length=5), {}),
         ("language", {}, (5, 2, 4), replace(GREEDY, max_length=5), {}),
-        ("translation", {"g": 4, "window": 2}, (2, 5), GREEDY, {}),
-        ("translation", {"norm": "layer", "bias": True}, (2, 5), GREEDY, {}),
+        *(("translation", changes, (2, 5), SHORT, {}) for changes in KINDS),
+        # one row has kernels of its own, which know RMS norms only
+        *(("translation", changes, (5,), SHORT, {}) for changes in KINDS[3:]),
         ("translation", {}, (5,), GREEDY, {}),
+        ("language", {"g": 2, "tied": False}, (2, 5), SHORT, {}),
+        ("language", {"window": 2}, (5,), SHORT, {}),
         ("translation", {}, (4, 2), replace(GREEDY, min_length=2, alpha=1.1), LIMITS),
         ("translation", {}, (2, 4), BEAM, {}),
         ("language", {"window": 3}, (5, 2), BEAM, {}),
@@ -125,6 +141,42 @@ def test_a_search_finds_what_the_plain_one_does(task, changes, lengths, options,
         assert right != plain(made, batch, options)
     if not changes and not limits and len(lengths) > 1:
         assert {one.finished for found in right for one in found} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("products", "changes", "lengths"),
+    [
+        # float32 would take another way, and Triton's interpreter takes no bfloat16
+        *(("few_rows", changes, (2, 5)) for changes in ({"decoder_layers": 2}, *KINDS[5:])),
+        *(("choose_shape", {"d": 64, "g": g}, (2, 5)) for g in (1, 4)),
+        ("LARGEST", {}, (5,)),
+    ],
+)
+def test_other_products_find_the_same(products, changes, lengths, monkeypatch):
+    tile = tiles.TileShape(16, 16, 32, warps=4, stages=2)
+    instead = {
+        "few_rows": lambda X, W: len(X) > 1,
+        "choose_shape": lambda X, W, widest=0: None if W.shape[1] % 64 else tile,
+        "LARGEST": 100,  # so that no weights are merged
+    }
+    monkeypatch.setattr(fused_layers, products, instead[products])
+    test_a_search_finds_what_the_plain_one_does("translation", changes, lengths, SHORT, {})
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "dtype", "words"),
+    [
+        *((k, v, torch.bfloat16, None) for k, v in [(16, 16), (16, 256), (128, 32)]),
+        *((16, 16, dtype, None) for dtype in (torch.float16, torch.float32)),
+        (8, 16, torch.float32, "need k to be a power of two.* not 8$"),
+        (16, 24, torch.float32, "need v to be a power of two.* not 24$"),
+        (512, 16, torch.float32, "need k to be a power of two.* not 512$"),
+        (16, 16, torch.float64, r"torch\.float64"),
+    ],
+)
+def test_models_that_the_kernels_cannot_decode_are_told_why(k, v, dtype, words):
+    reason = fused.why_not(LanguageModel(config("language", k=k, v=v)).to(dtype))
+    assert reason is None if words is None else re.search(words, reason)
 
 
 @pytest.mark.parametrize(
