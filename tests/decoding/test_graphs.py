@@ -298,7 +298,7 @@ def test_memory_is_given_back_before_a_second_attempt_and_then_the_largest_batch
     failures, monkeypatch
 ):
     memory, held = 3_000_000, []
-    device = SimpleNamespace(total_memory=memory)
+    device = SimpleNamespace(total_memory=memory, L2_cache_size=50 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
