@@ -31,7 +31,7 @@ def test_splits_share_no_sentence_in_either_language(corpus):
     for split, drawn in corpus.items():
         assert {split_of(source) for source, _ in drawn} == {split}
         assert len({source for source, _ in drawn}) == len(drawn)
-        for row in (*drawn, *pairs(split, 250, max_words=4)):
+        for row in (*drawn, *pairs(split, 250, max_words=5)):
             for texts, text in zip(owners, row, strict=True):
                 texts[text.lower()].add(split)
     assert all(len(splits) == 1 for texts in owners for splits in texts.values())

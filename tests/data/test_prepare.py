@@ -223,8 +223,8 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
 
 
 def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
-    code, *_ = command("--embedded", "--pairs=400", "--max-words=9", "--vocabulary=500")
-    assert (code, sizes(tmp_path / "ds")) == (0, {"train": 400, "dev": 400, "test": 400})
+    code, *_ = command("--embedded", "--pairs=150", "--max-words=9", "--vocabulary=350")
+    assert (code, sizes(tmp_path / "ds")) == (0, {"train": 150, "dev": 150, "test": 150})
     dataset = Dataset.open(tmp_path / "ds")
     train, decode = dataset.split("train"), dataset.tokenizer.decode
     [first] = embedded_pairs("train", 1, max_words=9)
