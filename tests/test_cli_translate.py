@@ -511,7 +511,7 @@ def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
         (LINES[:3], [], "resuming after line 3 of", 3),
         ([*LINES[:2], "a dog."], [], "has changed; resuming after line 2 of", 2),
         (["a dog.", *LINES[1:]], [], "has changed; starting over", 0),
-        (LINES, ["--beam=2"], "4 lines of an interrupted attempt with other settings", 0),
+        (LINES, ["--beam=2"], "had other settings; its 4 lines are kept", 0),
     ],
 )
 def test_finished_lines_are_kept_as_far_as_input_and_settings_are_the_same(
@@ -611,7 +611,7 @@ def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path, 
     code, out, err = writehead(*arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
     assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
-    for first, said in ((0, "3 lines done and kept"), (4, "no line is done")):
+    for first, said in ((0, "3 lines done and kept"), (4, "no line is kept")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first
         code, out, err = writehead(*arguments, "--output", output, stdin=TEXT)

@@ -88,15 +88,17 @@ class _Fields:
             return None if isinstance(default, str) else default
         if type(value) is not int or not 0 < value <= MAX_SIZE:
             raise ConfigError(
-                f"{self.file} has {name}={value!r:.40}, not an integer from 1 to {MAX_SIZE:,}"
+                f"{self.file} has {name}={shown(value)}, not an integer from 1 to {MAX_SIZE:,}"
             )
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self.values.get(name, default)
+        value = self.values.get(name)
+        if value is None:
+            return default
         if not isinstance(value, bool):
-            raise ConfigError(f"{self.file} has {name}={value!r:.40}, not true or false")
+            raise ConfigError(f"{self.file} has {name}={shown(value)}, not true or false")
         return value
 
     def head_depth(self, d: int, h: int) -> int:

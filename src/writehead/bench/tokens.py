@@ -27,9 +27,8 @@ from writehead.bench.translate import ALPHA
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END, Tokenizer
 from writehead.decoding import Batching, Engine, Hypothesis, beam_search
-from writehead.decoding.batching import Job, batch_cost, longest_first, take_batch
+from writehead.decoding.batching import EXTRA_TOKENS, Job, batch_cost, longest_first, take_batch
 from writehead.decoding.beam import BeamStep
-from writehead.decoding.engine import ROOM
 from writehead.decoding.worker import Worker
 from writehead.errors import ConfigError, DataError
 from writehead.model import TranslationModel
@@ -120,7 +119,7 @@ def _sentences(
         if len(tokens) >= config.source_positions:
             too_long.append(number)
             continue
-        length = min(len(tokens) + ROOM, config.target_positions)
+        length = min(len(tokens) + EXTRA_TOKENS, config.target_positions)
         jobs.append(Job([*tokens, END], length))
         numbers.append(number)
     if not jobs:

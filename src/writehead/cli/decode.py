@@ -15,8 +15,9 @@ import typer
 
 from writehead import __version__
 from writehead.cli.app import Threads, app
+from writehead.cli.streams import output_is_closed
 from writehead.config import DecodeConfig
-from writehead.errors import ConfigError, DataError
+from writehead.errors import ConfigError, DataError, shown
 
 if TYPE_CHECKING:  # these import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # these import PyTorch, which takes seconds
     Answer = Callable[[list[Source], int, Progress | None], Iterator[str]]
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-SHOWN = 40  # characters of a mistaken argument that an error repeats
 # lines decoded together on a CPU, at first and at most: an interruption loses as many
 CPU_LINES = (32, 1024)
 
@@ -177,7 +177,7 @@ def translate_command(
             first=first,
         )
         for i, output in enumerate(outputs, first):
-            lines = ((textio.one_line(one.text), one.score) for one in output.hypotheses)
+            lines = ((textio.plain_line(one.text), one.score) for one in output.hypotheses)
             if n_best is not None:
                 yield "".join(f"{i} ||| {text} ||| {score:.6f}\n" for text, score in lines)
             elif scores:
@@ -192,8 +192,8 @@ def translate_command(
     manifest = _manifest("translate", engine, run, options, n_best=n_best, scores=scores)
     with _writing(output_path, manifest, force) as output:
         groups = textio.paired(reader.groups(*_window(engine)), prefixes)
-        shown = _shown(reader.typed, output_path)
-        with textio.tallying(output, input_path, typed=reader.typed, shown=shown) as tally:
+        counted = _is_counted(reader.typed, output_path)
+        with textio.tallying(output, input_path, typed=reader.typed, shown=counted) as tally:
             _decode(groups, tally, answer)
     for one in (reader, prefixes):
         if one is not None:
@@ -260,7 +260,7 @@ def generate_command(
         outputs = engine.generate(prompts, options, samples=samples, progress=progress, first=first)
         for begun, output in zip(prompts, outputs, strict=True):
             begun = begun.rstrip() * echo
-            yield "".join(textio.one_line(begun + one.text) + "\n" for one in output.hypotheses)
+            yield "".join(textio.plain_line(begun + one.text) + "\n" for one in output.hypotheses)
 
     list(answer([], 0, None))  # checks the options before a line is read
     if typed:
@@ -274,13 +274,13 @@ def generate_command(
             for i, [(begun, _)] in enumerate(groups):
                 own = dataclasses.replace(options, seed=options.seed + i)
                 pieces = engine.stream(begun, own)
-                output.write(textio.one_line(begun.rstrip()) if echo else "")
+                output.write(textio.plain_line(begun.rstrip()) if echo else "")
                 for piece in pieces:
-                    output.write(textio.one_line(piece))
+                    output.write(textio.plain_line(piece))
                 output.write("\n")
         else:
-            shown = _shown(typed, output_path)
-            with textio.tallying(output, input_path, typed=typed, shown=shown) as tally:
+            counted = _is_counted(typed, output_path)
+            with textio.tallying(output, input_path, typed=typed, shown=counted) as tally:
                 _decode(groups, tally, answer)
     if reader is not None:
         reader.report()
@@ -353,7 +353,7 @@ def _check_files(
         )
     if "-" in read and sys.stdin is None:
         raise ConfigError("standard input is closed; name a file of text with --input")
-    if output_path == "-" and sys.stdout is None:
+    if output_path == "-" and output_is_closed():
         raise ConfigError("standard output is closed; name a file with --output")
     written = _regular_file(output_path, sys.stdout)
     for path in read:
@@ -398,13 +398,12 @@ def _check_place(run: str | None) -> None:
             f"{run} is a file, and RUN is the folder of a model; if it is a file of text, pass "
             f"--input {shlex.quote(run)}"
         )
-    shown = run if len(run) <= SHOWN else run[:SHOWN] + "…"
     raise ConfigError(
-        f"there is no run at {shown!r}; check the path, and if that is text, pass it by standard "
-        f"input, or as a file with --input"
+        f"there is no run at {shown(run)}; check the path, or pass text on standard input or as a "
+        f"file with --input"
     )
 
 
-def _shown(typed: bool, output_path: str) -> bool:
+def _is_counted(typed: bool, output_path: str) -> bool:
     """Whether to count lines on the terminal: not where the output itself appears there."""
     return not typed and (output_path != "-" or not sys.stdout.isatty())

@@ -1,5 +1,6 @@
 """Standard streams that work whatever the shell gave us: closed, or in any encoding."""
 
+import fcntl
 import io
 import os
 import sys
@@ -20,6 +21,15 @@ def open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+
+
+def output_is_closed() -> bool:
+    """Whether standard output was closed when the process started; see `open_streams`."""
+    try:
+        flags = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL)
+    except (OSError, ValueError, io.UnsupportedOperation):  # not a file, as in a test
+        return False
+    return flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def discard_output() -> None:

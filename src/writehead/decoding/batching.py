@@ -13,7 +13,8 @@ SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
 WORD_CHARACTERS = 1_000  # no word, and no sentence of a script without spaces, is longer
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
-LINE_TOKENS = 16_384  # about 25 pages
+EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
+LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
 WINDOW_TOKENS = 1 << 20  # what a window may hold, however few its lines
 
 
@@ -96,13 +97,13 @@ def split_line(
 ) -> tuple[list[list[int]], bool]:
     """The pieces of a line, as of `split_text`, and whether it was shortened.
 
-    A word is cut to 1,000 characters and a line to 16,384 tokens, or to `limit` if that is more, so
-    that no line takes unbounded time.
+    A word is cut to 1,000 characters, and a line to 32,768 tokens with 50 more for each piece, so
+    that no line takes unbounded time. A line of one piece is kept whole.
     """
-    most = max(limit, LINE_TOKENS)
+    most = max(limit + EXTRA_TOKENS, LINE_TOKENS)
     short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
     pieces = split_text(short, encode, limit)
-    totals = itertools.accumulate(map(len, pieces))
+    totals = itertools.accumulate(len(piece) + EXTRA_TOKENS for piece in pieces)
     kept = [piece for piece, total in zip(pieces, totals, strict=True) if total <= most]
     return kept, len(short) < len(text) or len(kept) < len(pieces)
 

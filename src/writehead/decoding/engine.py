@@ -12,6 +12,7 @@ import torch
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import END, Tokenizer
 from writehead.decoding.batching import (
+    EXTRA_TOKENS,
     LINE_TOKENS,
     WORD_CHARACTERS,
     Batching,
@@ -29,7 +30,6 @@ from writehead.util.threads import use_threads
 log = logging.getLogger(__name__)
 
 BEAM = 4  # of translations, as in §4.2
-ROOM = 50  # a translation may be this many tokens longer than its source
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Engine:
         use_threads(threads)
         if run is None:
             try:
-                return cls.load(boxed_run(), device, dtype, backend, batching, graphs=graphs)
+                return cls.load(
+                    boxed_run(), device, dtype, backend, batching, graphs=graphs, threads=threads
+                )
             except (RunError, DataError) as error:
-                raise RunError(
-                    f"the model in the box: {error}; or install writehead again"
-                ) from error
+                raise RunError(f"the bundled model: {error}; or install writehead again") from error
         if not isinstance(run, str | Path):
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
         graphs = graphs and backend == "auto"
@@ -249,7 +249,7 @@ class Engine:
         forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
         jobs = []
         for tokens in pieces:
-            length = options.max_length or len(forced) + len(tokens) + ROOM
+            length = options.max_length or len(forced) + len(tokens) + EXTRA_TOKENS
             length = min(max(length, options.min_length), self.model.config.target_positions)
             if len(forced) > length:
                 raise DataError(

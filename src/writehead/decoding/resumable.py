@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from writehead.util.files import abandoned, create_hidden, publish, sync, write_file
+from writehead.util.locks import lock_file
 
 ENDING = ".part"  # of the hidden folder's name
 MANIFEST, OUTPUT, JOURNAL = "manifest.json", "output", "journal"
@@ -31,24 +32,30 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 class ResumableFile:
     """Lines of text in a hidden folder, of which `done` are finished.
 
-    `discarded` is how many lines an abandoned attempt with other settings had finished.
+    `other_lines` is how many lines an abandoned attempt with other settings has finished.
     """
 
-    def __init__(self, folder: Path, descriptor: int, discarded: int = 0) -> None:
-        self.folder, self.descriptor, self.discarded = folder, descriptor, discarded
+    def __init__(self, path: Path, folder: Path, descriptor: int, other_lines: int = 0) -> None:
+        self.path, self.other_lines = path, other_lines
         self.done = 0
         self.changed = False  # whether the input differs from the one that was interrupted
         self.resuming = True  # while lines are compared with the journal
         self._end = 0  # of the text of all lines so far
         self._texts: list[bytes] = []
         self._records: list[bytes] = []
+        self._open(folder, descriptor)
+        self._size = os.fstat(self._output.fileno()).st_size
+
+    def _open(self, folder: Path, descriptor: int) -> None:
+        self.folder, self._descriptor = folder, descriptor
         self._output = _open(folder / OUTPUT)
         self._journal = _open(folder / JOURNAL)
-        self._size = os.fstat(self._output.fileno()).st_size
 
     @property
     def kept(self) -> int:
-        """How many lines an interruption keeps now."""
+        """How many lines an interruption keeps now: none on a file system without locks."""
+        if lock_file(self._descriptor) is None:
+            return 0
         return _lines(self.folder) if self.resuming else self.done
 
     def skip(self, sources: Sequence[Source]) -> int:
@@ -74,13 +81,23 @@ class ResumableFile:
         return True
 
     def _stop_resuming(self) -> None:
-        """Drops whatever follows the finished lines."""
+        """Drops whatever follows the finished lines, except for an attempt with another input."""
         if self.resuming:
             self.resuming = False
+            if self.changed:
+                self._continue_in_a_copy()
             for file, size in ((self._journal, self.done * RECORD.size), (self._output, self._end)):
                 file.seek(size)
                 file.truncate()
                 os.fsync(file.fileno())
+
+    def _continue_in_a_copy(self) -> None:
+        """Leaves this attempt for a command with its input, and continues in a copy."""
+        folder, descriptor = create_hidden(self.path, ENDING, folder=True)
+        for name in (MANIFEST, OUTPUT, JOURNAL):
+            shutil.copyfile(self.folder / name, folder / name)
+        self.close()
+        self._open(folder, descriptor)
 
     def add(self, source: Source, text: str) -> None:
         """Appends the text of an input line; `commit` puts it on disk."""
@@ -95,12 +112,15 @@ class ResumableFile:
         self.done += len(self._records)
         self._texts, self._records = [], []
 
-    def finish(self, path: Path, *, replace: bool) -> None:
-        """Gives the output its name and removes the folder."""
+    def finish(self, *, replace: bool) -> None:
+        """Gives the output its name and removes the folder, and those of abandoned attempts."""
         self._stop_resuming()
-        publish(self.folder / OUTPUT, path, replace=replace)
+        publish(self.folder / OUTPUT, self.path, replace=replace)
         self.remove()
-        sync(path.parent)
+        for folder, descriptor in abandoned(self.path, ENDING):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+        sync(self.path.parent)
 
     def remove(self) -> None:
         """Deletes the folder, while it is still locked."""
@@ -110,7 +130,7 @@ class ResumableFile:
         """Releases the lock, so that the next process may resume."""
         self._output.close()
         self._journal.close()
-        os.close(self.descriptor)
+        os.close(self._descriptor)
 
 
 @contextmanager
@@ -120,14 +140,13 @@ def resumable_file(
     """A file to write, which appears at `path` when the block ends without an error.
 
     `replace` is that of `util.files.atomic_file`. After an error, the finished lines are kept for
-    the next attempt with the same manifest. An attempt with another manifest is removed if its
-    process has ended.
+    the next attempt with the same manifest, until some attempt is published.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     work = _open_work(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
     try:
         yield work
-        work.finish(path, replace=replace)
+        work.finish(replace=replace)
     except BaseException:
         if work.kept == 0:
             work.remove()
@@ -137,23 +156,29 @@ def resumable_file(
 
 
 def _open_work(path: Path, manifest: str) -> ResumableFile:
-    """The abandoned attempt with this manifest that has most lines, or a new one.
-
-    Removes all other abandoned attempts.
-    """
-    found = sorted(abandoned(path, ENDING), key=lambda one: _lines(one[0]))
-    same = [one for one in found if _read(one[0] / MANIFEST) == manifest and _lines(one[0])]
-    discarded = max((_lines(folder) for folder, _ in found), default=0)
-    for folder, descriptor in found:
-        if (folder, descriptor) not in same[-1:]:
+    """The latest abandoned attempt with this manifest, or a new one."""
+    same: tuple[Path, int] | None = None
+    other_lines = 0
+    for folder, descriptor in sorted(abandoned(path, ENDING), key=_last_change, reverse=True):
+        lines = _lines(folder)
+        if lines and same is None and _read(folder / MANIFEST) == manifest:
+            same = folder, descriptor
+            continue
+        other_lines = max(other_lines, lines)
+        if not lines:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
-    if same:
-        return ResumableFile(*same[-1])
-    work = ResumableFile(*create_hidden(path, ENDING, folder=True), discarded)
+        os.close(descriptor)
+    if same is not None:
+        return ResumableFile(path, *same)
+    work = ResumableFile(path, *create_hidden(path, ENDING, folder=True), other_lines)
     write_file(work.folder / MANIFEST, manifest)
     sync(path.parent)
     return work
+
+
+def _last_change(attempt: tuple[Path, int]) -> float:
+    journal = attempt[0] / JOURNAL
+    return journal.stat().st_mtime if journal.is_file() else 0.0
 
 
 def _digest(source: Source) -> bytes:
@@ -162,7 +187,7 @@ def _digest(source: Source) -> bytes:
 
 def _open(path: Path) -> FileIO:
     """The file, made if it does not exist, for reading from its start and for writing."""
-    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
 
 
 def _append(file: FileIO, content: bytes) -> None:

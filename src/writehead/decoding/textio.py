@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from writehead.decoding.pipes import Arrivals
 from writehead.decoding.resumable import ResumableFile, Source, resumable_file
-from writehead.errors import DataError
+from writehead.errors import DataError, one_line
 
 READ_AHEAD = 4096  # lines of a pipe that are read while others are decoded
 GROUP_BYTES = 1 << 22  # of lines that are decoded together, however few they are
@@ -229,7 +229,7 @@ def writing(
         raise DataError(f"{name} could not be written: {error.strerror or error}") from error
 
 
-def one_line(text: str) -> str:
+def plain_line(text: str) -> str:
     """The text without control characters, on one line whatever the reader takes for its end."""
     return text.translate(ONE_LINE)
 
@@ -237,7 +237,7 @@ def one_line(text: str) -> str:
 def say(sentence: str) -> None:
     """Prints a sentence on standard error, unless that is closed."""
     if sys.stderr is not None:  # else print would take standard output
-        print(sentence, file=sys.stderr, flush=True)
+        print(one_line(sentence), file=sys.stderr, flush=True)
 
 
 def plural(count: int, noun: str) -> str:
@@ -263,10 +263,10 @@ class Tally:
     def unfinished(self, groups: Iterable[list[Source]]) -> Iterator[list[Source]]:
         """The lines that an interrupted attempt has not finished; says where it resumes."""
         output = self.output
-        if isinstance(output, ResumableFile) and output.discarded:
+        if isinstance(output, ResumableFile) and output.other_lines:
             say(
-                f"starting over: {plural(output.discarded, 'line')} of an interrupted attempt "
-                f"with other settings are discarded"
+                f"starting over: the interrupted attempt had other settings; its "
+                f"{plural(output.other_lines, 'line')} are kept until the output is complete"
             )
         began = False
         for group in groups:
@@ -296,7 +296,7 @@ class Tally:
         """What an interruption leaves."""
         if isinstance(self.output, ResumableFile):
             if self.output.kept == 0:
-                return "no line is done"
+                return "no line is kept"
             return (
                 f"{plural(self.output.kept, 'line')} done and kept; run the same command again to "
                 f"resume"

@@ -35,6 +35,11 @@ def check_checksum(path: Path) -> None:
     if not path.is_file() or not beside.is_file():
         return
     expected = _read(beside).get(path.name)
+    if expected is None and beside.name == CHECKSUMS:
+        raise DamagedRun(
+            f"{path} is not listed in {CHECKSUMS}",
+            f"copy or save the run again, or delete {CHECKSUMS} if you added the file yourself",
+        )
     if expected not in (None, sha256(path)):
         raise DamagedRun(
             f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}",

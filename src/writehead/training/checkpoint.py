@@ -194,7 +194,14 @@ def delete_checkpoint(path: Path) -> None:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Deletes what a crash left half written or half deleted."""
+    """Deletes what a crash left half written or half deleted.
+
+    A checkpoint that was being replaced, and not yet by another, is put back first.
+    """
+    for path in (run / CHECKPOINTS).glob(".step-*.old"):
+        place = path.with_name(path.name.split(".")[1])
+        if not place.exists():
+            path.rename(place)
     for path in (
         *(run / CHECKPOINTS).glob(".step-*"),
         *run.glob(".finished"),

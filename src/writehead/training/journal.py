@@ -114,12 +114,15 @@ def read_log(run: Path) -> list[dict[str, float]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             while line := file.readline(MAX_LINE):
-                entry = parse_json(line, allow_nan=True)
+                try:
+                    entry = parse_json(line, allow_nan=True)
+                except json.JSONDecodeError:
+                    if file.read(1):
+                        raise JsonError("in the middle is not JSON") from None
+                    return entries
                 check_shape(entry, {"step": range(MAX_STEPS + 1)})
                 check_shape(entry, {str: float})
                 entries.append(entry)
-    except json.JSONDecodeError:
-        return entries
     except (OSError, JsonError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"an entry {error}"
         raise RunError(

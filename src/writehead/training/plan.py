@@ -105,8 +105,8 @@ def agree_on_plan(
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
     if not reached and (run / CONFIG).is_file():
         raise RunError(f"{run} is finished and has no checkpoint to go on from; choose another")
-    old = read_plan(run) if path.is_file() else None
-    if old is not None and reached:
+    old = read_plan(run) if reached and path.is_file() else None
+    if old is not None:
         changes = _compare(run, old, plan)
         if old["dataset"] is None:
             plan["dataset"] = None  # nobody knows whether this is what its steps were trained on

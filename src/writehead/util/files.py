@@ -7,7 +7,6 @@ renamed out of the way for a moment; `replaced_directory` finds it where its wri
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from writehead.util.locks import lock_file
 
 ENDING, OLD = ".tmp", ".old"  # of hidden names: what is being written, and what is being replaced
 LONGEST = 200  # bytes of a place's name that its hidden names repeat
@@ -36,7 +37,7 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     Without `replace`, a file that another process has put there meanwhile is kept, and the block
     ends with FileExistsError. Where `path` is a symbolic link, its target is written.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     _remove_abandoned(path)
     fresh, descriptor = create_hidden(path, ENDING, folder=False)
     try:
@@ -58,7 +59,7 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     With `replace`, it takes the place of the folder that is there; without, that one is kept and
     the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     with hidden_directory(path) as fresh:
         yield fresh
         for inside in (*fresh.iterdir(), fresh):
@@ -114,7 +115,7 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
             # another process may take it for abandoned before it is locked
             with suppress(FileNotFoundError):
                 descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
-                if _lock(descriptor) is not False and fresh.exists():
+                if lock_file(descriptor) is not False and fresh.exists():
                     return fresh, descriptor
                 os.close(descriptor)
 
@@ -126,10 +127,11 @@ def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
     """
     for left in _hidden(path, ending):
         try:
-            descriptor = os.open(left, os.O_RDONLY)
+            descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue
-        if _lock(descriptor) and left.exists():  # else its owner has finished it meanwhile
+        # else its owner has finished it meanwhile
+        if lock_file(descriptor) and left.exists():
             yield left, descriptor
         else:
             os.close(descriptor)
@@ -146,7 +148,11 @@ def publish(fresh: Path, path: Path, *, replace: bool) -> None:
         if error.errno not in NO_LINKS:
             raise
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # reserves the name
-        os.replace(fresh, path)
+        try:
+            os.replace(fresh, path)
+        except OSError:
+            path.unlink()
+            raise
 
 
 def _prefix(path: Path) -> str:
@@ -161,9 +167,18 @@ def _hidden(path: Path, ending: str) -> list[Path]:
     """The hidden files and folders of a place that have this ending."""
     name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
     try:
-        return [path.parent / one for one in sorted(os.listdir(path.parent)) if name.fullmatch(one)]
+        names = sorted(filter(name.fullmatch, os.listdir(path.parent)))
     except OSError:  # the folder does not exist or may not be read
         return []
+    return [place for one in names if _is_ours(place := path.parent / one)]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this user made a file or folder; in a shared folder, others may plant names."""
+    try:
+        return path.lstat().st_uid == os.geteuid() and not path.is_symlink()
+    except OSError:
+        return False
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -176,17 +191,6 @@ def _remove_abandoned(path: Path) -> None:
         else:
             left.unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Whether this process holds the lock now; None on file systems without locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _move(fresh: Path, path: Path, replace: bool) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # from file systems without locks
+# from file systems without locks; EBADF from NFS, which locks only files open for writing
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF)
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def _acquire(path: Path) -> IO[str] | None:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-        if not _lock(file):
+        if lock_file(file.fileno()) is False:
             file.close()
             return None
         if _is_at(path, file):  # the previous owner may remove it after we opened it
@@ -49,13 +50,14 @@ def _is_at(path: Path, file: IO[str]) -> bool:
     return False
 
 
-def _lock(file: IO[str]) -> bool:
-    """Whether the file could be locked, or the file system has no locks."""
+def lock_file(descriptor: int) -> bool | None:
+    """Whether this process holds the lock on an open file now; None if locks do not work there."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+        return None
     return True

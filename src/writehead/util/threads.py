@@ -26,15 +26,16 @@ def wait_passively() -> None:
 def use_threads(threads: int | None = None) -> None:
     """Sets the number of CPU threads, now if PyTorch is loaded and else for when it is.
 
-    Without a number, OMP_NUM_THREADS is respected. Where it is not set either, PyTorch's own
-    number is lowered to the cores that this process may use.
+    Without a number, OMP_NUM_THREADS is respected. If it is not set either, PyTorch chooses, but
+    uses no more threads than this process has cores.
     """
     torch = sys.modules.get("torch")
     if threads is None:
         if NUM_THREADS in os.environ:
             return
         threads = available_cores()
-        if torch is not None and torch.get_num_threads() <= threads:
+        most = (os.cpu_count() or 1) if torch is None else torch.get_num_threads()
+        if most <= threads:
             return
     elif type(threads) is not int or not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={shown(threads)} must be an integer from 1 to {MAX_THREADS}")
