@@ -1,11 +1,12 @@
-"""Output files that keep their finished lines when a command is interrupted, and resume after them.
+"""Output files that keep finished lines when a command is interrupted, and resume after them.
 
-The work lies in a hidden folder beside the output, locked by its process, until all is done:
+Until all lines are finished, they are kept in a hidden folder beside the output, which is locked by
+its process and contains:
 
-- `manifest.json` says what the text depends on: the model, the tokenizer and the options;
-- `output` is the text so far;
-- `journal` has one record for each finished input line: a digest of the line and the offset at
-  which its text ends in `output`.
+- `manifest.json`: everything the text depends on, which is the model, the tokenizer and the options
+- `output`: the text so far
+- `journal`: one record per finished input line, with a digest of the line and the offset at which
+  its text ends in `output`
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from typing import Any
 
 from writehead.util.files import abandoned, create_hidden, publish, sync, write_file
 
-ENDING = ".part"  # of the hidden folder's name
+ENDING = ".part"  # suffix of the hidden folder
 MANIFEST, OUTPUT, JOURNAL = "manifest.json", "output", "journal"
 RECORD = struct.Struct("<8sQ")
 
@@ -29,17 +30,17 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 
 
 class ResumableFile:
-    """Lines of text in a hidden folder, of which `done` are finished.
+    """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `discarded` is how many lines an abandoned attempt with other settings had finished.
+    `discarded` is the number of finished lines in an abandoned attempt with other settings.
     """
 
     def __init__(self, folder: Path, descriptor: int, discarded: int = 0) -> None:
         self.folder, self.descriptor, self.discarded = folder, descriptor, discarded
         self.done = 0
-        self.changed = False  # whether the input differs from the one that was interrupted
-        self.resuming = True  # while lines are compared with the journal
-        self._end = 0  # of the text of all lines so far
+        self.changed = False  # whether the input differs from that of the interrupted attempt
+        self.resuming = True  # whether lines are still compared with the journal
+        self._end = 0  # offset at which the text of the last line ends
         self._texts: list[bytes] = []
         self._records: list[bytes] = []
         self._output = _open(folder / OUTPUT)
@@ -48,11 +49,11 @@ class ResumableFile:
 
     @property
     def kept(self) -> int:
-        """How many lines an interruption keeps now."""
+        """The number of lines that an interruption would keep now."""
         return _lines(self.folder) if self.resuming else self.done
 
     def skip(self, sources: Sequence[Source]) -> int:
-        """How many of the next input lines are finished; the first that is not ends the search."""
+        """Returns how many of the next input lines are finished, up to the first that is not."""
         for i, source in enumerate(sources):
             record = self._journal.read(RECORD.size) if self.resuming else b""
             if not self._matches(record, source):
@@ -65,7 +66,7 @@ class ResumableFile:
         if len(record) < RECORD.size:
             return False
         digest, end = RECORD.unpack(record)
-        if not self._end < end <= self._size:  # a record that a power cut left incomplete
+        if not self._end < end <= self._size:  # a power cut left an invalid record
             return False
         if digest != _digest(source):
             self.changed = True
@@ -74,7 +75,7 @@ class ResumableFile:
         return True
 
     def _stop_resuming(self) -> None:
-        """Drops whatever follows the finished lines."""
+        """Truncates both files after the finished lines."""
         if self.resuming:
             self.resuming = False
             for file, size in ((self._journal, self.done * RECORD.size), (self._output, self._end)):
@@ -83,31 +84,31 @@ class ResumableFile:
                 os.fsync(file.fileno())
 
     def add(self, source: Source, text: str) -> None:
-        """Appends the text of an input line; `commit` puts it on disk."""
+        """Appends the text of an input line; `commit` writes it to disk."""
         self._texts.append(text.encode())
         self._end += len(self._texts[-1])
         self._records.append(RECORD.pack(_digest(source), self._end))
 
     def commit(self) -> None:
-        """Waits until all added text is on disk: first the text, then the records of it."""
+        """Writes all added lines to disk: first their text, then their records."""
         _append(self._output, b"".join(self._texts))
         _append(self._journal, b"".join(self._records))
         self.done += len(self._records)
         self._texts, self._records = [], []
 
     def finish(self, path: Path, *, replace: bool) -> None:
-        """Gives the output its name and removes the folder."""
+        """Moves the output to its final path and removes the folder."""
         self._stop_resuming()
         publish(self.folder / OUTPUT, path, replace=replace)
         self.remove()
         sync(path.parent)
 
     def remove(self) -> None:
-        """Deletes the folder, while it is still locked."""
+        """Deletes the folder; call it while the folder is locked."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Releases the lock, so that the next process may resume."""
+        """Closes the files and releases the lock, so that another process can resume."""
         self._output.close()
         self._journal.close()
         os.close(self.descriptor)
@@ -117,11 +118,11 @@ class ResumableFile:
 def resumable_file(
     path: Path, manifest: Mapping[str, Any], *, replace: bool
 ) -> Iterator[ResumableFile]:
-    """A file to write, which appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` when the block ends without an error.
 
-    `replace` is that of `util.files.atomic_file`. After an error, the finished lines are kept for
-    the next attempt with the same manifest. An attempt with another manifest is removed if its
-    process has ended.
+    `replace` is as in `util.files.atomic_file`. After an error, the finished lines are kept for the
+    next attempt with the same manifest. An attempt with another manifest is removed if its process
+    has ended.
     """
     path = path.resolve()
     work = _open_work(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
@@ -137,7 +138,7 @@ def resumable_file(
 
 
 def _open_work(path: Path, manifest: str) -> ResumableFile:
-    """The abandoned attempt with this manifest that has most lines, or a new one.
+    """Opens the abandoned attempt with this manifest and the most lines, or a new one.
 
     Removes all other abandoned attempts.
     """
@@ -161,7 +162,7 @@ def _digest(source: Source) -> bytes:
 
 
 def _open(path: Path) -> FileIO:
-    """The file, made if it does not exist, for reading from its start and for writing."""
+    """Opens a file for reading from its start and for writing; creates it if necessary."""
     return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
 
@@ -173,7 +174,7 @@ def _append(file: FileIO, content: bytes) -> None:
 
 
 def _lines(folder: Path) -> int:
-    """How many lines the journal records; none where the output has its name already."""
+    """Returns the number of lines in the journal, or 0 if the output is already published."""
     output, journal = folder / OUTPUT, folder / JOURNAL
     if not (output.is_file() and journal.is_file()) or output.stat().st_nlink > 1:
         return 0
