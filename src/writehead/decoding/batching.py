@@ -11,7 +11,7 @@ from writehead.schema import check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
-WORD_CHARACTERS = 1_000  # no word, and no sentence of a script without spaces, is longer
+WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script without spaces
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 LINE_TOKENS = 16_384  # about 25 pages
 WINDOW_TOKENS = 1 << 20  # what a window may hold, however few its lines
@@ -94,10 +94,10 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
 def split_line(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> tuple[list[list[int]], bool]:
-    """The pieces of a line, as of `split_text`, and whether it was shortened.
+    """Splits a line into pieces as `split_text` does; also returns whether it was shortened.
 
-    A word is cut to 1,000 characters and a line to 16,384 tokens, or to `limit` if that is more, so
-    that no line takes unbounded time.
+    A word is cut to 1,000 characters, and a line to 16,384 tokens or to `limit` if that is more.
+    This bounds the time that a line takes.
     """
     most = max(limit, LINE_TOKENS)
     short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])

@@ -263,7 +263,7 @@ class Tally:
             self.show(count)
 
     def unfinished(self, groups: Iterable[list[Source]]) -> Iterator[list[Source]]:
-        """Yields the lines that an interrupted attempt has not finished; prints where it resumes."""
+        """Yields lines that an interrupted attempt has not finished; prints where it resumes."""
         output = self.output
         if isinstance(output, ResumableFile) and output.discarded:
             say(
@@ -312,8 +312,8 @@ class Tally:
 def tallying(output: Output, read: str, *, typed: bool, shown: bool) -> Iterator[Tally]:
     """Tallies the lines `read` from a path, with a counter on the terminal if `shown`.
 
-    After an interruption or an error, prints how many lines remain. After an interruption at a
-    terminal, where all lines are answered, prints nothing.
+    After an interruption, prints how many lines are kept or written, unless each `typed` line was
+    answered on standard output. After an error, prints how many lines the output file keeps.
     """
     tally = Tally(output, _name(read))
     try:

@@ -1,9 +1,9 @@
 """Files and folders that appear complete or not at all.
 
-Everything is written under a random hidden name beside its place, synced to disk and renamed. The
-writer holds a lock on the hidden file, so what a killed process left behind can be told from work
-in progress: the next writer to the same place removes it. A folder that is being replaced is
-renamed out of the way for a moment; `replaced_directory` finds it where its writer was killed.
+A file or folder is written under a random hidden name beside its path, synced to disk and renamed.
+The writer locks the hidden file. If the lock is free, the writer was killed, and the next writer to
+the same path removes the file. While a folder is replaced, the old one briefly has a hidden name;
+`replaced_directory` finds it if the writer was killed at that moment.
 """
 
 import errno
@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-ENDING, OLD = ".tmp", ".old"  # of hidden names: what is being written, and what is being replaced
-LONGEST = 200  # bytes of a place's name that its hidden names repeat
+ENDING, OLD = ".tmp", ".old"  # suffixes of hidden names: for new files, and for replaced folders
+LONGEST = 200  # maximum bytes of a file's name to repeat in its hidden names
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -31,10 +31,10 @@ def write_file(path: Path, content: bytes | str, *, replace: bool = True) -> Non
 
 @contextmanager
 def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` when the block ends without an error.
 
-    Without `replace`, a file that another process has put there meanwhile is kept, and the block
-    ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    Without `replace`, raises FileExistsError at the end of the block if the file exists by then,
+    and keeps it. If `path` is a symbolic link, its target is written.
     """
     path = path.resolve()
     _remove_abandoned(path)
@@ -53,10 +53,10 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A fresh folder, which appears at `path` when the block ends without an error.
+    """Creates a folder that appears at `path` when the block ends without an error.
 
-    With `replace`, it takes the place of the folder that is there; without, that one is kept and
-    the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    With `replace`, it replaces an existing folder. Without, an existing folder is kept and the
+    block ends with FileExistsError. If `path` is a symbolic link, its target is written.
     """
     path = path.resolve()
     with hidden_directory(path) as fresh:
@@ -69,7 +69,7 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def hidden_directory(path: Path) -> Iterator[Path]:
-    """A fresh folder under a hidden name beside `path`, removed when the block ends."""
+    """Creates a folder under a hidden name beside `path`; removes it when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     fresh, descriptor = create_hidden(path, ENDING, folder=True)
@@ -81,13 +81,13 @@ def hidden_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Deletes a folder; at no moment does half of it stand in its place."""
+    """Deletes a folder; it is never partly deleted under its own name."""
     with hidden_directory(path) as fresh:
         path.rename(fresh / path.name)
 
 
 def replaced_directory(path: Path) -> Path | None:
-    """The folder that was at `path` before a writer was killed while replacing it, if any."""
+    """Returns the old folder of `path` if a writer was killed while replacing it."""
     if path.exists() or not path.parent.is_dir():
         return None
     return max(_hidden(path, OLD), default=None)
@@ -103,7 +103,7 @@ def sync(path: Path) -> None:
 
 
 def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
-    """A new hidden file or folder beside `path`, and the descriptor that keeps it locked."""
+    """Creates a hidden file or folder beside `path`; also returns the descriptor that locks it."""
     while True:
         fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{ending}")
         with suppress(FileExistsError):
@@ -111,7 +111,7 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
                 fresh.mkdir()
             else:
                 os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            # another process may take it for abandoned before it is locked
+            # before it is locked, another process may remove it as abandoned
             with suppress(FileNotFoundError):
                 descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
                 if _lock(descriptor) is not False and fresh.exists():
@@ -120,23 +120,23 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
 
 
 def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
-    """The hidden files and folders beside `path` that killed processes left, each locked.
+    """Yields and locks the hidden files and folders beside `path` that killed processes left.
 
-    The caller closes the descriptors, which releases the locks.
+    The caller must close the descriptors, which releases the locks.
     """
     for left in _hidden(path, ending):
         try:
             descriptor = os.open(left, os.O_RDONLY)
         except OSError:
             continue
-        if _lock(descriptor) and left.exists():  # else its owner has finished it meanwhile
+        if _lock(descriptor) and left.exists():  # otherwise its owner is active or has finished
             yield left, descriptor
         else:
             os.close(descriptor)
 
 
 def publish(fresh: Path, path: Path, *, replace: bool) -> None:
-    """Gives a complete file its name; without `replace`, raises FileExistsError if it is taken."""
+    """Moves a complete file to `path`; without `replace`, raises FileExistsError if that exists."""
     if replace:
         os.replace(fresh, path)
         return
@@ -150,7 +150,7 @@ def publish(fresh: Path, path: Path, *, replace: bool) -> None:
 
 
 def _prefix(path: Path) -> str:
-    """How the hidden names of a place begin; a long name is shortened to fit the system's limit."""
+    """Returns the prefix of hidden names for `path`, shortened to fit the file system's limit."""
     name = os.fsencode(path.name)
     if len(name) > LONGEST:
         name = name[:LONGEST] + hashlib.sha256(name).hexdigest()[:8].encode()
@@ -158,16 +158,16 @@ def _prefix(path: Path) -> str:
 
 
 def _hidden(path: Path, ending: str) -> list[Path]:
-    """The hidden files and folders of a place that have this ending."""
+    """Lists the hidden files and folders for `path` that have this suffix."""
     name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
     try:
         return [path.parent / one for one in sorted(os.listdir(path.parent)) if name.fullmatch(one)]
-    except OSError:  # the folder does not exist or may not be read
+    except OSError:  # the folder does not exist or is not readable
         return []
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes what killed processes left beside `path`."""
+    """Removes the hidden files and folders that killed processes left beside `path`."""
     for old in _hidden(path, OLD) if path.exists() else ():
         shutil.rmtree(old, ignore_errors=True)
     for left, descriptor in abandoned(path, ENDING):
@@ -179,7 +179,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether this process holds the lock now; None on file systems without locks."""
+    """Tries to lock a file; returns whether that succeeded, or None without file system support."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -190,7 +190,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _move(fresh: Path, path: Path, replace: bool) -> None:
-    """Renames a folder to `path`; with `replace`, the one there is out of the way for a moment."""
+    """Renames a folder to `path`; with `replace`, hides an existing one first and removes it."""
     try:
         fresh.rename(path)
         return
