@@ -1,7 +1,7 @@
 """Output files that keep finished lines when a command is interrupted, and resume after them.
 
-Until all lines are finished, they are kept in a hidden folder beside the output, which is locked by
-its process and contains:
+Until all lines are finished, they are kept in a hidden folder beside the output. The process that
+writes the folder locks it. The folder contains:
 
 - `manifest.json`: everything the text depends on, which is the model, the tokenizer and the options
 - `output`: the text so far

@@ -241,8 +241,8 @@ def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
     if type(data["format"]) is not int or data["format"] < 1:
         found = shown(data["format"])
         raise RunError(
-            f"{path} has format {found}, but this writehead reads format {FORMAT}; copy or save the "
-            f"run again"
+            f"{path} has format {found}, but this writehead reads format {FORMAT}; copy or save "
+            f"the run again"
         )
     if data["format"] > FORMAT:
         raise RunError(
