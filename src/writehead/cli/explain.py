@@ -37,7 +37,7 @@ def presets_command() -> None:
         table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)
-    page.print("h: read-heads, g: write-heads, steps: of `train`; wmt14: Table 1, lm1b: Table 3")
+    page.print("h read-heads, g write-heads, training steps; wmt14: Table 1, lm1b: Table 3")
 
 
 @app.command(name="explain")
