@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-# What depends on floating-point sums, and two kinds of CPU to run it as: PyTorch (ATen, MKL, oneDNN)
-# and NumPy (OpenBLAS, under Triton's interpreter) choose their kernels by instruction set.
+# Tests that depend on the order of floating-point sums, and settings that limit them to the
+# instruction sets of older CPUs. PyTorch (ATen, MKL, oneDNN) and NumPy (OpenBLAS, used by Triton's
+# interpreter) choose their kernels by instruction set.
 NUMERICAL := tests/kernels tests/model tests/decoding tests/training tests/paper/test_listings.py
 SSE := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
        ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1

@@ -164,7 +164,7 @@ CONFIG: list[Case] = [
     *(
         (
             lambda search=search: search(language().step, state(), {"beam": 1}, end=1),
-            r"the options are \{'beam': 1\}, of type dict; give a DecodeConfig, such as",
+            r"options must be a DecodeConfig, not \{'beam': 1\} of type dict; pass one, such as",
         )
         for search in (greedy, beam_search, sample, stream)
     ),

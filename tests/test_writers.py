@@ -54,7 +54,7 @@ def test_the_first_of_two_writers_of_a_run_wins(run, tmp_path, monkeypatch, writ
     write_first(monkeypatch, quantizing, "_quantize_all", place)
     code, out, err = writehead("quantize", run, place)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"another process has written {place} meanwhile" in err
+    assert f"another process has written {place}" in err
     assert read_quantization(place) is None
     assert load_run(place).model.config.task == "language"
     assert names(tmp_path) == ["new"]

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from writehead.util.threads import wait_passively
 
-TYPE_CHECKING = False  # which type checkers take as true; importing typing takes long
+TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
     from writehead.config import AttentionConfig, DecodeConfig, ModelConfig, matched_d_ff
     from writehead.decoding import (

@@ -14,9 +14,9 @@ from typing import Literal, Self
 from writehead.errors import ConfigError, shown
 from writehead.schema import JsonConfig, check_positive, check_seed, check_types
 
-MAX_LAYERS = 500  # of either side: building a model takes time by its layers
-MAX_STEPS = 99_999_999  # checkpoints are named by steps of eight digits
-MAX_DIVISORS = 12  # that a message lists
+MAX_LAYERS = 500  # per side, because building each layer takes time
+MAX_STEPS = 99_999_999  # checkpoint names have eight digits for the step
+MAX_DIVISORS = 12  # to list in a message
 
 Kind = Literal["multi-head", "multi-query", "grouped-query"]
 Task = Literal["translation", "language"]
@@ -193,7 +193,7 @@ class PrepareConfig(JsonConfig):
     def __post_init__(self) -> None:
         check_types(self)
         check_positive(self, "vocabulary", "sample", "max_tokens")
-        check_seed(self.seed, bits=32)  # as many as sentencepiece takes
+        check_seed(self.seed, bits=32)  # the limit of sentencepiece
         if self.max_ratio < 1.0:
             raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
         if self.dev < 0:
@@ -312,8 +312,9 @@ class QuantizationConfig(JsonConfig):
 class DecodeConfig:
     """How to search: `beam=1` is greedy, or sampling where `temperature` is set.
 
-    Without a `beam`, `Engine.translate` follows 4 hypotheses, or 1 when sampling, and every other
-    search follows 1. A sequence draws by its own seed, which is counted up from `seed`.
+    Without a `beam`, `Engine.translate` follows 4 hypotheses, or 1 when sampling; every other
+    search follows 1. Each sequence is sampled with its own seed: the first with `seed`, the next
+    with `seed` + 1, and so on.
 
     `alpha` is the length penalty's: a hypothesis scores log P / ((5 + length) / 6)^alpha.
     `max_length` and `min_length` count the tokens produced, the end token included; without a
@@ -366,11 +367,11 @@ class DecodeConfig:
 
     @property
     def width(self) -> int:
-        """How many hypotheses per sentence are followed: `beam`, or 1 where it is not set."""
+        """The number of hypotheses per sentence: `beam`, or 1 if it is not set."""
         return 1 if self.beam is None else self.beam
 
     def with_default_beam(self, beam: int) -> Self:
-        """The same options with `beam` where none is set; sampling follows one hypothesis."""
+        """Returns the options with `beam` set if it was not; with sampling, it is set to 1."""
         if self.beam is not None:
             return self
         return dataclasses.replace(self, beam=beam if self.temperature is None else 1)

@@ -41,8 +41,8 @@ class Chip:
                 )
 
 
-# Matrix rates are those of dense bf16 products with float32 sums: data sheets also give rates with
-# 2:4 sparsity, which are twice as high, and those of GeForce cards rates with 16-bit sums.
+# Matrix rates are for dense bf16 products with float32 accumulation. Data sheets also list rates
+# with 2:4 sparsity, which are twice as high, or, for GeForce cards, with 16-bit accumulation.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -64,7 +64,7 @@ CHIPS = {
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of that name; an unknown one is answered with the list of all."""
+    """Returns the chip of that name; the error for an unknown name lists all chips."""
     if name not in CHIPS:
         hint = nearest(name, CHIPS)
         guess = f"; {hint}" if hint.startswith("did") else ""

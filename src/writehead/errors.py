@@ -49,7 +49,7 @@ class TrainingError(WriteheadError, RuntimeError):
 
 
 class MissingPackage(WriteheadError, RuntimeError):
-    """An optional package that is not installed; the message names the extra that installs it."""
+    """An optional package that is not installed; the message names the extra to install."""
 
 
 class RunError(WriteheadError, RuntimeError):
@@ -67,7 +67,7 @@ class DamagedRun(RunError):
         return f"{self.fault}; {self.advice}"
 
 
-# what could move the cursor of a terminal, change its colours or reorder its text
+# characters that could move a terminal's cursor, change its colours or reorder its text
 _CONTROL = {
     code: " "
     for codes in ((0x00, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
@@ -76,13 +76,13 @@ _CONTROL = {
 
 
 def one_line(text: str, limit: int = 2_000) -> str:
-    """The text on one line of at most `limit` characters, each control character a space."""
+    """Replaces control characters with spaces and cuts the text to `limit` characters."""
     text = text[: limit + 1].translate(_CONTROL)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value as a message quotes it: escaped, on one line, at most `limit` characters."""
+    """Formats a value for a message: escaped, on one line, at most `limit` characters."""
     if isinstance(value, int) and value.bit_length() > 3 * limit:
         return f"{'-' if value < 0 else ''}10^{round(value.bit_length() * 0.30103)}"
     if isinstance(value, str):
@@ -96,8 +96,8 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the known name closest to `name`, or some of them if none is close."""
-    import difflib  # takes long, and this module is imported first of all
+    """Returns a hint for a message: the known name closest to `name`, or some names otherwise."""
+    import difflib  # slow to import, and this module is imported first
 
     names = sorted(known)
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)

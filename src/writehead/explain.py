@@ -21,10 +21,10 @@ LARGEST = (
 
 @dataclass(frozen=True)
 class Question:
-    """A config in a setting on a chip, and the position at which a step is looked at.
+    """A config in a setting on a chip, and the position of the step to explain.
 
-    Of an imported model, `approximations` says what the config leaves out, and `longest` is the
-    most tokens of a sentence; otherwise that is the number of learned positions.
+    For an imported model, `approximations` lists the differences of the config, and `longest` is
+    the maximum number of tokens in a sentence. Other models are limited by their learned positions.
     """
 
     name: str
@@ -73,7 +73,7 @@ def explain(question: Question) -> dict[str, Any]:
 
 
 def _check_lengths(question: Question) -> None:
-    """Raises where a sentence has more tokens than the model has positions for."""
+    """Raises ConfigError if a sentence has more tokens than the model has positions."""
     config, setting = question.config, question.setting
     for side in ("source", "target"):
         length, positions = getattr(setting, side), getattr(config, f"{side}_positions")

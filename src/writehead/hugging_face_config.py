@@ -1,8 +1,8 @@
-"""Sizes from a Hugging Face `config.json`, to count what such a model costs.
+"""Reads the sizes in a Hugging Face `config.json`, to count the costs of the model.
 
-Our config knows one kind of layer, so parts of other models are approximated; every approximation
-is named. Gated feed-forward layers need none: their three matrices of width f have the parameters
-and operations of two of width 1.5 f.
+`ModelConfig` has one kind of layer, so some parts of other models are approximated; each
+approximation is listed. Gated feed-forward layers need none: their three matrices of width f have
+as many parameters and operations as two matrices of width 1.5 f.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,15 @@ from writehead.util.json_files import read_json
 CONFIG = "config.json"
 MAX_BYTES = 1 << 20
 MAX_SIZE = 1 << 24
-NO_POSITIONS = 1  # learned positions of a model that has none: our config wants one
+NO_POSITIONS = 1  # for a model without learned positions: ModelConfig requires at least one
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A model's sizes in our terms, what they leave out, and the longest text it was made for.
+    """A Hugging Face model as a ModelConfig, with its approximations.
 
-    `parameters` is the model's own total, which `cost.parameters(config)` may miss slightly.
+    `parameters` is the model's exact total, from which `cost.parameters(config)` may differ
+    slightly. `longest` is the maximum number of tokens in a text.
     """
 
     config: ModelConfig
@@ -35,7 +36,7 @@ class Imported:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The approximations, and by how much the count of parameters is off."""
+        """The approximations, and the exact number of parameters if the count differs."""
         counted = sum(cost.parameters(self.config).values())
         if counted == self.parameters:
             return self.approximations
@@ -44,15 +45,15 @@ class Imported:
 
 
 def find_config(path: Path) -> Path | None:
-    """The Hugging Face config at a path or in a folder; None where there is none."""
+    """Returns the Hugging Face config at a path or in a folder, or None if there is none."""
     if path.is_file():
         return path
     file = path / CONFIG
-    return file if file.is_file() and "model_type" in _read(file) else None  # else one of ours
+    return file if file.is_file() and "model_type" in _read(file) else None  # not one of our runs
 
 
 def import_config(file: Path) -> Imported:
-    """The sizes in a Hugging Face config file; raises where they cannot be expressed."""
+    """Reads a Hugging Face config file; raises ConfigError if the model is not supported."""
     fields = _Fields(file, _read(file))
     kind = fields.values.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
@@ -70,7 +71,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The values of a config file, checked as they are asked for; null is as good as absent."""
+    """The values of a config file, checked when they are read; null counts as absent."""
 
     file: Path
     values: dict[str, Any]
@@ -80,11 +81,11 @@ class _Fields:
     @overload
     def size(self, name: str, default: str) -> int | None: ...
     def size(self, name: str, default: int | str | None = None) -> int | None:
-        """A positive integer; without a default it must be there, and "none" gives None."""
+        """Returns a positive integer; without a default it is required; "none" gives None."""
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise ConfigError(f"{self.file} lacks {name}")
+                raise ConfigError(f"{self.file} lacks {name}; use a complete config.json")
             return None if isinstance(default, str) else default
         if type(value) is not int or not 0 < value <= MAX_SIZE:
             raise ConfigError(
@@ -102,9 +103,11 @@ class _Fields:
         return value
 
     def head_depth(self, d: int, h: int) -> int:
-        """Numbers in each head where d is split among them."""
+        """Returns the depth of each head if d is split evenly among them."""
         if d % h:
-            raise ConfigError(f"{self.file} splits {d} numbers among {h} heads, which is uneven")
+            raise ConfigError(
+                f"{self.file} has an uneven split: {h} heads must divide a model width of {d}"
+            )
         return d // h
 
 
@@ -119,12 +122,12 @@ def _bart(fields: _Fields, kind: str) -> Imported:
         own = fields.size("decoder_vocab_size", vocabulary)
         difference += (vocabulary - own) * d
         vocabulary, tied = own, False
-        notes.append("the encoder's embedding is counted in the size of the decoder's")
-    # BART and mBART keep two rows for padding; M2M-100 computes its positions
+        notes.append("the encoder's embedding is counted with the size of the decoder's")
+    # BART and mBART have two extra rows for padding; M2M-100 computes its positions
     positions = {"marian": longest, "m2m_100": NO_POSITIONS}.get(kind, longest + 2)
     if kind == "m2m_100":
         difference -= 2 * NO_POSITIONS * d
-    # two norms are counted beside those of the layers
+    # the count includes two norms outside the layers; Marian has none, and mBART has four
     difference += {"marian": -2, "mbart": 2}.get(kind, 0) * 2 * d
     if (encoder[1], fields.size("encoder_attention_heads")) != (f, h):
         difference += encoder[0] * (encoder[1] - f) * (2 * d + 1)
@@ -213,11 +216,11 @@ def _llama(fields: _Fields, kind: str) -> Imported:
         difference += 2 * layers * d
         notes.append("two of the four norms in each layer are left out")
         if local is not None:
-            notes.append("layers with a sliding window are counted as global ones")
+            notes.append("layers with a sliding window are counted as global attention")
             local = None
     if kind == "qwen3":
         difference += 2 * layers * k
-        notes.append("the norms of queries and keys are left out")
+        notes.append("the query and key norms are left out")
     if kind == "qwen2" or fields.flag("attention_bias", False):
         difference += layers * ((h + 2 * g) * k + (0 if kind == "qwen2" else d))
         notes.append("the biases of the attention layers are left out")
@@ -243,12 +246,12 @@ def _llama(fields: _Fields, kind: str) -> Imported:
 
 
 def _two_matrices(f: int) -> int:
-    """The width at which two matrices are as large as three of width f."""
+    """Returns the width at which two matrices are as large as three of width f."""
     return (3 * f + 1) // 2
 
 
 def _imported(config: ModelConfig, longest: int, difference: int, notes: list[str]) -> Imported:
-    """`difference` is the model's parameters less those that are counted."""
+    """Makes the result; `difference` is the model's parameters minus those that are counted."""
     total = sum(cost.parameters(config).values()) + difference
     return Imported(config, total, longest, tuple(notes))
 

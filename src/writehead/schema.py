@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 from writehead.errors import ConfigError, nearest, shown
 from writehead.util.json_files import JsonError, parse_json
 
-INT32 = 2**31 - 1  # the most of a size or a count: kernels and libraries take it as 32 bits
+INT32 = 2**31 - 1  # maximum size or count: kernels and libraries use 32-bit integers
 INT64 = 2**63 - 1
 
 
@@ -62,7 +62,7 @@ def with_settings(config: C, settings: Mapping[str, str]) -> C:
 
 
 def check_positive(config: Any, *names: str, most: int = INT32) -> None:
-    """Raises where a named field is below 1 or above `most`; None passes."""
+    """Raises ConfigError if a named field is below 1 or above `most`; None is allowed."""
     for name in names:
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -72,7 +72,7 @@ def check_positive(config: Any, *names: str, most: int = INT32) -> None:
 
 
 def check_seed(seed: int, bits: int = 63) -> None:
-    """Raises unless a random generator takes the seed; PyTorch's takes 63 bits."""
+    """Raises ConfigError unless the seed has at most `bits` bits; PyTorch accepts 63."""
     if not 0 <= seed < 1 << bits:
         raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^{bits} - 1")
 

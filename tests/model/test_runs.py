@@ -160,7 +160,7 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
         ({"formatt": 1}, "did you mean 'format'"),
         ({"format": 0}, "format 0"),
         ({"format": True}, "format True"),
-        ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer one"),
+        ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer version"),
         ({"model": {"d": 32}}, "has shape .* and its config asks for"),
         ({"model": {"tied": False}}, "lacks the tensor 'output.weight'"),
         *((text, r"config\.json") for text in (b"{", b"[]", b"null", b'{"format": 1}', b"\xff")),

@@ -299,7 +299,7 @@ def test_only_a_report_of_the_projects_own_results_fills_its_readme(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scale": "paper", "place": "small"}, "results are mixed"),
+        ({"scale": "paper", "place": "small"}, "wrong folder"),
         ({"train": {**EXPERIMENTS["table1", "small"].train.to_json(), "steps": 5}}, "steps is 5"),
         ("another dataset", "dataset is another"),
         ({"format": 7}, "not written by `writehead reproduce`"),

@@ -21,7 +21,7 @@ COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0", "grouped-query": "
 FORMATS: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}}  # and metadata
 
 
-# what is read of a result
+# the fields of a result that are read
 SIZE = range(1, 2**63)
 _ROW = {
     "preset": str,
@@ -48,7 +48,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     try:
         check_shape(result, SWEPT)
     except JsonError as error:
-        raise RunError(f"this result {error}; make it again") from error
+        raise RunError(f"this result {error}; run the benchmark again") from error
     files = []
     if rows := sweeps.get("context"):
         title = f"{_family(rows)}, {rows[0]['batch']} rows: the time of a token behind a context"

@@ -73,7 +73,7 @@ def finite(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) -> None:
-    """Writes a result as JSON, whole or not at all; where `path` is a link, to its target."""
+    """Writes a result as JSON, complete or not at all; if `path` is a link, to its target."""
     place = _led_to(path)
     text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -87,14 +87,14 @@ def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) ->
 
 def _written_meanwhile(path: Path) -> RunError:
     return RunError(
-        f"another process has written {path} meanwhile, and it stays; choose another place"
+        f"another process has written {path} in the meantime, and it is kept; choose another path"
     )
 
 
 class ResultFile:
-    """A file for one result, written again as the result grows, and by one process only.
+    """A file for one result, which one process writes again as the result grows.
 
-    Unless with `force`, a file that another process puts there meanwhile is kept.
+    A file that another process writes in the meantime is kept, except with `force`.
     """
 
     def __init__(self, path: Path, force: bool) -> None:
@@ -102,14 +102,14 @@ class ResultFile:
         self._seen = self._identity()
 
     def write(self, result: dict[str, Any]) -> None:
-        """Writes the result; RunError where another process has written the file meanwhile."""
+        """Writes the result; raises RunError if another process has written the file."""
         if not self._force and self._seen != self._identity():
             raise _written_meanwhile(self.path)
         write_result(self.path, result, replace=self._force or self._seen is not None)
         self._seen = self._identity()
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which file is there now; None where there is none."""
+        """Identifies the current file; None if there is no file."""
         try:
             status = self.path.stat()
         except OSError:
@@ -143,9 +143,9 @@ def check_writable(path: Path) -> None:
 
 
 def check_output(path: Path | None, force: bool, bench: str | None = None) -> ResultFile | None:
-    """The file for a result; RunError where it cannot be written, or a whole one is there.
+    """Returns the file for a result; raises RunError if it exists or cannot be written.
 
-    With `force` that one is replaced, and so is what an interrupted run of the same `bench` left.
+    An existing file is replaced with `force`, or if it is a partial result of the same `bench`.
     """
     if path is None:
         return None
@@ -166,7 +166,7 @@ def _is_partial(path: Path, bench: str | None) -> bool:
 
 
 def read_result_file(path: Path, shape: Shape, advice: str = "") -> Any:
-    """A result that is there, which must have the given shape; see `check_shape`."""
+    """Reads a result file, which must have the given shape; see `check_shape`."""
     return read_json(path, shape, RunError, advice, max_bytes=MAX_RESULT)
 
 

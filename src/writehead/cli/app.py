@@ -1,6 +1,6 @@
-"""The command line's frame: the verbs hang on `app`, and `main` says an error in one line.
+"""The command-line application: commands register with `app`, and `main` prints errors.
 
-PyTorch takes seconds to load, so verbs import the rooms that need it when they run.
+PyTorch takes seconds to load, so each command imports the modules that need it when it runs.
 """
 
 import errno
@@ -24,14 +24,14 @@ from writehead.errors import WriteheadError, one_line
 from writehead.util.threads import use_threads
 
 OUT_OF_MEMORY = "not enough memory; ask for less at a time"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # how writing to a disk may fail
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk during writing
 
 
 class Page(Console):
-    """A console that lets a reader leave early, as the verbs do."""
+    """A console on which a closed pipe is no error, as for the other output of commands."""
 
     def on_broken_pipe(self) -> None:
-        """Passes on what rich would turn into an exit code of 1."""
+        """Raises BrokenPipeError; rich would exit with code 1."""
         raise BrokenPipeError
 
 
@@ -54,7 +54,7 @@ VERBS = (
 
 
 class _Verbs(TyperGroup):
-    """The verbs; whichever runs, a reader that leaves early is no error."""
+    """The group of commands; if the reader of the output exits early, that is no error."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         verbs = super().list_commands(ctx)
@@ -106,13 +106,13 @@ Threads = Annotated[
     typer.Option(
         "--threads",
         callback=_use_threads,
-        help="CPU threads; by default OMP_NUM_THREADS, or the cores that this process may use.",
+        help="Number of CPU threads. Default: OMP_NUM_THREADS, or one per available core.",
     ),
 ]
 
 
 def main() -> None:
-    """Runs the command line: an error of ours is one red line and exit code 2."""
+    """Runs the command line; a WriteheadError prints one red line and exits with code 2."""
     open_streams()
     try:
         with _logging(), _ending_in_order():
@@ -126,13 +126,13 @@ def main() -> None:
         _fail(str(error))
     except MemoryError:
         _fail(OUT_OF_MEMORY)
-    except RuntimeError as error:  # PyTorch has no class of its own for a CPU's memory
+    except RuntimeError as error:  # PyTorch has no exception class for CPU memory
         if not re.search("out of memory|allocate memory", str(error)):
             raise
         _fail(OUT_OF_MEMORY)
-    except OSError as error:  # of a place that no verb looks after, such as standard output
+    except OSError as error:  # one that no command handles, such as for standard output
         place = "" if error.filename is None else f"{error.filename}: "
-        if error.filename is None and error.errno in FULL:  # verbs name the files that they write
+        if error.filename is None and error.errno in FULL:  # errors for other files have a name
             place = "standard output could not be written: "
         discard_output()
         if error.filename is None and error.errno == errno.EBADF:
@@ -141,8 +141,8 @@ def main() -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    """Prints what went wrong and exits."""
-    with suppress(OSError):  # of standard error, which leaves only the exit code
+    """Prints an error message and exits with code 2."""
+    with suppress(OSError):  # if standard error cannot be written, only the exit code remains
         console = Console(stderr=True, soft_wrap=True, emoji=False, markup=False)
         console.print(f"error: {one_line(sentence)}", style="red")
     sys.exit(2)
@@ -159,7 +159,7 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Prints the library's warnings while the block lasts."""
+    """Prints the library's warnings inside the block."""
     log, handler = logging.getLogger("writehead"), _Messages(logging.WARNING)
     log.addHandler(handler)
     try:
@@ -170,9 +170,9 @@ def _logging() -> Iterator[None]:
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Makes SIGTERM end a verb as an exit does, so that what is half done is cleared away.
+    """Makes SIGTERM raise SystemExit, so that temporary files are removed.
 
-    Verbs that have something to save first have their own way.
+    Commands that save their work first install their own handler.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -296,7 +296,7 @@ def plot_command(
     """
     from writehead.bench.record import read_result_file
 
-    read = read_result_file(result, object, "give what bench decode wrote")
+    read = read_result_file(result, object, "give a file that `bench decode` wrote")
     draw(read if isinstance(read, dict) else {}, folder)
 
 

@@ -35,12 +35,12 @@ def begin(
 def check(
     output: Path | None, force: bool, bench: str, plot: Path | None = None
 ) -> "ResultFile | None":
-    """The file for a result; raises before anything is measured where it could not be written."""
+    """Returns the file for a result; raises before the benchmark if it cannot be written."""
     from writehead.bench.record import check_output, check_writable
 
     file = check_output(output, force, bench)
     if plot is not None:
-        import writehead.bench.plots  # noqa: F401  raises without matplotlib
+        import writehead.bench.plots  # noqa: F401  raises if matplotlib is not installed
 
         check_writable(plot / "decode-context.svg")
     return file
@@ -67,9 +67,9 @@ def keeping(result: dict[str, Any], file: "ResultFile | None") -> Iterator[Calla
             kept = "nothing is kept" + (", since no --output was given" if calls else "")
         elif calls:
             save()
-            kept = f"{file.path} has what there is so far, marked as partial"
+            kept = f"{file.path} has the results so far, marked as partial"
         else:
-            fate = "is left as it was" if file.path.exists() else "was not made"
+            fate = "is unchanged" if file.path.exists() else "was not created"
             kept = f"there is no result yet, and {file.path} {fate}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None

@@ -19,21 +19,21 @@ from writehead.cli.streams import output_is_closed
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError, shown
 
-if TYPE_CHECKING:  # these import PyTorch, which takes seconds
+if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
     from writehead.decoding.resumable import Source
     from writehead.decoding.worker import Progress
 
-    # the text for each line of a group; the group's first line has the given index
+    # arguments: a group of lines, the index of its first line, progress; yields text per line
     Answer = Callable[[list[Source], int, Progress | None], Iterator[str]]
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-# lines decoded together on a CPU, at first and at most: an interruption loses as many
+# lines decoded together on a CPU, in the first group and at most; an interruption loses one group
 CPU_LINES = (32, 1024)
 
 
 class Errors(StrEnum):
-    """What becomes of an input line that is not UTF-8."""
+    """How to treat an input line that is not UTF-8."""
 
     STRICT = "strict"
     REPLACE = "replace"
@@ -56,7 +56,8 @@ OutputFile = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="File to write; - is standard output. Interrupted, the same command resumes.",
+        help="File to write; - is standard output. After an interruption, the same command "
+        "resumes.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
@@ -64,11 +65,11 @@ BadText = Annotated[
     Errors,
     typer.Option(
         "--errors",
-        help="For a line that is not UTF-8: stop, put U+FFFD for invalid bytes, or treat the line "
+        help="If a line is not UTF-8: stop, replace invalid bytes with U+FFFD, or treat the line "
         "as empty.",
     ),
 ]
-Alpha = Annotated[float, typer.Option(help="Length penalty of beam search; 0 is none.")]
+Alpha = Annotated[float, typer.Option(help="Length penalty of beam search; 0 turns it off.")]
 MaxLength = Annotated[
     int | None, typer.Option(help="Maximum number of output tokens, including the end token.")
 ]
@@ -90,7 +91,7 @@ Seed = Annotated[
 ]
 BatchTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens per batch, with padding and beams; fewer need less memory."),
+    typer.Option(help="Tokens per batch, including padding and beams; fewer use less memory."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[
@@ -100,7 +101,7 @@ Dtype = Annotated[
 
 
 def _seed(given: int | None, temperature: float | None) -> int:
-    """The seed for sampling."""
+    """Returns the seed for sampling, 0 by default."""
     if given is not None and temperature is None:
         raise ConfigError("--seed is for sampling; set --temperature too")
     return given or 0
@@ -145,8 +146,8 @@ def translate_command(
 
     With a model of your own: writehead translate runs/en-de --input news.en --beam 1
 
-    An empty line stays empty. A line longer than the model reads is translated in pieces. A program
-    that writes a line to standard input can wait for its translation before it writes the next.
+    An empty line stays empty. A line longer than the model's maximum input is translated in pieces.
+    A program that writes lines to standard input can wait for each translation.
     """
     options = DecodeConfig(
         max_length=max_length,
@@ -187,8 +188,8 @@ def translate_command(
 
     list(answer([], 0, None))  # checks the options before a line is read
     if reader.typed:
-        bundled = "the bundled model, English to German; RUN names another; "
-        textio.say(f"{bundled if run is None else ''}type a line and Enter; Ctrl-D ends")
+        bundled = "using the bundled model, English to German; pass RUN to use another; "
+        textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
     manifest = _manifest("translate", engine, run, options, n_best=n_best, scores=scores)
     with _writing(output_path, manifest, force) as output:
         groups = textio.paired(reader.groups(*_window(engine)), prefixes)
@@ -264,7 +265,7 @@ def generate_command(
 
     list(answer([], 0, None))  # checks the options before a line is read
     if typed:
-        textio.say("type a prompt and Enter; Ctrl-D ends")
+        textio.say("type a prompt and press Enter; Ctrl-D exits")
     manifest = _manifest("generate", engine, run, options, samples=samples, echo=echo)
     with _writing(output_path, manifest, force) as output:
         lines = [[given or ""]] if reader is None else reader.groups(*_window(engine))
@@ -287,7 +288,7 @@ def generate_command(
 
 
 def _decode(groups: "Iterable[list[Source]]", tally: "textio.Tally", answer: "Answer") -> None:
-    """Writes the answers to all lines that are not finished yet."""
+    """Decodes and writes all lines that are not finished yet."""
     output = tally.output
     for group in tally.unfinished(groups):
         for source, text in zip(group, answer(group, output.done, tally.progress), strict=True):
@@ -296,7 +297,7 @@ def _decode(groups: "Iterable[list[Source]]", tally: "textio.Tally", answer: "An
 
 
 def _window(engine: "Engine") -> tuple[int, int]:
-    """How many lines to decode together at most and at first; similar lengths share a batch."""
+    """Returns how many lines to decode together: at most, and in the first group."""
     from writehead.decoding import Batching
 
     if engine.model.device.type != "cpu":
@@ -308,7 +309,7 @@ def _window(engine: "Engine") -> tuple[int, int]:
 def _manifest(
     verb: str, engine: "Engine", run: str | None, options: DecodeConfig, **form: object
 ) -> Callable[[], dict[str, Any]]:
-    """A function that returns all that the output depends on, apart from the input."""
+    """Returns a function that collects everything the output depends on, except the input."""
     from writehead.model.boxed import boxed_run
     from writehead.model.runs import run_fingerprint
 
@@ -328,7 +329,7 @@ def _manifest(
 def _writing(
     path: str, manifest: Callable[[], dict[str, Any]], force: bool
 ) -> "Iterator[textio.Output]":
-    """Where to write; a file that another process has created meanwhile is kept."""
+    """Opens the output; a file that another process has created in the meantime is kept."""
     from writehead.decoding import textio
 
     try:
@@ -336,15 +337,15 @@ def _writing(
             yield output
     except FileExistsError as error:
         raise DataError(
-            f"another process has created {path}; all lines are done and kept, so run the same "
-            f"command with --force to replace it"
+            f"another process has created {path}; all lines are done and kept: to replace the "
+            f"file, run the same command with --force"
         ) from error
 
 
 def _check_files(
     input_path: str | None, output_path: str, prefix_file: str | None, force: bool
 ) -> None:
-    """Raises where files cannot be read and written as asked; takes no time, so it comes first."""
+    """Raises ConfigError if an input or output cannot be used; runs first because it is fast."""
     read = [path for path in (input_path, prefix_file) if path is not None]
     if read == ["-", "-"]:
         raise ConfigError(
@@ -381,7 +382,7 @@ def _check_files(
 
 
 def _regular_file(path: str, standard: IO[str]) -> os.stat_result | None:
-    """What is known of the file at a path or behind a standard stream, if it is a regular one."""
+    """Returns the status of the file at a path or behind a standard stream if it is regular."""
     try:
         known = os.fstat(standard.fileno()) if path == "-" else os.stat(path)
     except (OSError, ValueError):
@@ -390,12 +391,12 @@ def _regular_file(path: str, standard: IO[str]) -> os.stat_result | None:
 
 
 def _check_place(run: str | None) -> None:
-    """Raises where RUN is not a folder but a file of text, or text itself."""
+    """Raises ConfigError if RUN is not a folder, such as a file of text or the text itself."""
     if run is None or os.path.isdir(run):
         return
     if os.path.exists(run):
         raise ConfigError(
-            f"{run} is a file, and RUN is the folder of a model; if it is a file of text, pass "
+            f"{run} is a file, but RUN must be the folder of a model; to translate the file, pass "
             f"--input {shlex.quote(run)}"
         )
     raise ConfigError(
@@ -405,5 +406,5 @@ def _check_place(run: str | None) -> None:
 
 
 def _is_counted(typed: bool, output_path: str) -> bool:
-    """Whether to count lines on the terminal: not where the output itself appears there."""
+    """Whether to show a line counter: not if the output itself appears on the terminal."""
     return not typed and (output_path != "-" or not sys.stdout.isatty())

@@ -37,7 +37,7 @@ def presets_command() -> None:
         table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)
-    page.print("h read-heads, g write-heads, steps of `train`; wmt14: Table 1, lm1b: Table 3")
+    page.print("h read-heads, g write-heads, training steps; wmt14: Table 1, lm1b: Table 3")
 
 
 @app.command(name="explain")
@@ -46,8 +46,8 @@ def explain_command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A preset's name, the folder of a run, or a Hugging Face config.json or its "
-            "folder.",
+            help="A preset, the folder of a run, a Hugging Face config.json, or the folder that "
+            "contains it.",
         ),
     ],
     batch: Annotated[int, typer.Option(help="Sentences decoded together.")] = 1024,
@@ -83,7 +83,7 @@ def explain_command(
     Grouped-query attention has some write-heads; here two, and d_ff to keep 211M parameters:
     writehead explain wmt14/multi-head --set model.g=2 --set model.f=5248
 
-    Of a Hugging Face model, what our sizes cannot express is approximated, and the page says so.
+    For a Hugging Face model, parts that a preset cannot express are approximated and listed.
     """
     changes = read_settings(settings, ("model",))["model"]
     file = None if model in preset_names() else find_config(Path(model))

@@ -41,8 +41,8 @@ def prepare_command(
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            help="Tokens, shared by all sides; by default 32000, or 2000 with --embedded, or fewer "
-            "where the text is too small."
+            help="Vocabulary size, shared by source and target. Default: 32000, or 2000 with "
+            "--embedded; less if the text is too small."
         ),
     ] = None,
     sample: Annotated[int, typer.Option(help="Lines to learn the tokenizer from.")] = 500_000,

@@ -25,10 +25,10 @@ def quantize_command(
     force: ForceRun = False,
     threads: Threads = None,
 ) -> None:
-    """Store a run's weight matrices in few bits: a smaller folder, used like any other run.
+    """Store a run's weight matrices in few bits; the new run is used like any other.
 
-    Weights are turned back into floating point when the run is loaded, and all computation is in
-    floating point: quantizing saves disk space, not memory or time.
+    Loading the run converts its weights to floating point. Quantizing therefore saves disk space,
+    not memory or time.
 
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
@@ -41,7 +41,7 @@ def quantize_command(
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes are now {done.bytes_after:,}, in "
         f"{config.words}; largest relative error {done.error:.2%}, of {done.matrix}; "
-        f"the weights are stored in {config.bits} bits and computed with in floating point",
+        "loading the run converts its weights to floating point",
         err=True,
     )
 

@@ -1,4 +1,4 @@
-"""Standard streams that work whatever the shell gave us: closed, or in any encoding."""
+"""Makes the standard streams usable even if they are closed or use a limited encoding."""
 
 import fcntl
 import io
@@ -7,10 +7,10 @@ import sys
 
 
 def open_streams() -> None:
-    """Replaces closed streams, and lets no character that an encoding lacks be an error.
+    """Replaces closed streams, and characters that the encoding of a stream cannot represent.
 
-    A closed standard output fails when it is written to, with EBADF. Messages to a closed standard
-    error are lost. Each takes its own file descriptor, so that no file opened later gets it.
+    Writing to a closed standard output fails with EBADF. Messages to a closed standard error are
+    lost. Each replacement uses the descriptor of its stream, so that no file opened later gets it.
     """
     if sys.stdin is None:
         _occupy(0, os.O_RDONLY)
@@ -33,12 +33,12 @@ def output_is_closed() -> bool:
 
 
 def discard_output() -> None:
-    """Lets whatever is still to be written to standard output go nowhere, so that exit succeeds."""
+    """Discards unwritten data of standard output, so that flushing it at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _occupy(descriptor: int, flags: int) -> int:
-    """Opens the null device as `descriptor` if that is closed; returns the open descriptor."""
+    """Opens the null device, as `descriptor` if that is closed; returns the open descriptor."""
     fresh = os.open(os.devnull, flags)
     try:
         os.fstat(descriptor)

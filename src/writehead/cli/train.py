@@ -104,7 +104,7 @@ def average_command(
 @app.command(name="evaluate")
 def evaluate_command(
     run: Annotated[
-        Path | None, typer.Argument(help="The folder of a run; the bundled model by default.")
+        Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
     source: Annotated[Path | None, typer.Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
@@ -130,7 +130,7 @@ def evaluate_command(
 ) -> None:
     """Score a model: BLEU and ln(PPL) of translations, or perplexity of text.
 
-    Without RUN, the bundled English-German model is scored.
+    Without RUN, the bundled English-to-German model is scored.
 
     Example: writehead evaluate runs/ende --source newstest2013.en --reference newstest2013.de
 
@@ -230,11 +230,11 @@ def bench_train_command(
 
 
 def _check_not_read(output: Path | None, read: list[Path]) -> None:
-    """Raises where the output would replace a file that is read, under whatever name."""
+    """Raises ConfigError if the output would replace an input, also through a link."""
     if output is None or not output.is_file():
         return
     if any(path.is_file() and path.samefile(output) for path in read):
-        raise ConfigError(f"{output} is an input; write the result to another place")
+        raise ConfigError(f"{output} is an input file; write the result to another file")
 
 
 def _to_score(
@@ -261,7 +261,7 @@ def _to_score(
 def _configs(
     name: str, settings: list[str] | None, training: TrainConfig
 ) -> tuple[ModelConfig, TrainConfig]:
-    """The preset's sizes and its training settings, changed by `--set`."""
+    """Returns the sizes of a preset and the training settings, both changed by `--set`."""
     changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(name), changes["model"])
     return model, with_settings(training, changes["train"])

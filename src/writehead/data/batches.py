@@ -187,11 +187,11 @@ class PackedBatches:
         return {**self._identity(), **place}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resumes where `state` was taken, in a world of any size; JsonError where it is none."""
+        """Resumes from `state`, in a world of any size; raises JsonError if it is invalid."""
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise ConfigError(
-                    f"the batches so far had {name}={shown(state.get(name))} and these have "
+                    f"the batches so far had {name}={shown(state.get(name))}, but these have "
                     f"{ours}; resume with the same text and sizes"
                 )
         unit = range(self._units.count)

@@ -19,15 +19,16 @@ REASONS = (EMPTY, TOO_LONG, IDENTICAL, RATIO, DUPLICATE, HELD_OUT)
 # tokens by which the longer side may exceed the ratio: a word more decides nothing in "Yes."
 GRACE = 4
 
-# control characters that are not white space, and what is invisible and says nothing: soft
-# hyphens, zero-width spaces and byte order marks, directions, interlinear marks. Joiners stay:
-# emoji and several scripts are spelt with them.
+# Control characters that are not white space, and invisible characters without meaning: soft
+# hyphens, zero-width spaces, byte order marks, directional and interlinear marks. Joiners are kept
+# because emoji and several scripts need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
     "\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
-# holds all combining marks, in runs that no language needs: Unicode's Stream-Safe Text Format has
-# at most 30 in a row, since ordering them takes time that grows with the square of their number
+# Runs of more than 30 characters from ranges that include all combining marks. Normalising takes
+# quadratic time in the number of consecutive marks, so Unicode's Stream-Safe Text Format allows at
+# most 30 in a row; no language needs more.
 _MARKS = re.compile(
     "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
 )
@@ -37,11 +38,11 @@ _PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
 
 
 def normalise(text: str) -> str:
-    """The text as a tokenizer sees it: composed (NFC), one space between words, none outside.
+    """Normalises text for the tokenizer: NFC, one space between words, none at the ends.
 
-    Control and other invisible characters are removed, and so are combining marks after 30 in a
-    row. U+2581, with which sentencepiece writes a space, becomes an underscore. Normalising twice
-    changes nothing.
+    Removes control characters, other invisible characters, and combining marks after 30 in a row.
+    Replaces U+2581, which sentencepiece uses for a space, with an underscore. Normalising a second
+    time changes nothing.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -53,7 +54,7 @@ def normalise(text: str) -> str:
 
 
 def _limit_marks(run: re.Match[str]) -> str:
-    """The characters without the combining marks that follow 30 others."""
+    """Removes the combining marks that follow 30 others."""
     kept, marks = [], 0
     for character in run[0]:
         marks = marks + 1 if unicodedata.combining(character) else 0

@@ -105,13 +105,13 @@ class Dataset:
         tokenizer = dataset.tokenizer
         if tokenizer.fingerprint != info["tokenizer"]:
             raise DataError(
-                f"{directory / TOKENIZER} is {tokenizer.fingerprint}, and the tokens were made "
-                f"with {shown(info['tokenizer'])}; prepare the dataset again"
+                f"{directory / TOKENIZER} has fingerprint {tokenizer.fingerprint}, but the tokens "
+                f"were made with {shown(info['tokenizer'])}; prepare the dataset again"
             )
         if (config.task, tokenizer.vocabulary) != (info["task"], info["vocabulary"]):
             raise DataError(
-                f"{directory / INFO} contradicts itself or its tokenizer in task or vocabulary; "
-                f"prepare the dataset again"
+                f"{directory / INFO} has an inconsistent task, or a vocabulary that differs from "
+                f"its tokenizer's; prepare the dataset again"
             )
         for name in info["splits"]:
             dataset.split(name)
@@ -198,8 +198,8 @@ def read_info(directory: Path) -> dict[str, Any]:
     if info["format"] > FORMAT:
         raise DataError(
             f"{path} has format {shown(info['format'])} (written by writehead "
-            f"{shown(info.get('writehead'))}), and this is writehead {__version__}, which reads "
-            f"up to {FORMAT}; install a newer one"
+            f"{shown(info.get('writehead'))}), but this is writehead {__version__}, which reads "
+            f"up to format {FORMAT}; install a newer version"
         )
     try:
         check_shape(info, _info_shape(str(info.get("task"))))
@@ -212,7 +212,7 @@ def read_info(directory: Path) -> dict[str, Any]:
 
 
 def _info_shape(task: str) -> Shape:
-    """What a dataset.json for a task holds, as far as it is read."""
+    """Returns the shape of the fields that are read from a dataset.json, for a task."""
     sides = [f"{side}_tokens" for name, sides in SIDES.items() if name == task for side in sides]
     split = dict.fromkeys(("lines", "sequences", "normalised", *sides), COUNT)
     return {

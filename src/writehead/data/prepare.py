@@ -86,9 +86,9 @@ def prepare(
 ) -> Dataset:
     """The dataset at `directory`, made of `inputs`; the same text and config give the same bytes.
 
-    One that is there already, of the same text and config, is opened; another is refused.
-    `workers` is the number of processes, by default one per core; 1 does all in this one. With
-    `fit_vocabulary`, a text too small for the config's vocabulary gets the largest that it gives.
+    An existing dataset of the same text and config is opened; any other is an error. `workers` is
+    the number of processes, by default one per core; 1 does all work in this process. With
+    `fit_vocabulary`, a text too small for the config's vocabulary gets the largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"{config.task} takes {len(SIDES[config.task])} text(s) a line")
@@ -192,12 +192,12 @@ def _make(job: _Job) -> None:
         tokenizer = learn_tokenizer(sample, job.config, job.workers, at_most=job.at_most)
         if tokenizer.vocabulary < job.config.vocabulary:
             job.report.say(
-                f"this text is too small for a vocabulary of {job.config.vocabulary:,}; the "
-                f"largest that it gives is used: {tokenizer.vocabulary:,}"
+                f"the text is too small for a vocabulary of {job.config.vocabulary:,}; using the "
+                f"largest possible one, {tokenizer.vocabulary:,}"
             )
         sample.unlink()
         write_file(job.partial / TOKENIZER, tokenizer.model)
-        write_file(job.partial / STATE, json.dumps(state).encode())  # last: now both count
+        write_file(job.partial / STATE, json.dumps(state).encode())  # last: marks both as complete
     else:
         job.report.say("the tokenizer of the interrupted run is kept")
     tokenizer = Tokenizer.load(job.partial / TOKENIZER)

@@ -21,7 +21,7 @@ from writehead.util.files import write_file
 PAD, END, UNKNOWN = 0, 1, 2
 BYTES = 256  # byte fallback has a token for each
 MAX_PIECE = 16  # characters of the longest token
-MAX_BYTES = 64 << 20  # of a tokenizer's file
+MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 
 
 def check_vocabulary(vocabulary: int) -> None:
@@ -55,10 +55,10 @@ class Tokenizer:
     def train(
         cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0, at_most: bool = False
     ) -> "Tokenizer":
-        """A tokenizer of `vocabulary` ids, learnt from `sentences`; the same each time.
+        """Trains a tokenizer of `vocabulary` ids on `sentences`; the result is deterministic.
 
-        Where the text has too few different words for so many, that is an error; with `at_most`,
-        the tokenizer has as many ids as the text gives.
+        Raises DataError if the text is too small for so many ids; with `at_most`, the tokenizer
+        has fewer ids instead.
         """
         check_vocabulary(vocabulary)
         model = io.BytesIO()
@@ -95,7 +95,10 @@ class Tokenizer:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
         if len(model) > MAX_BYTES:
-            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes; a tokenizer has fewer")
+            raise DataError(
+                f"{path} has more than {MAX_BYTES:,} bytes, so it is not a tokenizer; check the "
+                f"path"
+            )
         return cls(model, str(path))
 
     def save(self, path: Path) -> None:
@@ -138,17 +141,20 @@ class Tokenizer:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Makes a DataError of whatever sentencepiece throws."""
+        """Turns errors of sentencepiece into DataError."""
         try:
             yield
         except (RuntimeError, ValueError, IndexError) as error:
-            raise DataError(f"{self._origin} cannot encode or decode this: {error}") from error
+            raise DataError(
+                f"{self._origin} cannot encode or decode the input: {error}; check the input, or "
+                f"make the tokenizer again"
+            ) from error
 
 
 def _why_not(vocabulary: int, error: str) -> str:
     """Why sentencepiece learnt nothing, in a sentence."""
     if "sentences_.empty()" in error:
-        return "every line is empty, so there is nothing to learn a vocabulary from; give some text"
+        return "every line is empty, so no vocabulary can be learnt; use a text with words"
     most = re.search(r"value <= (\d+)", error)
     if most:
         return (

@@ -202,14 +202,14 @@ def _expected_alive() -> Iterator[None]:
         yield
     except (EOFError, ConnectionError) as error:
         raise DataError(
-            "a process that encodes text was killed, perhaps for want of memory; use fewer workers"
+            "a worker process was killed, perhaps because memory ran out; use fewer workers"
         ) from error
 
 
 def learn_tokenizer(
     sample: Path, config: PrepareConfig, workers: int, *, at_most: bool = False
 ) -> Tokenizer:
-    """The tokenizer learnt from a file of lines, in a process of its own, which Ctrl-C can end.
+    """Learns a tokenizer from a file of lines, in its own process, which Ctrl-C can end.
 
     With `at_most`, a small text gives a smaller vocabulary than the config's.
     """
@@ -226,8 +226,8 @@ def learn_tokenizer(
         answer: bytes | DataError = receiver.recv()
     except EOFError as error:
         raise DataError(
-            "the process that learns the tokenizer was killed, perhaps for want of memory; "
-            "learn it from a smaller sample"
+            "the process that learns the tokenizer was killed, perhaps because memory ran out; "
+            "use a smaller sample"
         ) from error
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""The token files of a split."""
+"""Writes the token files of a split."""
 
 import os
 from contextlib import suppress

@@ -11,7 +11,7 @@ from writehead.schema import check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
-WORD_CHARACTERS = 1_000  # no word, and no sentence of a script without spaces, is longer
+WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script without spaces
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
@@ -95,7 +95,7 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
 def split_line(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> tuple[list[list[int]], bool]:
-    """The pieces of a line, as of `split_text`, and whether it was shortened.
+    """Splits a line into pieces as `split_text` does; also returns whether it was shortened.
 
     A word is cut to 1,000 characters, and a line to 32,768 tokens with 50 more for each piece, so
     that no line takes unbounded time. A line of one piece is kept whole.

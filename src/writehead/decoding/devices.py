@@ -11,7 +11,7 @@ from writehead.errors import ConfigError, nearest, shown
 log = logging.getLogger(__name__)
 
 CPU_INFO = Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, and the last of ARM
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # two x86 flags and one ARM flag
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = {
     "float64": torch.float64,
@@ -32,9 +32,9 @@ def find_device(name: torch.device | str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device {shown(str(name))} is not here; use auto or cpu") from error
+        raise ConfigError(f"device {shown(str(name))} is not available; use auto or cpu") from error
     if device.type == "cpu" and device.index:  # which PyTorch takes, and weights do not
-        raise ConfigError(f"the device {shown(str(name))} is not here; use auto or cpu")
+        raise ConfigError(f"device {shown(str(name))} is not available; use auto or cpu")
     return device
 
 
@@ -53,13 +53,13 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
 
 @functools.cache
 def warn_if_emulated() -> None:
-    """Warns, the first time, where this CPU has no instructions for bfloat16."""
+    """Warns, once per process, if this CPU has no bfloat16 instructions."""
     if not has_native_bfloat16():
         log.warning("this CPU has no bfloat16 instructions; float32 is faster and more accurate")
 
 
 def has_native_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16; True where the system does not say."""
+    """Whether this CPU has bfloat16 instructions; True if the system does not list its features."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux

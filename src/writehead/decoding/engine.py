@@ -29,7 +29,7 @@ from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)
 
-BEAM = 4  # of translations, as in §4.2
+BEAM = 4  # default for translation, as in §4.2
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Engine:
     ) -> "Engine":
         """The engine of a run's folder: on a GPU in bfloat16 where there is one, else float32.
 
-        Without a run, it is the bundled model's, which translates English to German. A `backend`
-        is one for plain steps, so naming one turns captured steps off. `threads` is the number of
-        CPU threads of the whole process, by default the cores that it may use.
+        Without a run, loads the bundled model, which translates English to German. A `backend`
+        applies to uncaptured steps only, so naming one turns captured graphs off. `threads` sets
+        the CPU threads of the whole process, by default one per available core.
         """
         use_threads(threads)
         if run is None:
@@ -128,9 +128,9 @@ class Engine:
     ) -> Iterator[Output]:
         """Translates each line, in order, by beam search with 4 beams unless `options` set another.
 
-        `lines` may be endless: they are read a window at a time. `prefixes` are what each
-        translation must begin with. Without a max_length, a translation may have 50 tokens more
-        than its source. Line i draws by seed + i; lines count from `first`.
+        `lines` may be infinite: they are read one window at a time. Each translation starts with
+        its prefix in `prefixes`. Without a max_length, a translation may have 50 tokens more than
+        its source. Line i is sampled with seed + i; `first` is the index of the first line.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model does not translate; ask it to generate")
@@ -160,7 +160,7 @@ class Engine:
         """How each prompt goes on, in order and without the prompt itself; greedy unless told.
 
         Without a max_length, a text goes on until it ends or the model's positions do. Sample j
-        of prompt i draws by seed + i × samples + j; prompts count from `first`.
+        of prompt i uses seed + i × samples + j; `first` is the index of the first prompt.
         """
         options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
         if samples < 1:
@@ -202,7 +202,7 @@ class Engine:
             yield rest
 
     def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
-        """The options with the default `beam`, if the model's positions allow them."""
+        """Returns the options with the default `beam`; raises if the model does not allow them."""
         options = check_options(DecodeConfig() if options is None else options, beam)
         if options.width > self.tokenizer.vocabulary:
             raise ConfigError(
@@ -231,7 +231,7 @@ class Engine:
         pieces, shortened = split_line(text, self.tokenizer.encode, limit)
         if shortened:
             log.warning(
-                "line %d is shortened, to words of at most %d characters and to %d tokens in all; "
+                "line %d is shortened to words of at most %d characters and %d tokens in total; "
                 "it is translated in %d pieces",
                 line + 1,
                 WORD_CHARACTERS,

@@ -1,4 +1,4 @@
-"""Lines of a pipe, as many at a time as have arrived: a slow writer gets its answers at once."""
+"""Reads the lines of a pipe as they arrive, so that a slow writer gets its output at once."""
 
 import os
 import select
@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 
 class Arrivals:
-    """The lines of a pipe that have arrived.
+    """The lines that have arrived from a pipe.
 
-    A thread reads up to `most` lines or `most_bytes` ahead while the model loads and earlier lines
-    are decoded, so a fast writer fills whole groups. It reads the file's descriptor: the lock of
-    a buffered file could block the end of the process.
+    A thread reads ahead up to `most` lines or `most_bytes` while the model loads and earlier lines
+    are decoded, so that a fast writer fills whole groups. It reads from the file descriptor,
+    because the lock of a buffered file could block process exit.
     """
 
     def __init__(self, file: BinaryIO, most: int, most_bytes: int) -> None:
@@ -26,14 +26,14 @@ class Arrivals:
         threading.Thread(target=self._read, args=(file,), daemon=True).start()
 
     def groups(self, most: int) -> Iterator[list[bytes]]:
-        """Lists of up to `most` lines that have arrived."""
+        """Yields lists of up to `most` lines that have arrived."""
         while group := self._take(most):
             yield group
         if self._error is not None:
             raise self._error
 
     def _take(self, most: int) -> list[bytes]:
-        """The lines that have arrived, after waiting for the first; none at the end."""
+        """Waits for a line and returns all that have arrived; returns an empty list at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
             group = [self._lines.popleft() for _ in range(min(most, len(self._lines)))]
@@ -73,5 +73,5 @@ def _read_some(descriptor: int) -> bytes:
     while True:
         try:
             return os.read(descriptor, 1 << 16)
-        except BlockingIOError:  # a pipe that its other user has made non-blocking
+        except BlockingIOError:  # another process has made the pipe non-blocking
             select.select([descriptor], [], [])

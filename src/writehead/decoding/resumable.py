@@ -1,11 +1,12 @@
-"""Output files that keep their finished lines when a command is interrupted, and resume after them.
+"""Output files that keep finished lines when a command is interrupted, and resume after them.
 
-The work lies in a hidden folder beside the output, locked by its process, until all is done:
+Until all lines are finished, they are kept in a hidden folder beside the output. The process that
+writes the folder locks it. The folder contains:
 
-- `manifest.json` says what the text depends on: the model, the tokenizer and the options;
-- `output` is the text so far;
-- `journal` has one record for each finished input line: a digest of the line and the offset at
-  which its text ends in `output`.
+- `manifest.json`: everything the text depends on, which is the model, the tokenizer and the options
+- `output`: the text so far
+- `journal`: one record per finished input line, with a digest of the line and the offset at which
+  its text ends in `output`
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from typing import Any
 from writehead.util.files import abandoned, create_hidden, publish, sync, write_file
 from writehead.util.locks import lock_file
 
-ENDING = ".part"  # of the hidden folder's name
+ENDING = ".part"  # suffix of the hidden folder
 MANIFEST, OUTPUT, JOURNAL = "manifest.json", "output", "journal"
 RECORD = struct.Struct("<8sQ")
 
@@ -30,17 +31,17 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 
 
 class ResumableFile:
-    """Lines of text in a hidden folder, of which `done` are finished.
+    """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `other_lines` is how many lines an abandoned attempt with other settings has finished.
+    `other_lines` is the number of finished lines in an abandoned attempt with other settings.
     """
 
     def __init__(self, path: Path, folder: Path, descriptor: int, other_lines: int = 0) -> None:
         self.path, self.other_lines = path, other_lines
         self.done = 0
-        self.changed = False  # whether the input differs from the one that was interrupted
-        self.resuming = True  # while lines are compared with the journal
-        self._end = 0  # of the text of all lines so far
+        self.changed = False  # whether the input differs from that of the interrupted attempt
+        self.resuming = True  # whether lines are still compared with the journal
+        self._end = 0  # offset at which the text of the last line ends
         self._texts: list[bytes] = []
         self._records: list[bytes] = []
         self._open(folder, descriptor)
@@ -53,13 +54,13 @@ class ResumableFile:
 
     @property
     def kept(self) -> int:
-        """How many lines an interruption keeps now: none on a file system without locks."""
+        """The number of lines that an interruption would keep: none on a file system without locks."""
         if lock_file(self._descriptor) is None:
             return 0
         return _lines(self.folder) if self.resuming else self.done
 
     def skip(self, sources: Sequence[Source]) -> int:
-        """How many of the next input lines are finished; the first that is not ends the search."""
+        """Returns how many of the next input lines are finished, up to the first that is not."""
         for i, source in enumerate(sources):
             record = self._journal.read(RECORD.size) if self.resuming else b""
             if not self._matches(record, source):
@@ -72,7 +73,7 @@ class ResumableFile:
         if len(record) < RECORD.size:
             return False
         digest, end = RECORD.unpack(record)
-        if not self._end < end <= self._size:  # a record that a power cut left incomplete
+        if not self._end < end <= self._size:  # a power cut left an invalid record
             return False
         if digest != _digest(source):
             self.changed = True
@@ -81,7 +82,7 @@ class ResumableFile:
         return True
 
     def _stop_resuming(self) -> None:
-        """Drops whatever follows the finished lines, except for an attempt with another input."""
+        """Truncates both files after the finished lines; an attempt with another input is kept."""
         if self.resuming:
             self.resuming = False
             if self.changed:
@@ -92,7 +93,7 @@ class ResumableFile:
                 os.fsync(file.fileno())
 
     def _continue_in_a_copy(self) -> None:
-        """Leaves this attempt for a command with its input, and continues in a copy."""
+        """Continues in a copy, so that a command with the earlier input can still resume."""
         folder, descriptor = create_hidden(self.path, ENDING, folder=True)
         for name in (MANIFEST, OUTPUT, JOURNAL):
             shutil.copyfile(self.folder / name, folder / name)
@@ -100,20 +101,20 @@ class ResumableFile:
         self._open(folder, descriptor)
 
     def add(self, source: Source, text: str) -> None:
-        """Appends the text of an input line; `commit` puts it on disk."""
+        """Appends the text of an input line; `commit` writes it to disk."""
         self._texts.append(text.encode())
         self._end += len(self._texts[-1])
         self._records.append(RECORD.pack(_digest(source), self._end))
 
     def commit(self) -> None:
-        """Waits until all added text is on disk: first the text, then the records of it."""
+        """Writes all added lines to disk: first their text, then their records."""
         _append(self._output, b"".join(self._texts))
         _append(self._journal, b"".join(self._records))
         self.done += len(self._records)
         self._texts, self._records = [], []
 
     def finish(self, *, replace: bool) -> None:
-        """Gives the output its name and removes the folder, and those of abandoned attempts."""
+        """Moves the output to its final path; removes the folder and all abandoned attempts."""
         self._stop_resuming()
         publish(self.folder / OUTPUT, self.path, replace=replace)
         self.remove()
@@ -123,11 +124,11 @@ class ResumableFile:
         sync(self.path.parent)
 
     def remove(self) -> None:
-        """Deletes the folder, while it is still locked."""
+        """Deletes the folder; call it while the folder is locked."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Releases the lock, so that the next process may resume."""
+        """Closes the files and releases the lock, so that another process can resume."""
         self._output.close()
         self._journal.close()
         os.close(self._descriptor)
@@ -137,10 +138,10 @@ class ResumableFile:
 def resumable_file(
     path: Path, manifest: Mapping[str, Any], *, replace: bool
 ) -> Iterator[ResumableFile]:
-    """A file to write, which appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` when the block ends without an error.
 
-    `replace` is that of `util.files.atomic_file`. After an error, the finished lines are kept for
-    the next attempt with the same manifest, until some attempt is published.
+    `replace` is as in `util.files.atomic_file`. After an error, the finished lines are kept for the
+    next attempt with the same manifest. Once an attempt is complete, all others are removed.
     """
     path = Path(os.path.realpath(path))
     work = _open_work(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
@@ -156,7 +157,7 @@ def resumable_file(
 
 
 def _open_work(path: Path, manifest: str) -> ResumableFile:
-    """The latest abandoned attempt with this manifest, or a new one."""
+    """Opens the latest abandoned attempt with this manifest, or a new one."""
     same: tuple[Path, int] | None = None
     other_lines = 0
     for folder, descriptor in sorted(abandoned(path, ENDING), key=_last_change, reverse=True):
@@ -198,7 +199,7 @@ def _append(file: FileIO, content: bytes) -> None:
 
 
 def _lines(folder: Path) -> int:
-    """How many lines the journal records; none where the output has its name already."""
+    """Returns the number of lines in the journal, or 0 if the output is already published."""
     output, journal = folder / OUTPUT, folder / JOURNAL
     if not (output.is_file() and journal.is_file()) or output.stat().st_nlink > 1:
         return 0

@@ -168,11 +168,11 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
 
 
 def check_options(options: object, beam: int = 1) -> DecodeConfig:
-    """The options of a search, with its default `beam` where they have none."""
+    """Returns the options of a search, with its default `beam` if none is set."""
     if not isinstance(options, DecodeConfig):
         raise ConfigError(
-            f"the options are {shown(options)}, of type {type(options).__name__}; give a "
-            f"DecodeConfig, such as DecodeConfig(beam=4)"
+            f"options must be a DecodeConfig, not {shown(options)} of type "
+            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
         )
     return options.with_default_beam(beam)
 

@@ -1,4 +1,4 @@
-"""Lines of text in and out of files, pipes and terminals, as the command line reads and writes."""
+"""How the command line reads and writes lines of text: files, pipes and terminals."""
 
 import os
 import stat
@@ -17,11 +17,11 @@ from writehead.decoding.pipes import Arrivals
 from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
-READ_AHEAD = 4096  # lines of a pipe that are read while others are decoded
-GROUP_BYTES = 1 << 22  # of lines that are decoded together, however few they are
-COUNTED = 1 << 30  # bytes of a file whose lines are counted beforehand, in about a second
-PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # how gzip, xz, bzip2, zstd begin
-SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; others end lines for some readers
+READ_AHEAD = 4096  # lines to read from a pipe while earlier lines are decoded
+GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
+COUNTED = 1 << 30  # larger files are not counted beforehand; this many bytes take about a second
+PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # magic of gzip, xz, bzip2, zstd
+SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; some readers end lines at others
 ONE_LINE: dict[int, str | None] = {
     **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
     **{ord(separator): " " for separator in SEPARATORS},
@@ -29,12 +29,11 @@ ONE_LINE: dict[int, str | None] = {
 
 
 class LineReader:
-    """The lines of a UTF-8 file, or of standard input where the path is "-".
+    """The lines of a UTF-8 file, or of standard input if the path is "-".
 
-    A line ends with a line feed, or with a carriage return and a line feed. `errors` says what
-    becomes of a line that is not UTF-8: "strict" raises, with `advice` on what to do; "replace"
-    puts U+FFFD for what is wrong; "skip" makes the line empty. `bad` counts the latter two. At a
-    terminal, "strict" asks for the line again.
+    A line ends with LF or CRLF. `errors` selects how to treat a line that is not UTF-8. "strict"
+    raises DataError with `advice`, or asks for the line again at a terminal. "replace" replaces
+    invalid bytes with U+FFFD. "skip" makes the line empty. `bad` counts replaced and skipped lines.
     """
 
     def __init__(self, path: str, errors: str = "strict", advice: str = "convert the text") -> None:
@@ -53,11 +52,11 @@ class LineReader:
             yield from group
 
     def groups(self, most: int, first: int | None = None) -> Iterator[list[str]]:
-        """Lists of up to `most` lines to decode together.
+        """Yields lists of up to `most` lines to decode together.
 
-        A pipe gives the lines that have arrived, so that its writer may wait for the answers. A
-        file gives `first` lines at first and then twice as many each time, so that the first
-        answers come soon and an early interruption keeps them.
+        From a pipe, a group is the lines that have arrived, so that the writer can wait for their
+        output. From a file, the first group has `first` lines and each group is twice as large as
+        the last, so that the first output comes soon and an early interruption keeps it.
         """
         if self.typed:
             groups: Iterable[list[bytes]] = ([raw] for raw in self._file)
@@ -73,11 +72,11 @@ class LineReader:
         except OSError as error:
             raise DataError(
                 f"{self.name} cannot be read after line {self._number}: {error.strerror}; check "
-                f"the disk"
+                f"the disk and try again"
             ) from error
 
     def _decode(self, raw: bytes) -> str | None:
-        """The text of a line; None where it is to be typed again."""
+        """Decodes a line; returns None if the user must type it again."""
         self._number += 1
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -95,15 +94,15 @@ class LineReader:
             return None
 
     def report(self) -> None:
-        """Says on standard error how many lines were not UTF-8, if any."""
+        """Prints how many lines were not UTF-8, if any, on standard error."""
         if self.bad:
             replaced = "invalid bytes replaced by U+FFFD"
             what = replaced if self._errors == "replace" else "treated as empty"
-            say(f"{plural(self.bad, 'line')} of {self.name} not UTF-8: {what}")
+            say(f"{plural(self.bad, 'line')} of {self.name} with invalid UTF-8: {what}")
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a UTF-8 file, or of standard input where the path is "-"."""
+    """Returns the lines of a UTF-8 file, or of standard input if the path is "-"."""
     return iter(LineReader(path))
 
 
@@ -114,10 +113,10 @@ def _name(path: str) -> str:
 def _open_input(path: str) -> BinaryIO:
     if path == "-":
         if sys.stdin is None:
-            raise DataError("standard input is closed; give a file")
+            raise DataError("standard input is closed; pass a file")
         return sys.stdin.buffer
     if Path(path).is_dir():
-        raise DataError(f"{path} is a folder; give a file of text")
+        raise DataError(f"{path} is a folder; pass a text file")
     try:
         return open(path, "rb")
     except OSError as error:
@@ -125,7 +124,7 @@ def _open_input(path: str) -> BinaryIO:
 
 
 def _is_pipe(file: BinaryIO) -> bool:
-    """Whether reading may wait for another process."""
+    """Whether reading may block until another process writes."""
     try:
         return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError:  # bytes in memory
@@ -133,7 +132,7 @@ def _is_pipe(file: BinaryIO) -> bool:
 
 
 def _chunks(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
-    """The lines of a file: `first`, then twice as many each time up to `most`; fewer if long."""
+    """Yields groups of `first` lines, then twice as many each time up to `most`; fewer if long."""
     with file:
         group: list[bytes] = []
         size, limit = 0, min(first, most)
@@ -148,56 +147,58 @@ def _chunks(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
 
 
 def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator[list[Source]]:
-    """Each line with the prefix of its output, which is empty where no prefixes are given."""
+    """Yields groups of lines, each with the prefix of its output, empty without `prefixes`."""
     count = 0
     starts = None if prefixes is None else iter(prefixes)
     for lines in groups:
         given = [""] * len(lines) if starts is None else list(islice(starts, len(lines)))
         if len(given) < len(lines):
-            raise DataError(f"line {count + len(given) + 1} has no prefix; give one for each line")
+            raise DataError(f"line {count + len(given) + 1} has no prefix; add one for every line")
         yield list(zip(lines, given, strict=True))
         count += len(lines)
     if starts is not None and next(starts, None) is not None:
-        raise DataError(f"there are more prefixes than the {plural(count, 'line')} of input")
+        raise DataError(
+            f"there are more prefixes than the {plural(count, 'line')} of input; give one per line"
+        )
 
 
 def utf8(text: str) -> str:
-    """A prompt from the command line, which may hold bytes that are not UTF-8."""
+    """Returns a prompt from the command line; raises DataError if it is not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError("the prompt is not UTF-8; convert it") from error
+        raise DataError("the prompt is not UTF-8; convert it to UTF-8") from error
     return text
 
 
 def is_interactive(path: str) -> bool:
-    """Whether a person types the lines and waits for each answer."""
+    """Whether a user types the lines at a terminal."""
     return path == "-" and sys.stdin is not None and sys.stdin.isatty()
 
 
 class Stream:
-    """Standard output, a pipe or a device: text is written at once, and nothing can be resumed."""
+    """Standard output, a pipe or a device: text is written at once and cannot be resumed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.done = 0
 
     def skip(self, sources: Sequence[Source]) -> int:
-        """No lines are finished beforehand."""
+        """Returns 0, because no lines are finished in advance."""
         return 0
 
     def write(self, text: str) -> None:
-        """Writes a piece of a line."""
+        """Writes a part of a line."""
         self._file.write(text.encode())
         self._file.flush()
 
     def add(self, source: Source, text: str) -> None:
-        """Writes the text of an input line."""
+        """Writes the output for an input line."""
         self.write(text)
         self.done += 1
 
     def commit(self) -> None:
-        """Does nothing, since all is written."""
+        """Does nothing, because `add` has written the text."""
 
 
 Output = Stream | ResumableFile
@@ -207,16 +208,17 @@ Output = Stream | ResumableFile
 def writing(
     path: str, manifest: Callable[[], Mapping[str, Any]], *, replace: bool
 ) -> Iterator[Output]:
-    """Where to write text: standard output where the path is "-".
+    """Opens an output file, or standard output if the path is "-".
 
-    A regular file appears when all is written; see `resumable_file` for its manifest and for what
-    an error leaves. FileExistsError means that another process has created it meanwhile.
+    A regular file appears when the block ends; `resumable_file` describes its manifest and the
+    lines that it keeps after an error. Raises FileExistsError if another process has created the
+    file in the meantime.
     """
     place = Path(path)
     try:
         if path == "-":
             yield Stream(sys.stdout.buffer)
-        elif place.exists() and not place.is_file():  # a pipe or a device, which nothing replaces
+        elif place.exists() and not place.is_file():  # a pipe or a device cannot be replaced
             with place.open("wb") as file:
                 yield Stream(file)
         else:
@@ -241,13 +243,13 @@ def say(sentence: str) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun, such as "1 line" or "1,024 lines"."""
+    """Formats a count with its noun, such as "1 line" or "1,024 lines"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass
 class Tally:
-    """How many lines are decoded, counting parts of long lines, and where they are written."""
+    """Counts decoded lines, including parts of long lines, and knows where they are written."""
 
     output: Output
     name: str  # of the input
@@ -255,13 +257,13 @@ class Tally:
     decoded: float = 0.0
 
     def progress(self, count: float) -> None:
-        """`count` more lines are decoded."""
+        """Adds `count` decoded lines."""
         self.decoded += count
         if self.show is not None:
             self.show(count)
 
     def unfinished(self, groups: Iterable[list[Source]]) -> Iterator[list[Source]]:
-        """The lines that an interrupted attempt has not finished; says where it resumes."""
+        """Yields lines that an interrupted attempt has not finished; prints where it resumes."""
         output = self.output
         if isinstance(output, ResumableFile) and output.other_lines:
             say(
@@ -293,7 +295,7 @@ class Tally:
             say(f"{why}starting over")
 
     def fate(self) -> str:
-        """What an interruption leaves."""
+        """Describes the lines that remain after an interruption."""
         if isinstance(self.output, ResumableFile):
             if self.output.kept == 0:
                 return "no line is kept"
@@ -302,15 +304,16 @@ class Tally:
                 f"resume"
             )
         written = f"{plural(self.output.done, 'line')} written"
-        lost = int(self.decoded + 1e-6) - self.output.done  # thirds add up to a little less than 1
+        lost = int(self.decoded + 1e-6) - self.output.done  # three thirds may sum to less than 1
         return f"{written}; {lost:,} more decoded but not written" if lost > 0 else written
 
 
 @contextmanager
 def tallying(output: Output, read: str, *, typed: bool, shown: bool) -> Iterator[Tally]:
-    """A tally of the lines that are `read` from a path, with a counter on the terminal if `shown`.
+    """Tallies the lines `read` from a path, with a counter on the terminal if `shown`.
 
-    After an interruption or an error, it says what is left, unless lines are typed and answered.
+    After an interruption, prints how many lines are kept or written, unless each `typed` line was
+    answered on standard output. After an error, prints how many lines the output file keeps.
     """
     tally = Tally(output, _name(read))
     try:
@@ -342,16 +345,16 @@ class _Counter:
         self._bar.update(self._task, done=_few_digits(task.completed), speed=_few_digits(speed))
 
     def skip(self, count: int) -> None:
-        """`count` lines need not be decoded."""
+        """Adds `count` lines that an earlier attempt has decoded."""
         self._skipped += count
         self(count)
 
 
 @contextmanager
 def counting(wanted: bool, read: str = "-") -> Iterator[_Counter | None]:
-    """A counter of decoded lines on standard error if that is a terminal.
+    """Shows a counter of decoded lines on standard error if that is a terminal.
 
-    It shows how many there are where they are `read` from a file that is quickly counted.
+    If the lines are `read` from a file that is not too large, the counter shows their total.
     """
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
@@ -367,7 +370,7 @@ def counting(wanted: bool, read: str = "-") -> Iterator[_Counter | None]:
 
 
 def _count_lines(path: str) -> int | None:
-    """How many lines a regular file has; None where it is so large that counting takes long."""
+    """Counts the lines of a regular file; returns None if the file is too large."""
     place = Path(path)
     if path == "-" or not place.is_file() or place.stat().st_size > COUNTED:
         return None
@@ -379,5 +382,5 @@ def _count_lines(path: str) -> int | None:
 
 
 def _few_digits(count: float) -> str:
-    """A count, with a fraction where it is small: parts of a long line are progress too."""
+    """Formats a count, with a fraction if it is small: parts of a long line are progress too."""
     return f"{count:.3g}" if count < 100 else f"{count:,.0f}"

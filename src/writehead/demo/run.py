@@ -53,7 +53,7 @@ class Demo:
 
 def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") -> Path:
     """Trains, decodes, scores and times both kinds; returns the page that shows it all."""
-    load_sacrebleu("demo")  # before minutes of training
+    load_sacrebleu("demo")  # raises if it is missing, before minutes of training
     demo = demo or Demo()
     console, out = Console(stderr=True, highlight=False), Console(highlight=False)
     results: dict[str, Any] = {"boxed": open_box(device, console), "models": {}}

@@ -1,4 +1,4 @@
-"""The checksums of a run's files, in one file beside them that `sha256sum --check` reads."""
+"""Checksums of the files in a run, in one file that `sha256sum --check` can read."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](\S+)\r?")
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in 64 digits; about a second for each gigabyte."""
+    """Returns the SHA-256 of a file as 64 hex digits; takes about a second per gigabyte."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -25,9 +25,9 @@ def write_checksums(directory: Path) -> None:
 
 
 def check_checksum(path: Path) -> None:
-    """Raises where a file differs from the checksum in its folder; there may be none.
+    """Raises DamagedRun if a file does not match its checksum; without a checksum, passes.
 
-    Older runs have model.safetensors.sha256 instead, which covers the weights alone.
+    Older runs have model.safetensors.sha256 instead, which covers only the weights.
     """
     beside = path.with_name(CHECKSUMS)
     if not beside.is_file():
@@ -43,12 +43,12 @@ def check_checksum(path: Path) -> None:
     if expected not in (None, sha256(path)):
         raise DamagedRun(
             f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}",
-            f"copy or save the run again, or delete {beside.name} if you changed the file yourself",
+            f"copy or save the run again; if you changed the file yourself, delete {beside.name}",
         )
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Checksums by the file's name."""
+    """Reads checksums by file name."""
     try:
         with path.open("rb") as file:
             lines = file.read(MAX_BYTES).decode("ascii", "replace").split("\n")
@@ -58,5 +58,5 @@ def _read(path: Path) -> dict[str, str]:
         ) from error
     found = [LINE.fullmatch(line) for line in lines if line]
     if not found or None in found:
-        raise RunError(f"{path} holds no SHA-256 of a file; copy it again, or delete it")
+        raise RunError(f"{path} holds no SHA-256 checksums; copy it again, or delete it")
     return {match[2]: match[1].lower() for match in found if match is not None}

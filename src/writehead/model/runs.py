@@ -1,9 +1,9 @@
 """Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
 
-A run is written beside its place and moved there whole, so the run at a place is always complete.
-`checksums.sha256` covers all three files, and loading verifies them. Weights are safetensors and
-the config is JSON: reading a run executes nothing from it. Matrices may be stored in few bits;
-loading makes floating-point numbers of them.
+A run is written under a hidden name and renamed, so a run is always complete. `checksums.sha256`
+covers all three files, and loading verifies them. Weights are safetensors and the config is JSON,
+so reading a run executes no code from it. Matrices may be stored in few bits; loading converts them
+to floating point.
 """
 
 import json
@@ -91,7 +91,7 @@ def save_run(
     tokenizer: Path | str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a run at `directory`, whole or not at all; replaces one only with `overwrite`."""
+    """Writes a complete run at `directory`, or nothing; replaces a run only with `overwrite`."""
     directory = Path(directory)
     check_place(directory, overwrite)
     with run_directory(directory, overwrite=overwrite) as fresh:
@@ -125,19 +125,19 @@ def finish_run(
         write_checksums(fresh)
         for path in fresh.iterdir():
             sync(path)
-        for name in (CHECKSUMS, OLD_CHECKSUM):  # at no moment those of other weights
+        for name in (CHECKSUMS, OLD_CHECKSUM):  # first, so that none belongs to other weights
             (directory / name).unlink(missing_ok=True)
-        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # with its config, the run is there
+        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # the config last: it makes a run
             os.replace(fresh / name, directory / name)
         sync(directory)
 
 
 @contextmanager
 def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A fresh folder, which becomes the run at `directory` when the block ends without an error.
+    """Creates a folder that becomes the run at `directory` when the block ends without an error.
 
-    Its files get their checksums then. Raises RunError where it cannot be written, or where another
-    process has put a run there meanwhile, unless with `overwrite`.
+    At the end of the block, writes the checksums of its files. Raises RunError if the run cannot be
+    written or, without `overwrite`, if another process has written one in the meantime.
     """
     with _explained(directory), atomic_directory(directory, replace=overwrite) as fresh:
         yield fresh
@@ -146,7 +146,7 @@ def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def _explained(directory: Path) -> Iterator[None]:
-    """Names the run, not its temporary files, where it cannot be written."""
+    """Makes errors in writing a run name the run, not its temporary files."""
     try:
         yield
     except SafetensorError as error:
@@ -156,8 +156,8 @@ def _explained(directory: Path) -> Iterator[None]:
     except FileExistsError as error:
         if directory.exists():
             raise RunError(
-                f"another process has written {directory} meanwhile, and it stays; choose another "
-                f"place"
+                f"another process has written {directory} in the meantime, and it is kept; choose "
+                f"another folder"
             ) from error
         raise RunError(f"{directory} could not be written: its parent is not a folder") from error
     except OSError as error:
@@ -240,12 +240,15 @@ def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
             raise RunError(f"{path} has an unknown key {shown(name)}; {nearest(name, known)}")
     if type(data["format"]) is not int or data["format"] < 1:
         found = shown(data["format"])
-        raise RunError(f"{path} has format {found}; this writehead writes {FORMAT}")
+        raise RunError(
+            f"{path} has format {found}, but this writehead reads format {FORMAT}; copy or save "
+            f"the run again"
+        )
     if data["format"] > FORMAT:
         raise RunError(
             f"{path} has format {shown(data['format'])} (written by writehead "
-            f"{shown(data.get('writehead'))}), and this is writehead {__version__}, which reads "
-            f"up to {FORMAT}; install a newer one"
+            f"{shown(data.get('writehead'))}), but this is writehead {__version__}, which reads "
+            f"up to format {FORMAT}; install a newer version"
         )
     try:
         model = ModelConfig.from_json(data["model"])
@@ -273,7 +276,7 @@ def _require(path: Path) -> None:
     old = replaced_directory(directory)
     if old is not None:
         raise RunError(
-            f"the process that replaced {directory} was killed; the run that was there is now "
+            f"a process was killed while it replaced {directory}; the previous run is now "
             f"{old}: move it back"
         )
     if not directory.is_dir():
@@ -301,9 +304,9 @@ def read_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The run's tensors, which must be the model's, name by name and shape by shape.
+    """Reads the run's tensors, whose names and shapes must be the model's.
 
-    Verifies the checksums of config and tokenizer too.
+    Also verifies the checksums of the config and the tokenizer.
     """
     path = directory / WEIGHTS
     _require(path)
@@ -322,7 +325,7 @@ def read_weights(
                     weight = _read_tensor(file, path, name, list(shape))
                 weights[name] = weight if dtype is None else weight.to(dtype)
         _check_dtypes(path, weights)
-        for name in (WEIGHTS, CONFIG, TOKENIZER):  # last: what is wrong with a tensor says more
+        for name in (WEIGHTS, CONFIG, TOKENIZER):  # last: an error that names a tensor says more
             check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(

@@ -16,7 +16,7 @@ from writehead.model.cache import KVCache
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
 
-MAX_PARAMETERS = 10**15  # their bytes fit into 64 bits
+MAX_PARAMETERS = 10**15  # so that their size in bytes fits into 64 bits
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -215,7 +215,7 @@ class Transformer(nn.Module):
 
 
 def check_config(config: object) -> None:
-    """Raises where no model can be made of `config`, such as the name of a preset."""
+    """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
     if not isinstance(config, ModelConfig):
         raise ConfigError(
             f"a model is made of a ModelConfig, not of {config!r:.60}; preset(name) gives one"

@@ -41,7 +41,7 @@ _TIMED = {
     },
     "environment": ENVIRONMENT | {"hardware": {"device": str, "cores": COUNT, "threads": COUNT}},
 }
-# by name of the file: how to make it again, and its shape
+# for each file: how to make it again, and its shape
 FILES = {
     "float32": ("run `writehead evaluate` again, on the run as it was trained", _EVALUATED),
     "quantized": ("run `writehead evaluate` again, on the quantized run", _EVALUATED),

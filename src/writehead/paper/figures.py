@@ -83,7 +83,7 @@ def _is_above(row: str, means: dict[str, float]) -> bool:
 
 def _raised(means: dict[str, float]) -> dict[str, float]:
     """By how many points the texts of fewer or smaller heads are raised, so that none meet."""
-    values = means.values() or [0.0]  # no row may have a figure
+    values = means.values() or [0.0]  # there may be no results
     scale = HEIGHT / ((max(values) - min(values)) * 1.4 or 1.0)
     raised, free = {}, -math.inf
     for row in sorted(means, key=lambda row: means[row]):

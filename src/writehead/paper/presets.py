@@ -1,8 +1,8 @@
-"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and the bundled model's.
+"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and the bundled model.
 
-A preset is `family/row`. A family fixes the sizes of the multi-head baseline and how its models are
-trained; a row changes the attention and nothing else, and `matched_d_ff` widens the feed-forward
-layers to keep the total.
+A preset is named `family/row`. A family sets the sizes of the multi-head baseline and the training
+settings. A row changes only the attention; `matched_d_ff` then widens the feed-forward layers to
+keep the number of parameters.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ FAMILIES["tiny-lm"] = dataclasses.replace(
     FAMILIES["lm1b"], vocabulary=1024, d=128, f=512, k=16, v=16, decoder_layers=2, dropout=0.0
 )
 
-# How `train` trains a family's models. A test holds those of the paper's tables to
-# `experiments.py`, which has the reasons.
+# The default training settings of each family. `experiments.py` gives the reasons for those of the
+# paper's tables, and a test checks that the two agree.
 _SMALL = TrainConfig(learning_rate=0.02, warmup=1000, decay=0.2)
 _TABLE = dataclasses.replace(
     _SMALL, log_every=100, evaluate_every=1000, checkpoint_every=1000, keep=1
@@ -137,7 +137,7 @@ def preset_names() -> list[str]:
 
 
 def preset(name: str) -> ModelConfig:
-    """The sizes of a preset such as "wmt14/multi-query"."""
+    """Returns the model config of a preset, such as "wmt14/multi-query"."""
     if not isinstance(name, str):
         raise ConfigError(
             f"a preset is named by text, such as 'wmt14/multi-query', not by {name!r:.60}; "
@@ -153,6 +153,6 @@ def preset(name: str) -> ModelConfig:
 
 
 def train_preset(name: str) -> TrainConfig:
-    """The training settings that suit a preset's size; all rows of a family share them."""
-    preset(name)  # raises where there is none
+    """Returns the training settings of a preset; all rows of a family share them."""
+    preset(name)  # raises if the preset does not exist
     return TRAINING[name.partition("/")[0]]

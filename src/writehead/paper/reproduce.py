@@ -147,7 +147,7 @@ def reproduce(job: Job, report: Reporter | None = None) -> Ending:
         )
         return Ending(len(pairs), len(pairs))
     if job.experiment.prepare.task == "translation":
-        load_sacrebleu()  # before hours of training, not after, as the checks below
+        load_sacrebleu()  # like the checks below, before hours of training
     for row, seed in todo:
         _check_begun(job, row, seed)
         check_writable(job.result(row, seed))
@@ -319,7 +319,7 @@ def _sessions(run: Path) -> list[dict[str, Any]]:
     path = run / SESSIONS
     if not path.is_file():
         return []
-    return list(read_json(path, [{"seconds": float}], RunError, "delete it to go on"))
+    return list(read_json(path, [{"seconds": float}], RunError, "delete it to resume"))
 
 
 def _finish(

@@ -27,7 +27,7 @@ APART = {
     "checkpoint_every",
     "keep",
 }
-# what a report reads of a result; see `check_shape`
+# the shapes of the fields that a report reads from a result; see `check_shape`
 COUNT = range(2**63)
 FIGURE = (float, None)
 ENVIRONMENT = {
@@ -123,14 +123,14 @@ def read_result(path: Path) -> Result:
     )
     if place != path:
         raise RunError(
-            f"{path} is of {shown(found['table'])}, scale {shown(found['scale'])}, so results are "
-            f"mixed; move it to {shown(str(place), 200)}"
+            f"{path} is a result of {shown(found['table'])}, scale {shown(found['scale'])}, in the "
+            f"wrong folder; move it to {shown(str(place), 200)}"
         )
     return found
 
 
 def _check_timed(decode: list[Result]) -> None:
-    """Raises JsonError where nothing was decoded, or something that was timed lacks its figures."""
+    """Raises JsonError if there are no decodings, or if a timed one lacks its measurements."""
     if not decode:
         raise JsonError("is damaged: decode is empty")
     for row in decode:
@@ -182,7 +182,7 @@ def check_alike(name: str, one: Result, other: Result) -> None:
     """
     differences = unlike(one["train"], other["train"], "elsewhere")
     if one["family"] != other["family"]:
-        differences.append(f"it is of {shown(one['family'])} and not of {shown(other['family'])}")
+        differences.append(f"its family is {shown(one['family'])}, not {shown(other['family'])}")
     data = other["data"]
     if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
         differences.append("its dataset is another")

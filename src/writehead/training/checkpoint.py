@@ -146,14 +146,14 @@ def load_checkpoint(
 
 
 def _read_progress(path: Path) -> Progress:
-    """How far the checkpoint at `path` had come."""
+    """Reads the training progress of the checkpoint at `path`."""
     data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
     known = {name.removesuffix("?") for name in PROGRESS_SHAPE}
     progress = Progress(**{name: value for name, value in data.items() if name in known})
     if checkpoint_path(path.parents[1], progress.step) != path:
-        raise ValueError(f"{PROGRESS} is of step {progress.step}")
+        raise ValueError(f"{PROGRESS} belongs to step {progress.step}")
     if not all(0 <= value < math.inf for value in progress.meter.values()):
-        raise ValueError(f"{PROGRESS} has a sum that is not a finite number of 0 or more")
+        raise ValueError(f"{PROGRESS} has a sum that is negative or not finite")
     return progress
 
 
@@ -218,7 +218,7 @@ def unfinished(run: Path) -> str | None:
         try:
             check_checksum(run / name)
         except DamagedRun:
-            return f"{name} does not fit its checksum"
+            return f"{name} does not match its checksum"
     return None
 
 

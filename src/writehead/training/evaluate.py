@@ -1,4 +1,4 @@
-"""How good a model is: ln(PPL) per subword token, perplexity per word, BLEU by sacrebleu."""
+"""Scores models: ln(PPL) per subword token, perplexity per word, and sacrebleu's BLEU."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -128,21 +128,21 @@ def evaluate_translation(
     *,
     show: Progress | None = None,
 ) -> dict[str, Any]:
-    """ln(PPL) per subword token of the references, and BLEU of the translations by each search.
+    """Returns ln(PPL) per subword token of the references, and BLEU of each search.
 
     BLEU is sacrebleu's, of cased and detokenized text: with `-tok intl` as in the paper, and with
     its default.
     """
     if not isinstance(engine.model, TranslationModel):
-        raise DataError("a language model is scored on text; give text without sources")
+        raise DataError("a language model is scored on text; pass text without sources")
     chosen = list(SEARCHES if searches is None else searches)
     for name in chosen:
         if name not in SEARCHES:
             raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
     for side, lines in (("source", sources), ("reference", references)):
         if lines and not any(line.strip() for line in lines):
-            raise DataError(f"every {side} line is empty; give files with text")
-    load_sacrebleu()  # before minutes of decoding
+            raise DataError(f"every {side} line is empty; pass files with text")
+    load_sacrebleu()  # raises if it is missing, before minutes of decoding
     found = text_likelihood(engine, references, sources)
     answer: dict[str, Any] = {
         "sentences": len(sources),
@@ -158,7 +158,7 @@ def evaluate_translation(
 
 
 def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
-    """The package sacrebleu; where it is missing, an error that names the extra to install."""
+    """Imports sacrebleu; if it is missing, raises an error that names the extra to install."""
     with requires(extra):
         import sacrebleu
     return sacrebleu
@@ -186,7 +186,7 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
         reference = sacrebleu.get_reference_files(name, "en-de")[0]
     except (OSError, SystemExit) as error:  # sacrebleu exits where it cannot fetch
         raise DataError(
-            f"the test set {name} could not be fetched ({error}); without a network, give its "
+            f"the test set {name} could not be fetched ({error}); without a network, pass its "
             f"source and reference as files"
         ) from error
     return list(read_lines(source)), list(read_lines(reference))

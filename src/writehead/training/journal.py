@@ -1,6 +1,6 @@
-"""What a run reports while it trains: a progress line, `log.jsonl`, and TensorBoard files.
+"""Reports the progress of training: a progress line, `log.jsonl` and TensorBoard files.
 
-TensorBoard is optional; without it, the same figures are in `log.jsonl`.
+TensorBoard is optional; `log.jsonl` has the same metrics.
 """
 
 import json
@@ -22,7 +22,7 @@ from writehead.errors import RunError
 from writehead.util.files import write_file
 from writehead.util.json_files import JsonError, check_shape, parse_json
 
-MAX_LINE = 1 << 16  # characters of an entry
+MAX_LINE = 1 << 16  # maximum characters per entry
 SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
 LOG, BOARD = "log.jsonl", "tensorboard"
 
@@ -99,7 +99,7 @@ def has_tensorboard() -> bool:
 
 
 def _open_board(run: Path, start: int) -> "SummaryWriter":
-    """TensorBoard's writer, which hides entries after `start`."""
+    """Opens a TensorBoard writer that discards earlier entries after step `start`."""
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(run / BOARD), purge_step=start + 1)
@@ -126,7 +126,7 @@ def read_log(run: Path) -> list[dict[str, float]]:
     except (OSError, JsonError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"an entry {error}"
         raise RunError(
-            f"{path} cannot be read: {reason}; move it elsewhere to train without its past entries"
+            f"{path} cannot be read: {reason}; move it elsewhere to train without its old entries"
         ) from error
     return entries
 

@@ -48,7 +48,7 @@ from writehead.util.json_files import JsonError
 from writehead.util.locks import locked
 
 LOCK = ".lock"  # in a run's folder while it is in training
-LONG = 1.0  # hours on a CPU from which on training begins with a warning
+LONG = 1.0  # hours on a CPU; longer trainings start with a warning
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Trainer:
         self.rate = matrix_rate(world.device, dtype)
 
     def opening(self, changes: list[str]) -> Iterator[str]:
-        """The sentences before the first step: what is trained where, and what may surprise."""
+        """Yields messages to print before the first step: the model, the device and notes."""
         config = self.config
         if self.step >= config.steps:
             rest = "there is nothing to do"
@@ -141,7 +141,7 @@ class Trainer:
         hours = self._least_seconds() / 3600
         if self.world.device.type == "cpu" and hours > LONG:
             yield (
-                f"note: this takes {hours:,.1f} hours or more on this CPU; lower train.steps, "
+                f"note: training takes at least {hours:,.1f} hours on this CPU; lower train.steps, "
                 f"choose a smaller preset, or use a GPU"
             )
         if config.warmup > config.steps:
@@ -151,8 +151,8 @@ class Trainer:
             )
         if not has_tensorboard():
             yield (
-                "note: tensorboard is not installed, so metrics go to log.jsonl only; pip install "
-                "'writehead[tensorboard]' adds TensorBoard files"
+                "note: tensorboard is not installed, so metrics go to log.jsonl only; for "
+                "TensorBoard files, run pip install 'writehead[tensorboard]'"
             )
 
     def _describe(self) -> str:
@@ -385,6 +385,6 @@ def _writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"{run} could not be written: {error.strerror or error}; earlier checkpoints stay: "
-            f"make room, and run the same command again"
+            f"{run} could not be written: {error.strerror or error}; earlier checkpoints are kept: "
+            f"free some space and run the same command again"
         ) from error

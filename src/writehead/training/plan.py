@@ -1,4 +1,4 @@
-"""The settings of a run: the same command resumes it, and a different one is refused.
+"""The settings of a run: training resumes with the same settings and rejects others.
 
 A run without a finished step accepts any settings.
 """
@@ -90,8 +90,8 @@ def agree_on_plan(
 ) -> list[str]:
     """Writes the plan of a run; returns the settings that changed since its last step.
 
-    Raises where steps were taken with settings that must not change. Where the new plan leaves no
-    step to take, the old one stays: it describes how the weights were trained.
+    Raises ConfigError if a setting that must not change differs from that of earlier steps. If no
+    step is left to train, the old plan is kept, because it describes how the weights were trained.
     """
     plan = {
         "format": 1,
@@ -109,7 +109,7 @@ def agree_on_plan(
     if old is not None:
         changes = _compare(run, old, plan)
         if old["dataset"] is None:
-            plan["dataset"] = None  # nobody knows whether this is what its steps were trained on
+            plan["dataset"] = None  # it is unknown whether earlier steps used this dataset
     world.barrier()
     if world.is_first and config.steps > reached:
         write_file(path, (json.dumps(plan, indent=2) + "\n").encode())
@@ -132,7 +132,7 @@ def _compare(run: Path, old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise ConfigError(
             f"{run} was started differently: {'; '.join(differences[:5])}{more}. Use the same "
-            f"settings and dataset to go on, or another folder to start anew"
+            f"settings and dataset to resume, or another folder to start over"
         )
     return free
 
@@ -144,6 +144,4 @@ def _compare_data(old: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     was, now = old["dataset"], plan["dataset"]
     if was in (None, now):
         return []
-    return [
-        f"the dataset is another of the same vocabulary, its fingerprint was {was:.16} and is {now}"
-    ]
+    return [f"the dataset has the same vocabulary, but its fingerprint was {was:.16} and is {now}"]

@@ -1,1 +1,1 @@
-"""Atomic files, locks and CPU threads: tools that know nothing of models."""
+"""Utilities that do not depend on models: atomic files, JSON, locks, CPU threads and extras."""

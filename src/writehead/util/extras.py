@@ -1,4 +1,4 @@
-"""Packages that only some commands need, installed as extras of this one."""
+"""Optional packages, which the extras of this package install."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,9 +1,9 @@
 """Files and folders that appear complete or not at all.
 
-Everything is written under a random hidden name beside its place, synced to disk and renamed. The
-writer holds a lock on the hidden file, so what a killed process left behind can be told from work
-in progress: the next writer to the same place removes it. A folder that is being replaced is
-renamed out of the way for a moment; `replaced_directory` finds it where its writer was killed.
+A file or folder is written under a random hidden name beside its path, synced to disk and renamed.
+The writer locks the hidden file. If the lock is free, the writer was killed, and the next writer to
+the same path removes the file. While a folder is replaced, the old one briefly has a hidden name;
+`replaced_directory` finds it if the writer was killed at that moment.
 """
 
 import errno
@@ -32,10 +32,10 @@ def write_file(path: Path, content: bytes | str, *, replace: bool = True) -> Non
 
 @contextmanager
 def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` when the block ends without an error.
 
-    Without `replace`, a file that another process has put there meanwhile is kept, and the block
-    ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    Without `replace`, raises FileExistsError at the end of the block if the file exists by then,
+    and keeps it. If `path` is a symbolic link, its target is written.
     """
     path = Path(os.path.realpath(path))
     _remove_abandoned(path)
@@ -54,10 +54,10 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A fresh folder, which appears at `path` when the block ends without an error.
+    """Creates a folder that appears at `path` when the block ends without an error.
 
-    With `replace`, it takes the place of the folder that is there; without, that one is kept and
-    the block ends with FileExistsError. Where `path` is a symbolic link, its target is written.
+    With `replace`, it replaces an existing folder. Without, an existing folder is kept and the
+    block ends with FileExistsError. If `path` is a symbolic link, its target is written.
     """
     path = Path(os.path.realpath(path))
     with hidden_directory(path) as fresh:
@@ -70,7 +70,7 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def hidden_directory(path: Path) -> Iterator[Path]:
-    """A fresh folder under a hidden name beside `path`, removed when the block ends."""
+    """Creates a folder under a hidden name beside `path`; removes it when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     fresh, descriptor = create_hidden(path, ENDING, folder=True)
@@ -82,13 +82,13 @@ def hidden_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Deletes a folder; at no moment does half of it stand in its place."""
+    """Deletes a folder; it is never partly deleted under its own name."""
     with hidden_directory(path) as fresh:
         path.rename(fresh / path.name)
 
 
 def replaced_directory(path: Path) -> Path | None:
-    """The folder that was at `path` before a writer was killed while replacing it, if any."""
+    """Returns the old folder of `path` if a writer was killed while replacing it."""
     if path.exists() or not path.parent.is_dir():
         return None
     return max(_hidden(path, OLD), default=None)
@@ -104,7 +104,7 @@ def sync(path: Path) -> None:
 
 
 def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
-    """A new hidden file or folder beside `path`, and the descriptor that keeps it locked."""
+    """Creates a hidden file or folder beside `path`; also returns the descriptor that locks it."""
     while True:
         fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{ending}")
         with suppress(FileExistsError):
@@ -112,7 +112,7 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
                 fresh.mkdir()
             else:
                 os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            # another process may take it for abandoned before it is locked
+            # before it is locked, another process may remove it as abandoned
             with suppress(FileNotFoundError):
                 descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
                 if lock_file(descriptor) is not False and fresh.exists():
@@ -121,9 +121,9 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
 
 
 def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
-    """The hidden files and folders beside `path` that killed processes left, each locked.
+    """Yields and locks the hidden files and folders beside `path` that killed processes left.
 
-    The caller closes the descriptors, which releases the locks.
+    The caller must close the descriptors, which releases the locks.
     """
     for left in _hidden(path, ending):
         try:
@@ -138,7 +138,7 @@ def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
 
 
 def publish(fresh: Path, path: Path, *, replace: bool) -> None:
-    """Gives a complete file its name; without `replace`, raises FileExistsError if it is taken."""
+    """Moves a complete file to `path`; without `replace`, raises FileExistsError if that exists."""
     if replace:
         os.replace(fresh, path)
         return
@@ -156,7 +156,7 @@ def publish(fresh: Path, path: Path, *, replace: bool) -> None:
 
 
 def _prefix(path: Path) -> str:
-    """How the hidden names of a place begin; a long name is shortened to fit the system's limit."""
+    """Returns the prefix of hidden names for `path`, shortened to fit the file system's limit."""
     name = os.fsencode(path.name)
     if len(name) > LONGEST:
         name = name[:LONGEST] + hashlib.sha256(name).hexdigest()[:8].encode()
@@ -164,7 +164,7 @@ def _prefix(path: Path) -> str:
 
 
 def _hidden(path: Path, ending: str) -> list[Path]:
-    """The hidden files and folders of a place that have this ending."""
+    """Lists the hidden files and folders for `path` that have this suffix."""
     name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
     try:
         names = sorted(filter(name.fullmatch, os.listdir(path.parent)))
@@ -182,7 +182,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes what killed processes left beside `path`."""
+    """Removes the hidden files and folders that killed processes left beside `path`."""
     for old in _hidden(path, OLD) if path.exists() else ():
         shutil.rmtree(old, ignore_errors=True)
     for left, descriptor in abandoned(path, ENDING):
@@ -194,7 +194,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _move(fresh: Path, path: Path, replace: bool) -> None:
-    """Renames a folder to `path`; with `replace`, the one there is out of the way for a moment."""
+    """Renames a folder to `path`; with `replace`, hides an existing one first and removes it."""
     try:
         fresh.rename(path)
         return

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: bounded in bytes, depth and digits, and checked."""
+"""Reads JSON from untrusted files: limits its bytes, depth and digits, and checks its structure."""
 
 import json
 import math
@@ -9,14 +9,14 @@ from writehead.errors import WriteheadError, shown
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 64
-MAX_DIGITS = 40  # of a number: enough for any count of operations, and a float can hold it
+MAX_DIGITS = 40  # per number: enough for any count of operations, and within the range of a float
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 Shape = Any  # see `check_shape`
 
 
 class JsonError(ValueError):
-    """JSON beyond a limit, or of another shape; the message continues a sentence on the file."""
+    """JSON that exceeds a limit or has another shape; the message follows the name of the file."""
 
 
 def read_json(
@@ -28,7 +28,7 @@ def read_json(
     max_bytes: int = MAX_BYTES,
     allow_nan: bool = False,
 ) -> Any:
-    """The value in a JSON file, which must have the given shape; raises `error` with `advice`."""
+    """Reads a JSON file and checks its shape; a failure raises `error` with `advice`."""
     ending = f"; {advice}" if advice else ""
     try:
         with path.open("rb") as file:
@@ -47,9 +47,9 @@ def read_json(
 
 
 def parse_json(text: str, *, allow_nan: bool = False) -> Any:
-    """The value of a JSON text; raises JSONDecodeError, or JsonError where it is beyond a limit.
+    """Parses JSON; raises JSONDecodeError, or JsonError if the text exceeds a limit.
 
-    JSON has no NaN and no infinity, but Python writes both; without `allow_nan` they are refused.
+    Python writes NaN and infinity, which JSON does not have; they are errors without `allow_nan`.
     """
 
     def integer(digits: str) -> int:
@@ -63,7 +63,7 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
 
     def constant(name: str) -> float:
         if not allow_nan:
-            raise JsonError(f"has {shown(name, 30)} in place of a finite number")
+            raise JsonError(f"contains {shown(name, 30)}, which is not a finite number")
         return float(name)
 
     try:
@@ -79,12 +79,12 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
 
 
 def check_shape(value: object, shape: Shape, place: str = "") -> None:
-    """Raises JsonError unless a JSON value has a shape.
+    """Raises JsonError unless a JSON value has the given shape.
 
-    A shape is a type, with float for any number and object for any value; a range, for an integer
-    in it; None; a tuple of shapes, one of which fits; [shape], a list of such; {str: shape}, an
-    object of such; or {"name": shape, "other?": shape}, an object of at least these names, of which
-    "other" is optional.
+    A shape is one of: a type, where float allows any number and object allows any value; a range
+    that contains the integer; None, for null; a tuple of alternative shapes; [shape], for a list;
+    {str: shape}, for an object with any names; or {"name": shape, "other?": shape}, for an object
+    with at least these names, of which "other" is optional.
     """
     if isinstance(shape, list) and isinstance(value, list):
         for i, inner in enumerate(value):
@@ -104,7 +104,7 @@ def check_shape(value: object, shape: Shape, place: str = "") -> None:
 
 
 def _fits(value: object, shape: Shape) -> bool:
-    """Whether a value has a shape that says nothing of what is inside, or one of several."""
+    """Whether a value has a shape that is a type, a range, None or a tuple of alternatives."""
     if isinstance(shape, tuple):
         return any(_has_shape(value, one) for one in shape)
     if shape is object:
@@ -145,4 +145,4 @@ def _children(value: object) -> Any:
 
 def _check_digits(digits: str) -> None:
     if len(digits) > MAX_DIGITS:
-        raise JsonError(f"has a number of {len(digits):,} digits")
+        raise JsonError(f"has a number of {len(digits):,} digits, more than {MAX_DIGITS}")

@@ -1,4 +1,4 @@
-"""A lock that is released when its process ends, however that happens."""
+"""A lock that is released when its process ends, even if the process is killed."""
 
 import errno
 import fcntl
@@ -14,37 +14,37 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF)
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the lock file at `path`, until the end of the block.
+    """Tries to lock the file at `path` until the block ends; yields whether that succeeded.
 
-    The operating system's lock on the file counts, not its existence, so a file that a killed
-    process left is free. The file is removed at the end. On a file system without locks, every
-    process gets the lock.
+    The lock is the operating system's, not the existence of the file, so a file left by a killed
+    process is free. The file is removed at the end. On a file system without locks, every process
+    gets the lock.
     """
     file = _acquire(path)
     try:
         yield file is not None
     finally:
         if file is not None:
-            if _is_at(path, file):  # someone may have removed it, and a new owner made another
-                path.unlink(missing_ok=True)  # while locked, so that it cannot be the next owner's
+            if _is_at(path, file):  # false if the file was removed or replaced by a new owner's
+                path.unlink(missing_ok=True)  # while locked, so that no new owner's file is removed
             file.close()
 
 
 def _acquire(path: Path) -> IO[str] | None:
-    """The file, open and locked; None where another process has it."""
+    """Opens and locks the file; returns None if another process has locked it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
         if lock_file(file.fileno()) is False:
             file.close()
             return None
-        if _is_at(path, file):  # the previous owner may remove it after we opened it
+        if _is_at(path, file):  # the previous owner may have removed it after we opened it
             return file
         file.close()
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether the open file is still the one at that path."""
+    """Whether the open file is still the one at `path`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

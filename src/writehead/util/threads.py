@@ -1,6 +1,6 @@
-"""How many CPU threads PyTorch uses, and how they wait; imports no PyTorch itself.
+"""Sets the number of CPU threads that PyTorch uses, and how they wait; does not import PyTorch.
 
-OpenMP reads its settings from the environment once, when PyTorch loads it.
+OpenMP reads its settings from the environment once, when PyTorch is loaded.
 """
 
 import os
@@ -14,17 +14,17 @@ MAX_THREADS = 1024
 
 
 def wait_passively() -> None:
-    """Lets idle OpenMP threads sleep instead of spin, unless the environment says otherwise.
+    """Lets idle OpenMP threads sleep instead of spin, unless OMP_WAIT_POLICY is already set.
 
-    A spinning thread occupies the core that another process needs: two translations at once would
-    take many times as long as one after the other. Once PyTorch is loaded this has no effect.
+    A spinning thread occupies a core that another process needs: two concurrent translations would
+    be many times slower than one after the other. This has no effect once PyTorch is loaded.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def use_threads(threads: int | None = None) -> None:
-    """Sets the number of CPU threads, now if PyTorch is loaded and else for when it is.
+    """Sets the number of CPU threads, at once or, if PyTorch is not loaded yet, when it loads.
 
     Without a number, OMP_NUM_THREADS is respected. If it is not set either, PyTorch chooses, but
     uses no more threads than this process has cores.
@@ -46,9 +46,9 @@ def use_threads(threads: int | None = None) -> None:
 
 
 def available_cores(root: str = "/") -> int:
-    """The cores that this process may use, by its CPU affinity and the CPU limit of its cgroup.
+    """Returns the number of cores allowed by the CPU affinity and the CPU limits of the cgroups.
 
-    A limit of two and a half cores counts as three. `root` is where /proc and /sys are.
+    A limit of 2.5 cores is rounded up to 3. `root` is the folder that contains proc and sys.
     """
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = len(os.sched_getaffinity(0))
@@ -58,18 +58,18 @@ def available_cores(root: str = "/") -> int:
 
 
 def _cgroup_limits(root: str) -> Iterator[int]:
-    """The CPU limits, in cores, of this process's cgroups and of those that contain them."""
+    """Yields the CPU limits, in cores, of this process's cgroups and of their parents."""
     mounts = os.path.join(root, "sys/fs/cgroup")
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        while True:  # in a container the path may be the host's, of which only the top is mounted
+        while True:  # in a container, the path may be the host's, and only its root is mounted
             for mount in ("", "unified", "cpu", controllers):
                 folder = os.path.join(mounts, mount, path.lstrip("/"))
                 names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
                 words = " ".join(_read(os.path.join(folder, name)) for name in names).split()
-                if len(words) == 2 and all(word.isdigit() for word in words):  # else no limit
+                if len(words) == 2 and all(word.isdigit() for word in words):  # otherwise no limit
                     quota, period = map(int, words)
                     yield max(1, -(-quota // max(1, period)))
             if path.strip("/") == "":
@@ -78,7 +78,7 @@ def _cgroup_limits(root: str) -> Iterator[int]:
 
 
 def _read(path: str) -> str:
-    """The text of a file, empty where there is none."""
+    """Reads a file; returns an empty text if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
