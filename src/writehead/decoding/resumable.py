@@ -54,7 +54,7 @@ class ResumableFile:
 
     @property
     def kept(self) -> int:
-        """The number of lines that an interruption would keep: none on a file system without locks."""
+        """The number of lines that an interruption would keep; 0 if there are no file locks."""
         if lock_file(self._descriptor) is None:
             return 0
         return _lines(self.folder) if self.resuming else self.done
