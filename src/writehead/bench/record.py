@@ -103,9 +103,10 @@ class ResultFile:
 
     def write(self, result: dict[str, Any]) -> None:
         """Writes the result; raises RunError if another process has written the file."""
-        if not self._force and self._seen != self._identity():
+        found = self._identity()
+        if not self._force and found not in (None, self._seen):
             raise _written_meanwhile(self.path)
-        write_result(self.path, result, replace=self._force or self._seen is not None)
+        write_result(self.path, result, replace=self._force or found is not None)
         self._seen = self._identity()
 
     def _identity(self) -> tuple[int, int] | None:
