@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from helpers import causal_mask, random
+from helpers import causal_mask, projections, random
 from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
 from writehead.model import Attention, KVCache
@@ -26,21 +26,6 @@ every_depth = pytest.mark.parametrize("v", [k, v])
 
 def attention(g: int, v: int = v, **options: object) -> Attention:
     return Attention(AttentionConfig(d, h, g, k, v, **options)).double()
-
-
-def projections(
-    module: Attention, *, shared: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The listings' P_q, P_k [h, d, k] and P_v, P_o [h, d, v]: scaled, and repeated to h heads.
-
-    With one write-head that is `shared`, P_k is [d, k] and P_v [d, v].
-    """
-    g, v = module.config.g, module.config.v
-    P_q = module.P_q.weight.view(h, k, d).transpose(1, 2) * k**-0.5
-    P_k = module.P_k.weight.view(g, k, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
-    P_v = module.P_v.weight.view(g, v, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
-    P_o = module.P_o.weight.view(d, h, v).transpose(0, 1)
-    return (P_q, P_k[0], P_v[0], P_o) if shared else (P_q, P_k, P_v, P_o)
 
 
 @every_depth

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from helpers import additive, causal_mask, config, model, step_through, tokens
+from helpers import additive, causal_mask, config, model, projections, step_through, tokens
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
 from writehead.model import Attention, DecoderState, LanguageModel, Packing, TranslationModel
@@ -89,15 +89,7 @@ def norm(module: nn.Module, X: Tensor, cfg: ModelConfig) -> Tensor:
 
 
 def listing(module: Attention, X: Tensor, M: Tensor, mask: Tensor) -> Tensor:
-    """Attention by the paper's multi-head listing, the write-heads repeated."""
-    d, h, g, k, v = (getattr(module.config, name) for name in "dhgkv")
-    P_k, P_v = (
-        P.weight.view(g, depth, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
-        for P, depth in ((module.P_k, k), (module.P_v, v))
-    )
-    P_q = module.P_q.weight.view(h, k, d).transpose(1, 2) * k**-0.5
-    P_o = module.P_o.weight.view(d, h, v).transpose(0, 1)
-    return MultiheadAttentionBatched(X, M, mask, P_q, P_k, P_v, P_o)
+    return MultiheadAttentionBatched(X, M, mask, *projections(module))
 
 
 def written_out(

