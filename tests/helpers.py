@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from writehead.config import ModelConfig
 from writehead.kernels import Visibility
-from writehead.model import DecoderState, LanguageModel, TranslationModel
+from writehead.model import Attention, DecoderState, LanguageModel, TranslationModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter gets products of bfloat16 wrong
@@ -153,3 +153,16 @@ def step_through(
 ) -> Tensor:
     """Logits [rows, n, vocabulary] of fed [rows, n], one token at a time."""
     return torch.stack([made.step(column, state) for column in fed.unbind(1)], dim=1)
+
+
+def projections(module: Attention, *, shared: bool = False) -> tuple[Tensor, ...]:
+    """P_q, P_k, P_v and P_o of the paper's listings: P_q scaled, P_k and P_v repeated to h heads.
+
+    With `shared`, P_k and P_v are those of the first head.
+    """
+    d, h, g, k, v = (getattr(module.config, name) for name in "dhgkv")
+    P_q = module.P_q.weight.view(h, k, d).transpose(1, 2) * k**-0.5
+    P_k = module.P_k.weight.view(g, k, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
+    P_v = module.P_v.weight.view(g, v, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
+    P_o = module.P_o.weight.view(d, h, v).transpose(0, 1)
+    return (P_q, P_k[0], P_v[0], P_o) if shared else (P_q, P_k, P_v, P_o)

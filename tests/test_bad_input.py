@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers import config, model, random, tokens
-from writehead.config import AttentionConfig, DecodeConfig, matched_d_ff
+from writehead.config import AttentionConfig, matched_d_ff
 from writehead.decoding import Batching, beam_search, greedy, sample
 from writehead.decoding.search import stream
 from writehead.errors import (
@@ -121,45 +121,28 @@ def stepping(fed: object, given: DecoderState | None = None) -> Tensor:
     return language().step(fed, given or state())
 
 
-def filled() -> Tensor:
-    made = language()
-    full = made.start(tokens(b, 1), 2)
-    made.extend(tokens(b, 2), full)
-    return made.step(tokens(b), full)
+def full() -> DecoderState:
+    started = language().start(tokens(b, 1), 1)
+    started.cache.advance(started.cache.reserve(1))
+    return started
 
 
 CONFIG: list[Case] = [
     (lambda: attention_config(k=-7), "k=-7 must be at least 1"),
-    (lambda: attention_config(g=0), "g=0 must be at least 1"),
     (lambda: config(g=4), "choose g from 1, 2, 3, 6"),
-    (lambda: config(window=0), "window=0 must be at least 1"),
-    (lambda: config(decoder_layers=0), "decoder_layers=0 must be"),
-    (lambda: config(d="14"), "d='14' is not a whole number"),
     (lambda: config(f=17.0), r"f=17\.0 is not a whole number"),
     (lambda: config(dropout=1.0), "not a probability below 1"),
-    (lambda: config(dropout=float("nan")), "not a finite number"),
-    (lambda: config(norm_epsilon=0.0), "norm_epsilon=0.0 must be above 0"),
-    (lambda: config(logit_scale=-1.0), "above 0, or null"),
     (lambda: config(end=37), "choose an id from 0 to 36"),
     (lambda: config(activation="tanh"), "'relu' or 'gelu'"),
     (lambda: config(encoder_layers=2), "no encoder; leave encoder_layers"),
-    (lambda: config("translation", encoder_layers=0), "encoder_layers=0 must be at least 1"),
     (lambda: matched_d_ff(config(d=15), config()), "matched only where d is equal"),
     (lambda: attending(scale=0.0), r"usual one is k\*\*-0.5"),
     (lambda: attending(backend="spda"), "did you mean 'sdpa'"),
-    (lambda: attending(backend="x"), "known: auto, .*, packed, sdpa"),
-    (lambda: Visibility(window=0), "window=0 must be at least 1"),
-    (lambda: attention(backend="egaer"), "did you mean 'eager'"),
     (lambda: TranslationModel(config()), "makes a LanguageModel; use that class"),
-    (lambda: LanguageModel(config("translation")), "makes a TranslationModel; use that class"),
     (lambda: make_model("tiny/multi-query"), r"preset\(name\) gives one"),
     (lambda: sourced(length=0), "from 1 to 23"),
-    (lambda: sourced(length=5.0), "max_length=5.0"),
-    (lambda: sourced(beam=0), "at least 1"),
-    (lambda: prompted(length="5"), "max_length='5' is not a whole number"),
     (lambda: prompted(length=2), "max_length=2; raise"),
     (lambda: state(beam=-1), "beam=-1 must be at least 1"),
-    (lambda: DecodeConfig(beam="4"), "beam='4' is not a whole"),
     (lambda: Batching(tokens="4"), "tokens='4' is not a whole"),
     *(
         (
@@ -172,54 +155,30 @@ CONFIG: list[Case] = [
 
 SHAPE: list[Case] = [
     (lambda: attending(Q=random(h, n, k)), r"attend takes Q \[b, h, n"),
-    (lambda: attending(K=random(0, g, m, k)), "none of them empty"),
     (lambda: attending(K=random(b, g, m, k + 1)), "Q and K in k"),
-    (lambda: attending(V=random(b, g, m + 1, v)), "must agree in"),
     (lambda: attending(Q=random(b, 5, n, k)), "g must divide h"),
     (lambda: attending(Q=random(3, h, n, k)), "must divide the second"),
     (lambda: attending(Q=integers(b, h, n, k)), "one floating-point type"),
     (lambda: attending(V=random(b, g, m, v).to("meta")), "V is on meta and Q on cpu; move them"),
     (lambda: Visibility(query_segments=integers(b, n)), "both query_segments and memory_segments"),
-    (lambda: seeing(lengths=integers(m)), r"need integers \[2\]"),
     (lambda: seeing(lengths=ones(b)), r"lengths is torch.float32 \[2\]; .* need integers"),
-    (lambda: seeing(lengths=elsewhere(b)), "lengths is on meta and Q on cpu"),
     (lambda: seeing(query_positions=integers(b, m)), r"query_positions .* integers \[2, 3\]"),
-    (lambda: seeing(memory_positions=integers(b, n)), r"memory_positions .* integers \[2, 5\]"),
-    (
-        lambda: seeing(query_segments=integers(b, m), memory_segments=integers(b, n)),
-        "query_segments",
-    ),
-    (lambda: seeing(ancestors=integers(b, n)), r"integers \[2, 5\]"),
     (lambda: seeing(ancestors=integers(b, m) * b), "rows of K and V, from 0 to 1"),
     (lambda: shared_rows(causal=True), "a row of K and V for each"),
-    (lambda: shared_rows(ancestors=integers(b, m)), "a row of K and V for each"),
-    (lambda: shared_rows(lengths=integers(3 * b)), r"\[2\]"),
     (lambda: attention()(ones(b, n, d + 1), WholePast(Visibility())), r"\[b, n, d=14\]"),
-    (lambda: attention().memorize(ones(b, d), Visibility()), "attention takes"),
     (lambda: attention().memorize(random(b, n, d), Visibility()), "weights are torch.float32"),
-    (lambda: attention().memorize(ones(b, n, d, device="meta"), Visibility()), "weights on cpu"),
     (lambda: cache().reserve(n, integers(n)), r"integers \[2\]"),
-    (lambda: cache().reserve(n, elsewhere(b)), "counts is on meta and the cache on cpu"),
     (lambda: append(K=ones(b, g, n, v)), r"K .* takes torch.float32 \[2, 2, 3, 5\]"),
-    (lambda: append(K=random(b, g, n, k)), "K is torch.float64 .* takes torch.float32"),
-    (lambda: append(V=ones(b, g, n, v, device="meta")), "V is on meta and the cache on cpu"),
     (lambda: cache().reorder(integers(3)), r"torch.int64 \[2\]"),
-    (lambda: cache().reorder(elsewhere(b)), "rows is on meta and the cache on cpu"),
     (lambda: language()([[1, 2]]), "tokens came as list; give a tensor"),
     (lambda: language()(ones(b, n)), "integers, not torch.float"),
-    (lambda: language()(integers(n)), r"\[b, n\] and not empty"),
     (lambda: language()(elsewhere(b, n)), "are on meta"),
     (lambda: language()(tokens(b, 24)), "longer than the 23 learned"),
     (lambda: language()(tokens(b, n), packing=packing(b, m)), r"needs integers \[2, 3\]"),
-    (lambda: packed(ones(b, n), integers(b, n)), "segments are torch.float32"),
     (lambda: packed(integers(b, n), integers(b, n) * 23), "from 0 to 22"),
-    (lambda: packed(integers(b, n), elsewhere(b, n)), "positions are on meta"),
     (lambda: packing(n), r"segments must be \[b, n\]"),
-    (lambda: translating([[1]]), "source came as list"),
-    (lambda: translating(torch.tensor(3)), "source must be"),
     (lambda: translating(tokens(3, m)), "3 rows of source for 2"),
     (lambda: translating(tokens(b, 20)), "19 learned"),
-    (lambda: translating(target=tokens(b, 24)), "a target of 24 tokens is longer than the 23"),
     (lambda: translating(source_packing=packing(b, m)), "both the source and the target"),
     (
         lambda: translation().encode(
@@ -227,52 +186,31 @@ SHAPE: list[Case] = [
         ),
         "leave the lengths out",
     ),
-    (lambda: translating(source_lengths=[4, 3]), "source_lengths came as list; give a tensor"),
     (lambda: translating(source_lengths=integers(3)), "source_lengths must be 2 integers"),
-    (lambda: translating(source_lengths=ones(b)), "they are torch.float32"),
     (lambda: translating(source_lengths=integers(b) * 6), "from 0 to 5"),
-    (lambda: translating(source_lengths=elsewhere(b)), "source_lengths are on meta"),
-    (lambda: sourced(integers(0, m)), "not empty"),
-    (lambda: prompted([[1]]), "prompt came as list"),
-    (lambda: prompted(tokens(n)), "prompt must be"),
     (lambda: prompted(prompt_lengths=torch.tensor([n, 0])), "prompt_lengths must be from 1 to 3"),
-    (lambda: stepping([1, 2]), "tokens came as list"),
     (lambda: stepping(tokens(b, 1)), r"step takes tokens \[rows\]"),
     (lambda: stepping(tokens(3)), "3 rows of tokens for a state of 2"),
-    (lambda: stepping(ones(b)), "must be integers"),
-    (lambda: stepping(elsewhere(b)), "are on meta"),
-    (lambda: language().extend(tokens(b), state()), r"tokens must be \[b, n\]"),
     (
         lambda: stepping(tokens(b), model(config(window=2)).start(tokens(b, 1), m)),
         "another model's; use the one that start returned",
     ),
-    (
-        lambda: stepping(tokens(b), model(config(decoder_layers=2)).start(tokens(b, 1), m)),
-        "another model's",
-    ),
-    (lambda: translation().step(tokens(b), state()), "another model's"),
     (lambda: model(config(), dtype=torch.float32).step(tokens(b), state()), "takes torch.float64"),
 ]
 
 TOKEN: list[Case] = [
     (lambda: language()(integers(b, n) * 37), "token 37 .* from 0 to 36"),
-    (lambda: language()(-integers(b, n)), "token -1 .* vocabulary"),
-    (lambda: translating(integers(b, m) * 40), "source"),
     (lambda: translating(target=integers(b, n) * 40), "target"),
-    (lambda: prompted(-integers(b, n)), "in prompt"),
     (lambda: stepping(integers(b) * 37), "token 37 in tokens"),
 ]
 
 CACHE: list[Case] = [
     (lambda: cache(layers=0), "layers=0 must be at least 1"),
-    (lambda: cache(capacity=0), "capacity=0 must be at least 1"),
     (lambda: cache(rewindable=-1), "must not be negative"),
     (lambda: cache().reserve(0), "reserve at least 1"),
     (lambda: cache().reserve(n, integers(b) * 4), "from 0 to 3"),
     (lambda: cache().reserve(n).layer(3), "no layer 3; .* 0 to 2"),
     (lambda: rewound(3), "a row has only 2"),
-    (lambda: rewound(-1), "must not be negative"),
-    (lambda: state().rewind(1), "a row has only 0"),
     (lambda: cache().reorder(integers(b) * 2), "from 0 to 1"),
     (lambda: cache().expand(0), "beam=0 must be at least 1"),
     (lambda: state(beam=2).expand(2), "has 2 beams already"),
@@ -280,21 +218,13 @@ CACHE: list[Case] = [
     (lambda: language().extend(tokens(b, n), state(), integers(b) * 4), "counts must be from 0"),
 ]
 
-FULL: list[Case] = [
-    (lambda: cache().reserve(m + 1), "start with max_length=6 or more"),
-    (lambda: cache(window=2).reserve(m + 1), "max_length=6 or more"),
-    (filled, "position 2 is past capacity 2; start with max_length=3 or more"),
-]
-
-BACKEND: list[Case] = [(lambda: attending(backend="sdpa"), "use backend='auto'")]
-
 CASES = {
     ConfigError: CONFIG,
     ShapeError: SHAPE,
     TokenError: TOKEN,
     CacheError: CACHE,
-    CacheFull: FULL,
-    BackendError: BACKEND,
+    CacheFull: [(lambda: stepping(tokens(b), full()), "past capacity 1; .* max_length=2 or more")],
+    BackendError: [(lambda: attending(backend="sdpa"), "use backend='auto'")],
 }
 
 
@@ -307,15 +237,3 @@ def test_bad_input_is_answered_with_what_to_do(error, call, sentence):
         call()
     assert caught.type is error
     assert re.search(sentence, str(caught.value)), str(caught.value)
-
-
-def test_good_input_to_the_same_entries_is_accepted():
-    attending()
-    seeing(lengths=integers(b), ancestors=integers(b, m))
-    shared_rows(lengths=integers(b))
-    append()
-    rewound(2)
-    language()(tokens(b, n), packing=packing(b, n))
-    translating(source_lengths=integers(b))
-    language().extend(tokens(b, n), state(), integers(b) * 3)
-    assert stepping(tokens(b)).isfinite().all()

@@ -14,7 +14,7 @@ import pytest
 from texts import ODD, engine, sentences, tokenizer
 from writehead.cli import main
 from writehead.config import DecodeConfig
-from writehead.decoding import Batching, Engine, textio
+from writehead.decoding import Batching, Engine
 from writehead.decoding.resumable import ResumableFile
 from writehead.decoding.worker import Worker
 from writehead.model import save_run
@@ -26,12 +26,11 @@ TEXT = "\n".join(LINES).encode()
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `translation`, `language` and `mute`, which has no tokenizer."""
+    """A folder with the runs `translation` and `language`."""
     folder = tmp_path_factory.mktemp("runs")
     tokenizer().save(folder / "tokenizer")
     for task in ("translation", "language"):
         save_run(folder / task, engine(task).model, tokenizer=folder / "tokenizer")
-    save_run(folder / "mute", engine("translation").model)
     return folder
 
 
@@ -87,14 +86,18 @@ def test_lines_are_translated_in_order(writehead, runs, arguments, options, show
     code, out, err = writehead("translate", *SHORT, *arguments, stdin="\n".join(lines).encode())
     assert (code, err) == (0, "")
     outputs = load(runs, "translation").translate(lines, DecodeConfig(max_length=9, **options))
-    assert out.decode().split("\n") == [
-        *(
-            shown.format(i=i, text=clean(one.text), score=one.score)
-            for i, output in enumerate(outputs)
-            for one in output.hypotheses
-        ),
-        "",
+    expected = [
+        shown.format(i=i, text=clean(one.text), score=one.score)
+        for i, output in enumerate(outputs)
+        for one in output.hypotheses
     ]
+    assert out.decode().split("\n") == [*expected, ""]
+
+
+def test_both_line_ends_read_alike_and_the_last_may_be_missing(writehead):
+    texts = (b"the cat.\n\na dog.\n", b"the cat.\r\n\r\na dog.\r\n", b"the cat.\n\na dog.")
+    assert len({writehead("translate", *SHORT, stdin=text)[1] for text in texts}) == 1
+    assert writehead("translate", *SHORT, stdin=b"") == (0, b"", "")
 
 
 def test_every_line_gives_one_line_whatever_it_holds(writehead, caplog):
@@ -111,25 +114,14 @@ def test_every_line_gives_one_line_whatever_it_holds(writehead, caplog):
 
 def test_generated_text_is_free_of_control_characters_streamed_or_not(writehead, runs):
     loaded, prompt = load(runs, "language"), "\x1b[31mthe\tcat"
-    drawn = [
-        loaded.generate([prompt], DecodeConfig(temperature=3.0, seed=seed)) for seed in range(4)
-    ]
-    texts = [output.text for [output] in drawn]
+    drawn = (DecodeConfig(temperature=3.0, seed=seed) for seed in range(4))
+    texts = [next(iter(loaded.generate([prompt], options))).text for options in drawn]
     assert any(text != clean(text) for text in texts)
     for seed, text in enumerate(texts):
         options = ("--temperature=3", f"--seed={seed}", *SHORT[1:])
         said = f"[31mthe cat{clean(text)}\n"
         assert writehead("generate", prompt, *options)[1].decode() == said
         assert writehead("generate", *options, stdin=prompt.encode())[1].decode() == said
-
-
-def test_both_line_ends_read_alike_and_the_last_may_be_missing(writehead):
-    answers = {
-        writehead("translate", *SHORT, stdin=text)[1]
-        for text in (b"the cat.\n\na dog.\n", b"the cat.\r\n\r\na dog.\r\n", b"the cat.\n\na dog.")
-    }
-    assert len(answers) == 1
-    assert writehead("translate", *SHORT, stdin=b"") == (0, b"", "")
 
 
 @pytest.mark.parametrize("verb", ["translate", "generate"])
@@ -163,10 +155,8 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
 @pytest.mark.parametrize(
     ("verb", "read", "written"),
     [
-        ("translate", ["--input=P"], "P"),
         ("translate", ["--input=P"], "symlink"),
         ("translate", ["--input=hardlink"], "P"),
-        ("translate", ["--prefix-file=P"], "P"),
         ("translate", ["--prefix-file=symlink"], "hardlink"),
         ("translate", ["standard input"], "P"),
         ("generate", ["--input=symlink"], "P"),
@@ -219,55 +209,25 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
     [
         (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is compressed"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--input", "."], b"", ". is a folder"),
         (["translate", "--output", "."], b"", ". is a folder"),
         (["translate", "--output", "no/where"], b"a", "no/where cannot be written"),
         (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "0"], b"", "beam=0 must be at least 1"),
-        (["translate", "--n-best", "9"], b"", "n_best=9 hypotheses need a beam as wide"),
-        (["translate", "--top-k", "3"], b"", "set temperature too"),
         (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
-        (["translate", "--max-length", "99"], b"", "max_length=99 is past the model's 40"),
-        (["translate", "--batch-tokens", "0"], b"", "0 tokens a batch are too few"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
         (["translate", "--device", "gpu"], b"", "there is no device 'gpu'"),
-        (["translate", "--dtype", "half"], b"", "there is no dtype 'half'"),
-        (["generate", "--samples", "2", "a"], b"", "set a temperature"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
         (["generate", "\udcff"], b"", "the prompt is not UTF-8"),
-        (["generate", "--input", "nowhere"], b"", "nowhere cannot be read"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(
-    writehead, monkeypatch, tmp_path, arguments, stdin, words
-):
+def test_wrong_input_is_one_line(writehead, monkeypatch, tmp_path, arguments, stdin, words):
     if "/dev/full" in arguments and not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     monkeypatch.chdir(tmp_path)
     code, out, err = writehead(*arguments, stdin=stdin)
     assert (code, out) == (2, b"")
-    assert err.startswith("error: ")
+    assert (err[:7], err.count("\n")) == ("error: ", 1)
     assert words in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("verb", "run", "words"),
-    [
-        ("translate", "language", "a language model does not translate"),
-        ("generate", "translation", "a translation model continues no prompts"),
-        ("translate", "nothing", "there is no run at"),
-        ("translate", "mute", "has no tokenizer.model"),
-    ],
-)
-def test_a_run_that_cannot_do_the_work_is_an_error(runs, monkeypatch, capsys, verb, run, words):
-    monkeypatch.setattr(sys, "argv", ["writehead", verb, str(runs / run), "--device", "cpu"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert words in capsys.readouterr().err
 
 
 class Typed(io.TextIOWrapper):
@@ -290,16 +250,12 @@ class Typed(io.TextIOWrapper):
 @pytest.mark.parametrize(
     ("verb", "options", "lines"),
     [
-        ("translate", [], 1),
         ("translate", ["--n-best=3"], 3),
         ("generate", [], 1),
-        ("generate", ["--beam=2"], 1),
         ("generate", ["--samples=2", "--temperature=0.8"], 2),
     ],
 )
-def test_at_a_terminal_every_line_is_answered_at_once(
-    verb, options, lines, writehead, capfdbinary, monkeypatch
-):
+def test_typed_lines_are_answered(verb, options, lines, writehead, capfdbinary, monkeypatch):
     asked = [b"the cat\n", b"\n", b"a dog\n"]
     together = writehead(verb, *options, *SHORT, stdin=b"".join(asked))[1]
     monkeypatch.setenv("FORCE_COLOR", "1")  # a counter would show on standard error
@@ -311,17 +267,12 @@ def test_at_a_terminal_every_line_is_answered_at_once(
     assert not any(b"per second" in answer.err for answer in typed.seen)
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(
-    writehead, capfdbinary, monkeypatch, closed
-):
+def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(writehead, capfdbinary):
     good = writehead("translate", *SHORT, stdin=b"a dog")[1]
     typed = Typed([b"the \xff cat\n", b"a dog\n"], capfdbinary.readouterr)
-    if closed:
-        monkeypatch.setattr(sys, "stderr", None)
     assert writehead("translate", *SHORT, stdin=typed)[0] == 0
     assert [answer.out for answer in typed.seen] == [b"", good]
-    assert closed or b"line 1 of standard input is not UTF-8" in typed.seen[0].err
+    assert b"line 1 of standard input is not UTF-8" in typed.seen[0].err
 
 
 @pytest.mark.parametrize(
@@ -329,7 +280,6 @@ def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(
     [
         (["--temperature=0.9", "--seed=4"], {"temperature": 0.9, "seed": 4}),
         (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}),
-        (["--beam=3", "--alpha=5"], {"beam": 3, "alpha": 5.0}),
     ],
 )
 def test_one_prompt_is_continued_as_the_engine_does(writehead, runs, arguments, options, tmp_path):
@@ -356,25 +306,12 @@ def test_many_prompts_give_a_line_for_each_sample(writehead, tmp_path):
 
 
 def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
-    source, force = tmp_path / "in", ("--output", tmp_path / "out", "--force")
-    assert writehead("translate", *SHORT, *force, stdin=b"the cat.\n")[2] == ""
+    (tmp_path / "in").write_text("the cat.\n\na dog.")
+    arguments = ("translate", *SHORT, "--output", tmp_path / "out", "--force")
+    assert writehead(*arguments, stdin=b"the cat.\n")[2] == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "1 lines" in writehead("translate", *SHORT, *force, stdin=b"the cat.\n")[2]
-    for text, total in (("the cat.\n\na dog.\n", 3), ("the cat.\na dog.", 2)):
-        source.write_text(text)
-        err = writehead("translate", *SHORT, "--input", source, *force)[2]
-        assert f"{total} of {total} lines" in err
-
-
-@pytest.mark.parametrize(
-    ("thirds", "shown"), [(1, "0.333 lines,"), (3, "1 lines,"), (3702, "1,234 lines,")]
-)
-def test_the_counter_shows_parts_of_long_lines(monkeypatch, capsys, thirds, shown):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with textio.counting(True) as tell:
-        for _ in range(thirds):
-            tell(1 / 3)
-    assert shown in capsys.readouterr().err
+    assert "1 lines" in writehead(*arguments, stdin=b"the cat.\n")[2]
+    assert "3 of 3 lines" in writehead(*arguments, "--input", tmp_path / "in")[2]
 
 
 def start(runs, *arguments: object) -> subprocess.Popen:
@@ -400,9 +337,7 @@ def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp
     ("verb", "end", "code"),
     [("translate", None, 0), ("translate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130)],
 )
-def test_a_program_can_wait_for_each_answer_before_it_writes_the_next_line(
-    runs, writehead, verb, end, code
-):
+def test_a_program_can_wait_for_each_answer(runs, writehead, verb, end, code):
     asked = [b"the cat\n", b"a dog\n"]
     expected = writehead(verb, *SHORT, stdin=b"".join(asked))[1].splitlines(keepends=True)
     with start(runs, verb, *SHORT) as process:
@@ -417,19 +352,6 @@ def test_a_program_can_wait_for_each_answer_before_it_writes_the_next_line(
     assert (process.returncode, out) == (code, b"")
     assert err.startswith(b"" if end is None else b"interrupted: ")
     assert err.count(b"\n") == (end is not None)
-
-
-def test_a_fast_pipe_is_read_in_full_groups(tmp_path, monkeypatch):
-    (tmp_path / "lines").write_bytes(b"one\r\ntwo\n\nfour\nfive\n")
-    read, write = os.pipe()
-    os.write(write, (tmp_path / "lines").read_bytes())
-    os.close(write)
-    with open(read) as pipe:
-        monkeypatch.setattr(sys, "stdin", pipe)
-        from_pipe, from_file = (
-            list(textio.LineReader(path).groups(3)) for path in ("-", str(tmp_path / "lines"))
-        )
-    assert from_pipe == from_file == [["one", "two", ""], ["four", "five"]]
 
 
 KILLED = """
@@ -452,15 +374,7 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
-def kill_after_four_lines(*commands: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    script = [sys.executable, "-c", KILLED, json.dumps(commands)]
-    subprocess.run(script, env=environment, check=True, stderr=subprocess.DEVNULL)
-
-
-def test_a_killed_command_resumes_and_writes_what_an_uninterrupted_one_does(
-    runs, writehead, tmp_path
-):
+def test_a_killed_command_resumes_and_writes_the_same(runs, writehead, tmp_path):
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
     source.write_bytes(TEXT)
     prefixes.write_text("the\n" * len(LINES))
@@ -470,12 +384,13 @@ def test_a_killed_command_resumes_and_writes_what_an_uninterrupted_one_does(
         "sampled": ("translate", "--temperature=2", "--seed=3", "--scores"),
         "prompts": ("generate", "--temperature=2", "--samples=2"),
     }
-    kill_after_four_lines(
-        *(
-            command(runs, *case, *SHORT, "--input", source, "--output", tmp_path / name)
-            for name, case in cases.items()
-        )
-    )
+    commands = [
+        command(runs, *case, *SHORT, "--input", source, "--output", tmp_path / name)
+        for name, case in cases.items()
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, "-c", KILLED, json.dumps(commands)]
+    subprocess.run(script, env=environment, check=True, stderr=subprocess.DEVNULL)
     assert len(names(tmp_path)) == 2 + len(cases)
     for name, case in cases.items():
         output = tmp_path / name
@@ -542,9 +457,7 @@ def test_an_interruption_while_resuming_keeps_what_was_kept(writehead, monkeypat
     monkeypatch.setattr(Batching, "lines", 2)
     arguments = ("translate", *SHORT, "--output", tmp_path / "out")
     interrupt(monkeypatch, after=4, number=signal.SIGTERM)
-    before = signal.getsignal(signal.SIGTERM)
     assert writehead(*arguments, stdin=TEXT)[0] == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
     for bad in (b"\xff", LINES[0].encode() + b"\n" + LINES[1].encode() + b"\n\xff"):
         code, _, err = writehead(*arguments, stdin=bad)  # fails before line 4
         assert code == 2
@@ -552,9 +465,7 @@ def test_an_interruption_while_resuming_keeps_what_was_kept(writehead, monkeypat
     assert writehead(*arguments, stdin=TEXT)[2] == "resuming after line 4 of standard input\n"
 
 
-def test_the_first_of_two_commands_wins_and_the_work_of_the_second_is_kept(
-    writehead, monkeypatch, tmp_path
-):
+def test_the_first_of_two_commands_wins(writehead, monkeypatch, tmp_path):
     output, commit = tmp_path / "out", ResumableFile.commit
 
     def another_command_meanwhile(self) -> None:
@@ -566,9 +477,7 @@ def test_the_first_of_two_commands_wins_and_the_work_of_the_second_is_kept(
     monkeypatch.setattr(ResumableFile, "commit", another_command_meanwhile)
     second = ("translate", *SHORT, "--output", output)
     code, _, err = writehead(*second, stdin=TEXT)
-    assert code == 2
-    assert "--force" in err
-    assert err.count("\n") == 1
+    assert (code, err.count("\n"), "--force" in err) == (2, 1, True)
     assert output.read_bytes() == writehead("translate", "--beam=1", *SHORT, stdin=TEXT)[1]
     expected = writehead("translate", *SHORT, stdin=TEXT)[1]
     monkeypatch.setattr(Worker, "_search", None)  # all is decoded
@@ -577,26 +486,21 @@ def test_the_first_of_two_commands_wins_and_the_work_of_the_second_is_kept(
     assert names(tmp_path) == ["out"]
 
 
-def test_a_command_killed_after_it_named_its_output_leaves_that_alone(
-    writehead, monkeypatch, tmp_path
-):
+def test_a_command_killed_at_its_very_end_has_its_output(writehead, monkeypatch, tmp_path):
     output = tmp_path / "out"
     arguments = ("translate", *SHORT, "--output", output, "--force")
     with monkeypatch.context() as patch:
         patch.setattr(ResumableFile, "remove", lambda self: None)  # as if killed before
         assert writehead(*arguments, stdin=TEXT) == (0, b"", "")
-    assert len(names(tmp_path)) == 2
     before = output.read_bytes()
     interrupt(monkeypatch, after=1)
     assert writehead(*arguments, stdin=b"another line\n")[0] == 130
     assert output.read_bytes() == before
-    assert len(names(tmp_path)) == 2  # of the interrupted command
     assert writehead(*arguments, stdin=b"another line\n")[0] == 0
     assert names(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("verb", ["translate", "generate"])
-def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path, verb):
+def test_an_interruption_says_what_is_written(writehead, monkeypatch):
     search, batches = Worker._search, []
 
     def interrupted(self, batch, options):
@@ -607,14 +511,14 @@ def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path, 
 
     monkeypatch.setattr(Worker, "_search", interrupted)
     monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line per batch
-    arguments = (verb, "--beam=1", "--batch-tokens=1", *SHORT)
-    code, out, err = writehead(*arguments, stdin=TEXT)
+    arguments = ("--beam=1", "--batch-tokens=1", *SHORT)
+    code, out, err = writehead("translate", *arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
     assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
     for first, said in ((0, "3 lines done and kept"), (4, "no line is kept")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first
-        code, out, err = writehead(*arguments, "--output", output, stdin=TEXT)
+        code, out, err = writehead("translate", *arguments, "--output", output, stdin=TEXT)
         assert (code, out) == (130, b"")
         assert said in err
         assert not output.exists()

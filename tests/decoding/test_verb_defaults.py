@@ -10,24 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_toys import random_toy
-from texts import engine, sentences, tokenizer
+from texts import sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.data.cleaning import normalise
-from writehead.decoding import Engine, beam_search, devices, greedy, sample
+from writehead.decoding import beam_search, devices, greedy, sample
 from writehead.decoding.batching import split_line
 from writehead.errors import ConfigError
 
 LINES = sentences(8)
-
-
-@pytest.fixture(scope="module")
-def translator() -> Engine:
-    return engine("translation")
-
-
-@pytest.fixture(scope="module")
-def writer() -> Engine:
-    return engine("language")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +25,6 @@ def writer() -> Engine:
     [
         (None, {"beam": 4}),
         ({"max_length": 20}, {"beam": 4, "max_length": 20}),
-        ({"alpha": 0.0, "n_best": 3}, {"beam": 4, "alpha": 0.0, "n_best": 3}),
         ({"temperature": 0.8, "seed": 2}, {"beam": 1, "temperature": 0.8, "seed": 2}),
         ({"beam": 1}, {"beam": 1}),
     ],
@@ -71,9 +60,7 @@ def test_more_hypotheses_than_the_default_beam_are_refused(translator, writer):
 
 
 @pytest.mark.parametrize("name", ["seed", "beam", "n_best", "max_length", "min_length", "top_k"])
-@pytest.mark.parametrize(
-    "value", [-1, 2**63, 10**400, -(10**5000)], ids=["-1", "2^63", "400", "5000"]
-)
+@pytest.mark.parametrize("value", [2**63, -(10**5000)], ids=["2^63", "5000"])
 def test_numbers_out_of_range_are_one_short_sentence(name, value):
     with pytest.raises(ConfigError, match=name) as caught:
         DecodeConfig(**{name: value})
@@ -85,16 +72,12 @@ def test_numbers_out_of_range_are_one_short_sentence(name, value):
     ("flags", "warns"),
     [
         ("flags\t\t: fpu sse avx2 avx512f\n", True),
-        ("flags\t\t: fpu avx512_bf16\n", False),
         ("Features\t: fp asimd bf16\n", False),
         ("Features\t: fp asimd\n", True),
-        ("", False),
         (None, False),
     ],
 )
-def test_bfloat16_without_instructions_for_it_warns_once(
-    monkeypatch, tmp_path, caplog, flags, warns
-):
+def test_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog, flags, warns):
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}")
     monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
@@ -128,13 +111,11 @@ def test_runs_of_combining_marks_are_bounded_and_others_untouched(characters):
     [
         "e" + "".join(MARKS) * 400,
         "x" * 400_000,
-        "ab" * 20_000 + " the cat",
         "🙂" * 100_000,
-        "the cat " * 100_000,
         "a.b," * 100_000,
         "a. " * 100_000,
     ],
-    ids=["marks", "word", "word and text", "emoji", "words", "dots", "sentences"],
+    ids=["marks", "word", "emoji", "dots", "sentences"],
 )
 def test_a_line_that_is_no_text_is_shortened(line):
     pieces, shortened = split_line(line, tokenizer().encode, 255)

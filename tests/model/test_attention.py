@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from helpers import additive, causal_mask, random
+from helpers import causal_mask, projections, random
 from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
 from writehead.model import Attention, KVCache
 from writehead.model.attention import WholePast
-from writehead.model.dropout import SharedDropout, shared_dropout
+from writehead.model.dropout import shared_dropout
 from writehead.paper.listings import (
     MultiheadAttentionBatched,
     MultiheadSelfAttentionIncremental,
@@ -28,21 +28,6 @@ def attention(g: int, v: int = v, **options: object) -> Attention:
     return Attention(AttentionConfig(d, h, g, k, v, **options)).double()
 
 
-def projections(
-    module: Attention, *, shared: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The listings' P_q, P_k [h, d, k] and P_v, P_o [h, d, v]: scaled, and repeated to h heads.
-
-    With one write-head that is `shared`, P_k is [d, k] and P_v [d, v].
-    """
-    g, v = module.config.g, module.config.v
-    P_q = module.P_q.weight.view(h, k, d).transpose(1, 2) * k**-0.5
-    P_k = module.P_k.weight.view(g, k, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
-    P_v = module.P_v.weight.view(g, v, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
-    P_o = module.P_o.weight.view(d, h, v).transpose(0, 1)
-    return (P_q, P_k[0], P_v[0], P_o) if shared else (P_q, P_k, P_v, P_o)
-
-
 @every_depth
 @every_kind
 @pytest.mark.parametrize("window", [None, 1, 4, m + 1])
@@ -55,18 +40,6 @@ def test_self_attention_is_the_listing(window, g, v):
         assert_close(Y, MultiqueryAttentionBatched(X, X, mask, *own))
     # in training, Q, K and V are one wide product
     assert_close(module.eval()(X, WholePast(Visibility(causal=True, window=window))), Y)
-
-
-@every_depth
-@every_kind
-def test_reading_a_memory_is_the_batched_listing(g, v):
-    module, X, M = attention(g, v), random(b, n, d), random(b, m, d)
-    lengths = torch.tensor([m, 4])
-    memory = module.memorize(M, Visibility(lengths=lengths))
-    mask = additive(torch.arange(m) < lengths.view(b, 1, 1, 1)).expand(b, h, n, m)
-    expected = MultiheadAttentionBatched(X, M, mask, *projections(module))
-    assert_close(module.read(X, memory), expected)
-    assert memory.nbytes == b * g * m * (k + v) * 8
 
 
 @every_depth
@@ -140,9 +113,3 @@ def test_dropout_is_alike_along_one_dimension_and_keeps_the_mean(dim):
     assert set(Y.unique().tolist()) == {0.0, 2.0}
     X = torch.randn(4, 1, 3).expand(4, 20_000, 3)
     assert_close(shared_dropout(X, 0.25, dim=0).mean(dim=1), X.mean(dim=1), atol=0.05, rtol=0.0)
-
-
-def test_dropout_acts_in_training_and_not_in_evaluation():
-    dropout, X = SharedDropout(0.5), torch.randn(2, 3, 5)
-    assert not torch.equal(dropout(X), X)
-    assert torch.equal(dropout.eval()(X), X)
