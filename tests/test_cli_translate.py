@@ -500,7 +500,7 @@ def test_a_command_killed_at_its_very_end_has_its_output(writehead, monkeypatch,
     assert names(tmp_path) == ["out"]
 
 
-def test_an_interruption_says_what_is_written(writehead, monkeypatch):
+def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path):
     search, batches = Worker._search, []
 
     def interrupted(self, batch, options):

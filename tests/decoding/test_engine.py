@@ -317,7 +317,7 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
         (lambda t, w: w.translate(["a"]), "language model does not translate"),
         (lambda t, w: t.generate(["a"]), "continues no prompts"),
         (lambda t, w: w.stream("a", BEAM), "stream with beam=1"),
-        (lambda t, w: t.translate(["a"], {"beam": 1}), "give a DecodeConfig"),
+        (lambda t, w: t.translate(["a"], {"beam": 1}), "must be a DecodeConfig"),
         (lambda t, w: w.generate(["a"], samples=2), "set a temperature"),
         (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 is past"),
         (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 is past"),
