@@ -49,17 +49,3 @@ def test_a_vocabulary_asked_for_is_an_error_that_names_the_largest(prepare, tmp_
     code, _, err = prepare("fitted", *THREE, "--vocabulary=32000")
     assert (code, f"vocabulary {largest}, not 32000" in err) == (2, True)
     assert prepare("ds", *THREE, f"--vocabulary={largest}", "--workers=1")[0] == 0
-
-
-@pytest.mark.parametrize("seed", ["-1", str(2**32), "1" * 20])
-def test_a_seed_out_of_range_is_refused_in_a_sentence(prepare, tmp_path, seed):
-    code, _, err = prepare("ds", *THREE, "--seed", seed)
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("error: seed=")
-    assert not (tmp_path / "ds").exists()
-
-
-def test_text_without_a_word_is_said(prepare, tmp_path):
-    write(tmp_path / "blank", ["", "  "])
-    code, _, err = prepare("ds", "--text=blank", "--workers=1")
-    assert (code, "every line is empty" in err) == (2, True)
