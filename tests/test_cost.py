@@ -64,9 +64,8 @@ def run_to(cfg: ModelConfig, setting: Setting, position: int):
 def test_every_preset_counts_the_parameters_its_model_has(name):
     with torch.device("meta"):
         model = make_model(preset(name))
-    assert sum(cost.parameters(preset(name)).values()) == sum(
-        parameter.numel() for parameter in model.parameters()
-    )
+    count = sum(P.numel() for P in model.parameters())
+    assert sum(cost.parameters(preset(name)).values()) == count
 
 
 @CONFIGS
@@ -105,9 +104,8 @@ def test_a_decoder_step_counts_what_a_real_step_does(cfg, beam, position):
     work = cost.decoder_step(cfg, setting, position)
     output = model.tokens.weight if cfg.tied else model.output.weight
     assert work.operations == flops.get_total_flops()
-    assert sum(part.weights for part in work.parts) == sum(
-        (recorder.weights | {id(output): output.nbytes}).values()
-    )
+    weights = recorder.weights | {id(output): output.nbytes}
+    assert sum(part.weights for part in work.parts) == sum(weights.values())
     assert sum(part.kv for part in work.parts) == recorder.kv
     activations = recorder.activations + setting.rows * cfg.d * 4 + logits.nbytes
     assert sum(part.activations for part in work.parts) == activations
@@ -168,8 +166,8 @@ def test_the_largest_batch_fits_and_one_more_does_not():
         kv = cost.kv_bytes(TRANSLATION, Setting(b, 7, 11, 2))["total"]
         d, f, vocabulary = TRANSLATION.d, TRANSLATION.f, TRANSLATION.vocabulary
         own = TRANSLATION.encoder_attention
-        fed, attended = d + f, own.h * own.k + own.g * (own.k + own.v) + 3 * own.h * own.v
-        encoder = 7 * (d + max(fed, attended)) * 2
+        attended = own.h * own.k + own.g * (own.k + own.v) + 3 * own.h * own.v
+        encoder = 7 * (d + max(d + f, attended)) * 2
         step = 2 * ((2 * d + f + vocabulary) * 2 + vocabulary // 8)
         notes = 2 * 11 * (2 * 4 + 4 + 8)
         weights = 2 * sum(p.numel() for p in TranslationModel(TRANSLATION).parameters())

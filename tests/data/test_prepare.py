@@ -198,7 +198,7 @@ def sizes(folder):
 def command(writehead, monkeypatch, tmp_path):
     """Runs `writehead prepare ds …` in a fresh folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: writehead("prepare", "ds", "--workers=1", *arguments)
+    return lambda *given, folder="ds": writehead("prepare", folder, "--workers=1", *given)
 
 
 def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
@@ -221,6 +221,37 @@ def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
     [first] = embedded_pairs("train", 1, max_words=9)
     assert (decode(train.source(0).tolist()), decode(train.target(0).tolist())) == first
     assert dataset.info["sources"][-1]["max_words"] == 9
+
+
+THREE = ("--source=three.a", "--target=three.b")
+
+
+@pytest.mark.parametrize(
+    "given", [THREE, ("--text=text",), ("--embedded", "--pairs=40", "--max-words=5")]
+)
+def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp_path, given):
+    rows = [("The cat sat.", "Die Katze sass."), ("Hello world", "Hallo Welt"), ("Go!", "Los!")]
+    write_pairs(tmp_path, "three", rows)
+    write(tmp_path / "text", sentences(300, seed=0))
+    code, out, err = command(*given)
+    assert code == 0, err
+    data = Dataset.open(tmp_path / "ds")
+    largest, line = data.vocabulary, "The cat sat and Hällo."
+    assert 260 <= largest < 32_000
+    assert f"too small for a vocabulary of {data.config.vocabulary:,}" in err
+    assert f"vocabulary {largest:,}" in out
+    assert data.tokenizer.decode(data.tokenizer.encode(line)) == line
+    command(*given, "--workers=2", folder="two")
+    assert files(tmp_path / "ds") == files(tmp_path / "two")
+    for folder, vocabulary, expected, words in (
+        ("ds", None, 0, "already prepared"),
+        ("ds", 32_000, 2, "not 32000" if "--embedded" in given else f"{largest}, not 32000"),
+        ("new", largest + 1, 2, f"a vocabulary of {largest} at most"),
+        ("new", largest, 0, ""),
+    ):
+        asked = () if vocabulary is None else (f"--vocabulary={vocabulary}",)
+        code, _, err = command(*given, *asked, folder=folder)
+        assert (code, words in err) == (expected, True), err
 
 
 @pytest.mark.parametrize(
