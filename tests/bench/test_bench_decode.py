@@ -9,7 +9,7 @@ from rich.console import Console
 from helpers import config, model
 from writehead import cost
 from writehead.bench import peers, timing
-from writehead.bench.decode import Place, quickest, translation_row
+from writehead.bench.decode import Place, translation_row
 from writehead.cli.bench_runs import paper_row
 from writehead.cli.bench_tables import show_decode
 from writehead.cost import Setting
@@ -110,16 +110,6 @@ def test_rows_measured_before_a_failure_of_ours_are_kept(bench, monkeypatch, err
     assert (code, out, result["partial"]) == (expected, "", True)
     [row] = result["rows"]
     assert (row["preset"], list(row["measured"])) == ("tiny/multi-query", ["ours, padded"])
-
-
-def test_of_several_backends_the_fastest_counts():
-    slow, fast = ({"step_ms": {"median": ms}} for ms in (2.0, 1.0))
-    measured = {"PyTorch, sdpa": slow, "PyTorch, eager": {"absent": "no"}}
-    measured |= {"PyTorch, compiled, sdpa": slow, "PyTorch, compiled, eager": fast}
-    row = {"measured": measured}
-    assert quickest(row, "PyTorch") is slow
-    assert quickest(row, "PyTorch, compiled") is fast
-    assert quickest(row, "Hugging Face") is None
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -1,22 +1,10 @@
 """What every benchmark refuses, before it measures or loads anything."""
 
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from writehead.cli import app
-
-VERBS = sorted(get_command(app).commands["bench"].commands)
 ONE = "attention --shape=1,2,1"
 TRANSLATE = "translate plain --input=text"
 TRAIN = "train --preset=tiny/multi-query"
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_has_an_example(verb):
-    result = CliRunner().invoke(app, ["bench", verb, "--help"])
-    assert result.exit_code == 0
-    assert f"Example: writehead bench {verb}" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -25,22 +13,16 @@ def test_help_has_an_example(verb):
         ("attention --shape=3,7", "b,m,g"),
         ("attention --shape=0,7,1", "at least 1"),
         ("attention --shape=3,7,3", "1, 2, 4, 8"),
-        (f"{ONE} --heads=0", "--heads 0"),
         (f"{ONE} --repeats=0", "0 repeats"),
         (f"{ONE} --dtype=float31", "float31"),
-        (f"{ONE} --device=gpu", "gpu"),
         (f"{ONE} --output=/dev/null/x.json", "/dev/null"),
-        (f"{ONE} --output=/dev/full", "/dev/full"),
         ("decode --preset=tiny/multi-quary", "did you mean"),
-        ("decode --preset=tiny --rows=multi-quary", "'multi-quary'"),
         ("decode --preset=tiny/multi-query --rows=multi-head", "tiny/multi-query"),
-        ("decode --batch=0", "--batch 0"),
         ("decode --vocabulary=3", "4 or more"),
         ("decode --target=257", "the 256 learned positions of tiny/multi-head"),
         ("decode --preset=tiny-lm --target=257 --plot=figures", "learned positions of tiny;"),
         ("decode --preset=tiny --context=64", "--context is for language models"),
         ("decode --preset=tiny-lm --source=16", "--source is for translation models"),
-        ("decode --preset=tiny-lm --true-lengths", "--true-lengths is for translation models"),
         ("decode --beam=0", "--beam 0"),
         ("decode --beam=1025", "the 1024 tokens of tiny/multi-head"),
         ("decode --context=1", "more context than steps"),
@@ -49,13 +31,9 @@ def test_help_has_an_example(verb):
         ("translate plain --input=nowhere", "nowhere"),
         ("translate plain --input=blank", "no line"),
         ("translate nowhere --input=text", "nowhere"),
-        (f"{TRANSLATE} --repeats=0", "0 repeats"),
-        (f"{TRANSLATE} --beam=0", "beam=0"),
         (f"{TRANSLATE} --beam=9000", "--beam 9000"),
-        ("tokens plain --input=text --lines=0", "--lines 0"),
         ("tokens plain --input=long", "none of 1 lines"),
         (f"{TRAIN} --output=/dev/null/x.json", "/dev/null"),
-        ("plot nowhere.json .", "nowhere.json"),
         ("plot long .", "not JSON"),
         ("plot empty.json .", "no sweeps"),
     ],

@@ -34,13 +34,9 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     code, _, err, result = bench("--steps=3", "--warmup=2")
     assert code == 0, err
     facts = result["environment"]
-    assert (facts["versions"]["writehead"], bool(facts["hardware"]["device"])) == (
-        __version__,
-        True,
-    )
+    assert facts["versions"]["writehead"] == __version__
     assert facts["commit"] is None or len(facts["commit"].rstrip("+")) == 40
     assert facts["command"].startswith("writehead bench train --preset=tiny/multi-query")
-    assert (result["model"]["d"], result["train"]["rows"]) == (MODEL.d, CONFIG.rows)
     positions = CONFIG.rows * CONFIG.target_length
     assert result["us_per_token"] == pytest.approx(result["step_ms"] * 1e3 / positions)
     low, high = result["step_ms_spread"]
@@ -58,12 +54,11 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["operations"] == pytest.approx(sum(counts) / 3)
 
 
-@pytest.mark.parametrize(("changes", "rows"), [([], 8), (["--set=train.accumulate=16"], 16)])
-def test_a_cpu_has_smaller_defaults(bench, changes, rows):
+def test_a_cpu_has_smaller_defaults(bench):
     settings = [one for one in SETTINGS if "train.rows" not in one]
-    code, _, err, result = bench(*changes, settings=settings)
+    code, _, err, result = bench(settings=settings)
     assert code == 0, err
-    assert (result["train"]["rows"], result["steps"], result["warmup"]) == (rows, 5, 2)
+    assert (result["train"]["rows"], result["steps"], result["warmup"]) == (8, 5, 2)
 
 
 def test_on_a_gpu_the_capture_of_a_graph_is_not_timed():

@@ -6,7 +6,7 @@ from writehead import cost
 from writehead.bench import floor
 from writehead.bench.decode import fitted
 from writehead.bench.floor import decode_floor, measure_chip
-from writehead.bench.timing import Times, time_calls
+from writehead.bench.timing import Times
 from writehead.paper.presets import preset
 
 CPU = torch.device("cpu")
@@ -62,13 +62,3 @@ def test_the_floors_of_table_2_on_an_h200_are_those_published(row, batch, beam, 
     found = decode_floor(model, setting, cost.CHIPS["h200"])
     assert found["step_ms"]["padded"] == pytest.approx(milliseconds, rel=0.02)
     assert found["step_ms"]["true"] <= found["step_ms"]["padded"]
-
-
-def test_times_have_a_median_a_spread_and_every_repeat():
-    found = Times((3.0, 1.0, 8.0)).over(2).to_json(1e-3)
-    assert (found["median"], found["spread"]) == (1500.0, [500.0, 4000.0])
-    assert found["repeats"] == [1500.0, 500.0, 4000.0]
-    calls = [lambda: done.append(2), lambda: done.append(3)]
-    done = []
-    assert len(time_calls(calls, CPU, repeats=2).repeats) == 2
-    assert done == [2, 3] * 3  # warmed up once

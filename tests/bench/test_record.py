@@ -1,7 +1,6 @@
 """A result can be read again by whoever reads JSON, and replaces nothing unasked."""
 
 import json
-import math
 import os
 
 import pytest
@@ -34,15 +33,6 @@ def test_special_files_are_not_replaced_and_a_link_stays_one(tmp_path):
         write_result(link, {"number": number})
         assert link.is_symlink()
         assert json.loads((tmp_path / "there" / "target.json").read_text()) == {"number": number}
-
-
-def test_numbers_outside_json_are_null(tmp_path):
-    path = tmp_path / "result.json"
-    scores = {"ppl": math.inf, "log": [{"loss": math.nan}, (1.5, -math.inf)], "steps": 3}
-    write_result(path, {"scores": scores, "name": "a run"})
-    read = json.loads(path.read_text(), parse_constant=pytest.fail)
-    log = [{"loss": None}, [1.5, None]]
-    assert read == {"scores": {"ppl": None, "log": log, "steps": 3}, "name": "a run"}
 
 
 def test_the_commit_may_come_from_a_variable(monkeypatch):

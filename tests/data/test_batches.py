@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from corpora import language_dataset, translation_dataset
 from writehead.data.batches import PackedBatches, padded_batches
 from writehead.data.order import epoch_order
-from writehead.data.rows import Units
 from writehead.errors import ConfigError
 from writehead.kernels import Visibility
-from writehead.model import Packing
 
 END, START = 1, 0
 
@@ -83,27 +81,21 @@ def test_every_pair_comes_once_per_epoch(pairs, rows):
     assert all(2 * expected[pair] <= count <= 4 * expected[pair] for pair, count in seen.items())
 
 
-def test_a_batch_has_the_shape_asked_for_and_is_nearly_full(pairs, text):
-    for split in (pairs, text):
-        batches = list(islice(packed(split, rows=32, lengths=(240, 256)), 12))
-        filled = Counter()
-        for batch in batches:
-            assert batch.labels.shape == batch.inputs.shape == (32, 256)
-            assert batch.tokens == int((batch.packing.segments != 0).sum())
-            filled["target"] += batch.tokens / (32 * 256)
-            packings = [batch.packing]
-            if split is pairs:
-                assert batch.source.shape == (32, 240)
-                packings.append(batch.source_packing)
-                filled["source"] += float((batch.source_packing.segments != 0).float().mean())
-            for packing in packings:
-                real = packing.segments != 0
-                made = Packing.from_segments(packing.segments)
-                assert torch.equal(made.positions[real], packing.positions[real])
-            parts = batch.split(4)
-            assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
-            assert sum(part.tokens for part in parts) == batch.tokens
-        assert max(filled.values()) >= 0.95 * len(batches)
+@pytest.mark.parametrize("name", ["pairs", "text"])
+def test_a_batch_has_the_shape_asked_for_and_is_nearly_full(request, name):
+    batches = packed(request.getfixturevalue(name), rows=32, lengths=(240, 256))
+    filled = Counter()
+    for batch in islice(batches, 12):
+        assert batch.labels.shape == batch.inputs.shape == (32, 256)
+        assert batch.source is None or batch.source.shape == (32, 240)
+        assert batch.tokens == int((batch.packing.segments != 0).sum())
+        filled["target"] += batch.tokens / (32 * 256)
+        if batch.source is not None:
+            filled["source"] += float((batch.source_packing.segments != 0).float().mean())
+        parts = batch.split(4)
+        assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
+        assert sum(part.tokens for part in parts) == batch.tokens
+    assert max(filled.values()) >= 0.95 * 12
 
 
 @settings(max_examples=15)
@@ -168,18 +160,15 @@ def test_pairs_longer_than_a_row_are_counted_and_left_out(pairs):
         assert not long & set(sequences(next(batches)))
     padded = padded_batches(pairs, 600, source_length=40, target_length=40)
     assert sum(len(batch.labels) for batch in padded) == len(pairs) - batches.skipped
-    assert Units(pairs, "translation", 40, 40).skipped == batches.skipped
 
 
 @pytest.mark.parametrize(
     ("act", "words"),
     [
         (lambda split: packed(split, world=5), "rows=12 .*5 processes"),
-        (lambda split: packed(split, rank=2, world=2), "rank=2"),
         (lambda split: packed(split, lengths=(2, 2)), "none of 400 sequences"),
         (lambda split: packed(split, lengths=(0, 9)), "source_length"),
         (lambda split: packed(split, rows=24).restore(packed(split).state()), "rows=12 .*24"),
-        (lambda split: packed(split, seed=8).restore(packed(split).state()), "seed=7"),
         (lambda split: next(packed(split)).split(5), "12 rows .*5"),
     ],
 )

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,8 @@ def folder(tmp_path):
 
 
 def change_info(folder, **changes):
-    """Changes entries of dataset.json; None removes one."""
     path = folder / "dataset.json"
-    info = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({name: value for name, value in info.items() if value is not None}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_a_dataset_has_its_splits_and_lengths(folder, tmp_path):
@@ -71,22 +70,14 @@ def replace_tokenizer(folder):
     Tokenizer.train(lines, 290).save(folder / "tokenizer.model")
 
 
-def cut(folder):
-    path = folder / "train.source.tokens"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: folder.rename(folder.parent / "elsewhere"), "there is no dataset at"),
         (lambda folder: (folder / "dataset.json").unlink(), "has no dataset.json"),
-        (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json"),
-        (lambda folder: (folder / "dataset.json").write_text("[1]"), "dataset.json"),
         (lambda folder: change_info(folder, format=2, writehead="9.0"), "newer"),
-        (lambda folder: change_info(folder, splits=None), "splits"),
         (lambda folder: change_info(folder, config={"vocab": 1}), "did you mean 'vocabulary'"),
-        (cut, "damaged"),
+        (lambda folder: os.truncate(folder / "train.source.tokens", 20), "damaged"),
         (unsort, "damaged"),
         (lambda folder: (folder / "train.target.tokens").unlink(), "train.target.tokens"),
         (replace_tokenizer, "tokenizer.model"),

@@ -62,13 +62,11 @@ def test_folders_are_read_by_split_and_direction(folder):
         ("wmt14", "en-fi", "has de and en, not 'fi'"),
         ("wmt14", "ende", "en-de"),
         ("empty", None, "no parquet files"),
-        ("nameless", None, "no parquet files called train"),
         ("damaged", None, "not readable parquet"),
     ],
 )
 def test_an_unusable_folder_is_refused_with_the_reason(folder, name, pair, words):
     (folder / "empty").mkdir()
-    write_table(folder / "nameless" / "trained.parquet", "text", ["x"])
     (folder / "damaged").mkdir()
     (folder / "damaged" / "train.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=words):

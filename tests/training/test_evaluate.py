@@ -35,7 +35,8 @@ def runs(tmp_path, monkeypatch, engines):
     tokenizer().save(tmp_path / "tokens")
     for task, made in engines.items():
         save_run(tmp_path / task, made.model, tokenizer=tmp_path / "tokens")
-    for name, lines in (("a", SOURCES), ("b", REFERENCES), ("short", SOURCES[1:]), ("empty", [])):
+    files = {"a": SOURCES, "b": REFERENCES, "short": SOURCES[1:], "empty": [], "blank": [" "] * 9}
+    for name, lines in files.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     return tmp_path
 
@@ -148,6 +149,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
         (["--split=dev", "--text=a"], "--split is a dataset's"),
         (["--source=a", "--reference=short"], "9 source lines and 8 reference lines"),
         (["--source=empty", "--reference=empty"], "no line to score"),
+        (["--source=blank", "--reference=b"], "every source line is empty"),
         (["--source=none", "--reference=b"], "cannot be read"),
         (["--text=a"], "scored on pairs"),
         (["--source=a", "--reference=b", "--search=beam-5"], "did you mean 'beam-4'?"),

@@ -1,10 +1,10 @@
 """Files that nobody vouches for: every damage ends in a sentence of ours, at once."""
 
-import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,19 @@ from writehead.training.journal import read_log
 from writehead.training.plan import read_plan
 
 RESULTS = Path(__file__).parents[2] / "results"
-RAW = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"\xff",
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    b"9" * 400,
-    b"NaN",
-    json.dumps("x" * 10_000_000).encode(),
-    json.dumps({"\x1b[2J" * 99_999: 1}).encode(),
-]
-BAD = [None, True, -1, 1.5, "\x1b[2J" * 9_999, [], {"a": 1}, 2**31, 2**63, 10**30, float("inf")]
+RAW = [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 400, b"NaN"]
+RAW += [json.dumps(value).encode() for value in ("x" * 10_000_000, {"\x1b[2J" * 99_999: 1})]
+
+BAD = cycle(
+    [None, True, -1, 1.5, "\x1b[2J" * 9_999, [], {"a": 1}, 2**31, 2**63, 10**30, float("inf")]
+)
 
 
 @pytest.fixture(scope="module")
 def trained(dataset, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
-        run = tmp_path_factory.mktemp("hostile") / "run"
-        go(dataset, run, replace(CONFIG, steps=4))
-        return run
+    run = tmp_path_factory.mktemp("hostile") / "run"
+    go(dataset, run, replace(CONFIG, steps=4))
+    return run
 
 
 def report_on(path: Path) -> None:
@@ -59,31 +49,15 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all values in a JSON value, of lists the first only."""
-    yield place
-    names: Any = value if isinstance(value, dict) else ()
-    if isinstance(value, list):
-        names = range(len(value[:1]))
-    for name in names:
-        yield from paths(value[name], (*place, name))
-
-
-def damaged(whole: Any) -> Iterator[bytes]:
-    """A JSON value with one value missing or exchanged, in many ways."""
-    places = [place for place in paths(whole) if place]
-    for number in range(max(len(places), 40)):
-        place, bad = places[number % len(places)], BAD[number % len(BAD)]
-        for change in ("put", "delete"):
-            value = copy.deepcopy(whole)
-            inside = value
-            for name in place[:-1]:
-                inside = inside[name]
-            if change == "put":
-                inside[place[-1]] = bad
-            else:
-                del inside[place[-1]]
-            yield json.dumps(value).encode()
+def damaged(value: Any) -> Iterator[Any]:
+    """A JSON value with one value in it missing or exchanged; of lists the first."""
+    if isinstance(value, list) and value:
+        yield from ([one, *value[1:]] for one in damaged(value[0]))
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield {other: value[other] for other in value if other != name}
+            for bad in (*islice(BAD, 2), *damaged(inner)):
+                yield value | {name: bad}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -99,7 +73,7 @@ def test_a_damaged_file_is_one_short_sentence(dataset, trained, tmp_path, name):
     text = path.read_text()
     whole = json.loads(text.partition("\n")[0] if name == "log.jsonl" else text)
     messages = []
-    for content in (*RAW, *damaged(whole)):
+    for content in (*RAW, *(json.dumps(value).encode() for value in damaged(whole))):
         path.write_bytes(content)
         try:
             read(path)
@@ -115,15 +89,12 @@ def test_a_damaged_file_is_one_short_sentence(dataset, trained, tmp_path, name):
     [
         {"step": -1},
         {"step": 3},
-        {"step": 10**30},
         {"dev": {"4": "x"}},
         {"meter": {"nll": -1.0}},
         {"interim": 3},
-        {"data": []},
         {"data": {}},
         {"data.carry": [10**6]},
         {"data.cursor": -1},
-        {"data.epoch": 10**12},
         {"data.seed": "\x1b[2J" * 999},
     ],
     ids=str,

@@ -20,26 +20,20 @@ from writehead.training.journal import Journal, read_log
 ENTRY = {"loss": 2.0, "ln_ppl": 1.5, "tokens_per_second": 12345.6, "utilisation": 0.625}
 
 
-def test_entries_after_the_start_and_an_incomplete_line_are_removed(tmp_path, capsys):
-    lines = [json.dumps({"step": step, "loss": 1.0 / step}) for step in (2, 4, 6)]
-    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 8, "lo']))
-    with Journal(tmp_path, 4, 10) as journal:
-        journal.log(6, ENTRY)
-    assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6]
-    assert read_log(tmp_path)[-1] == {"step": 6, **ENTRY}
-    assert "step 6/10 loss=2 ln_ppl=1.5 tokens/s=12,346 utilisation=62%" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals here")
-def test_a_terminal_of_80_columns_shows_a_bar(tmp_path, monkeypatch):
+def test_a_terminal_shows_a_bar_and_the_log_continues_from_the_start(tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
+    lines = [json.dumps({"step": step, "loss": 1.0 / step}) for step in (2, 4, 6)]
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 8, "lo']))
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        with Journal(tmp_path, 0, 10) as journal:
+        with Journal(tmp_path, 4, 10) as journal:
             journal.log(6, ENTRY)
             journal.count(7)
+    assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6]
+    assert read_log(tmp_path)[-1] == {"step": 6, **ENTRY}
     shown = b""
     with suppress(OSError):  # the end of a terminal; a read may return a part only
         while part := os.read(ours, 1 << 16):
@@ -91,6 +85,7 @@ def test_training_opens_with_its_size_and_warnings(dataset, text, tmp_path, monk
     count = sum(P.numel() for P in load_run(tmp_path / "pairs").model.parameters())
     assert f"{count:,} parameters on cpu; 2 steps of 4 × (20 + 17) tokens" in said
     assert f"leaves out {long} of {len(split)} pairs" in said
+    assert "step 2/2 loss=" in said
     assert (0 < long < len(split), "hours" in said) == (True, False)
     monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1.0)
     go(text, tmp_path / "text", narrow, LANGUAGE)  # long lines of text are cut instead

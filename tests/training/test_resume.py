@@ -24,12 +24,13 @@ def test_a_stopped_run_resumes_exactly(dataset, text, tmp_path, signal_at, numbe
     go(data, tmp_path / "whole", config, model)
     place = (trainings.last_checkpoint(tmp_path / "whole") / "training.json").read_text()
     assert (json.loads(place)["data"]["epoch"] > 0, model.dropout > 0) == (True, True)
-    signal_at(number, 1, 4, 9)
+    signal_at(number, 1, 4, 9, STEPS - 1)  # the last of which is no stop but the end
     for stopped, kept in ((2, [2]), (5, [4, 5]), (10, [4, 8, 10])):
         outcome = go(data, tmp_path / "run", config, model)
         assert (outcome.step, outcome.stopped_by) == (stopped, number)
         assert steps(tmp_path / "run") == kept
-    assert go(data, tmp_path / "run", config, model).step == STEPS
+    outcome = go(data, tmp_path / "run", config, model)
+    assert (outcome.step, outcome.stopped_by) == (STEPS, None)
     assert_same_training(tmp_path / "run", tmp_path / "whole")
 
 
@@ -44,26 +45,15 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_again(dataset, tmp
     assert_same_training(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_stop_during_the_last_step_is_an_end(dataset, tmp_path, signal_at):
-    signal_at(signal.SIGTERM, STEPS - 1)
-    outcome = go(dataset, tmp_path)
-    assert (outcome.step, outcome.stopped_by) == (STEPS, None)
-    assert (tmp_path / "config.json").is_file()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_command_exits_with_the_signal(dataset, tmp_path, signal_at, writehead, number, code):
-    signal_at(number, 4)
-    got, _, err = writehead(*trainings.command(dataset, tmp_path))
-    assert (got, "stopped after step 5 of 11" in err) == (code, True)
-
-
-def test_accumulation_may_change_on_the_way(dataset, tmp_path, signal_at):
-    model = replace(MODEL, dropout=0.0)
-    go(dataset, tmp_path / "whole", model=model)
+def test_the_command_exits_with_the_signal_and_accumulation_may_change_on_the_way(
+    dataset, tmp_path, signal_at, writehead
+):
+    go(dataset, tmp_path / "whole", model=replace(MODEL, dropout=0.0))
     signal_at(signal.SIGTERM, 4, 7)
-    for accumulate in (1, 2, 4):
-        go(dataset, tmp_path / "run", replace(CONFIG, accumulate=accumulate), model)
+    for accumulate, code in ((1, 143), (2, 143), (4, 0)):
+        settings = ("--set=model.dropout=0", f"--set=train.accumulate={accumulate}")
+        found, _, err = writehead(*trainings.command(dataset, tmp_path / "run", *settings))
+        assert (found, "stopped after step" in err) == (code, code == 143)
     assert_alike(tmp_path / "run", tmp_path / "whole")
 
 

@@ -13,7 +13,6 @@ from writehead.data.dataset import Dataset
 from writehead.training.distributed import World
 from writehead.training.loss import sequence_loss
 from writehead.training.step import Stepper
-from writehead.training.throughput import matrix_rate
 
 ALONE = World(0, 1, torch.device("cpu"))
 PLAIN = replace(MODEL, vocabulary=330, dropout=0.0)
@@ -21,7 +20,7 @@ BARE = replace(CONFIG, optimizer="adamw", label_smoothing=0.0, z_loss=0.0, clip=
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.3, 1e-2)])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.3, 1e-2)])
 def test_the_loss_is_cross_entropy_with_soft_labels_and_log_z_squared(dtype, smoothing, z):
     logits, labels = (3 * torch.randn(2, 5, 7)).to(dtype), torch.randint(0, 7, (2, 5))
     counts = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], dtype=torch.bool)
@@ -74,20 +73,6 @@ def test_the_gradient_is_that_of_the_mean_cross_entropy_and_clipped_to_its_limit
         assert_close(clipped[name], whole[name] * 0.01 / norm, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
-def test_the_parts_of_a_batch_make_the_same_update(batch, optimizer):
-    made = []
-    for accumulate in (1, 2, 4):
-        config = replace(CONFIG, optimizer=optimizer, accumulate=accumulate)
-        stepper = Stepper(PLAIN, config, ALONE)
-        made.append((stepper.update(batch, 3), stepper.model.state_dict()))
-    for values, weights in made[1:]:
-        assert_close(values, made[0][0], rtol=1e-5, atol=1e-5)
-        for name, T in weights.items():
-            # the norm, as rounding may turn the sign of a gradient close to zero
-            assert (T - made[0][1][name]).norm() < 1e-4 * T.norm(), name
-
-
 def test_dropout_depends_on_the_seed_the_step_and_the_process_alone(batch):
     def loss(step: int = 0, rank: int = 0, seed: int = 0, stray: int = 0) -> float:
         world = World(rank, 1, torch.device("cpu"))
@@ -101,10 +86,6 @@ def test_dropout_depends_on_the_seed_the_step_and_the_process_alone(batch):
 
     assert loss() == loss(stray=5)
     assert len({loss(), loss(step=1), loss(rank=1), loss(seed=1)}) == 4
-
-
-def test_the_matrix_rate_is_that_of_a_computer():
-    assert 1e6 < matrix_rate(torch.device("cpu"), torch.float32, size=64) < 1e15
 
 
 def test_bfloat16_keeps_float32_weights_and_nearly_the_loss(batch):
