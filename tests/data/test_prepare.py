@@ -267,6 +267,8 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
         ("--text two --dev-source two", "goes with --source and --target"),
         ("--text two --pair en-de", "--pair goes with --hub"),
         ("--text three --workers 0", "workers=0"),
+        ("--text three --seed -1", "seed=-1"),
+        ("--text three --seed 4294967296", "seed=4294967296"),
         ("--embedded --pairs 0", "--pairs 0"),
         ("--hub .", "no parquet files"),
     ],
