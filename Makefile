@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+# threads that spin would slow down the other processes
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
 # Tests that depend on the order of floating-point sums, and settings that limit them to the
 # instruction sets of older CPUs. PyTorch (ATen, MKL, oneDNN) and NumPy (OpenBLAS, used by Triton's

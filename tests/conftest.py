@@ -1,6 +1,7 @@
 """Shared by all tests: few threads, one seed per test, no GPU tests without a GPU."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -24,6 +25,8 @@ if not torch.cuda.is_available() and find_spec("triton"):
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
