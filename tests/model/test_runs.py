@@ -236,3 +236,10 @@ def test_a_checksum_file_without_checksums_is_an_error(run, text):
     (run / CHECKSUMS).write_bytes(text)
     with pytest.raises(RunError, match="holds no SHA-256"):
         load_run(run)
+
+
+def test_a_file_that_the_checksums_do_not_list_is_refused(run):
+    lines = (run / CHECKSUMS).read_text().splitlines(keepends=True)
+    (run / CHECKSUMS).write_text("".join(line for line in lines if "tokenizer" not in line))
+    with pytest.raises(DamagedRun, match=r"tokenizer\.model is not listed"):
+        load_run(run)

@@ -14,7 +14,7 @@ from writehead.decoding import Engine
 from writehead.errors import ConfigError, RunError, TrainingError
 from writehead.model.runs import load_run
 from writehead.training import loop
-from writehead.training.checkpoint import average_run
+from writehead.training.checkpoint import average_run, remove_leftovers
 from writehead.training.evaluate import Likelihood
 from writehead.training.step import Stepper
 
@@ -184,3 +184,13 @@ def test_an_infinite_weight_stops_training_and_is_not_saved(dataset, tmp_path, m
         go(dataset, tmp_path, config)
     assert steps(tmp_path) == [2, 3, 4]
     assert go(dataset, tmp_path, replace(config, learning_rate=0.001)).step == CONFIG.steps
+
+
+def test_a_checkpoint_whose_replacement_was_interrupted_is_put_back(dataset, tmp_path):
+    go(dataset, tmp_path, replace(CONFIG, steps=4, keep=1))
+    checkpoint = last_checkpoint(tmp_path)
+    checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.0123abcd.old"))
+    assert steps(tmp_path) == []
+    remove_leftovers(tmp_path)
+    assert steps(tmp_path) == [4]
+    assert last_checkpoint(tmp_path) == checkpoint

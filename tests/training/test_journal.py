@@ -14,6 +14,7 @@ from trainings import CONFIG, LANGUAGE, curve, go
 from writehead.config import PrepareConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
+from writehead.errors import RunError
 from writehead.model import load_run
 from writehead.training.journal import Journal, read_log
 
@@ -91,3 +92,11 @@ def test_training_opens_with_its_size_and_warnings(dataset, text, tmp_path, monk
     go(text, tmp_path / "text", narrow, LANGUAGE)  # long lines of text are cut instead
     said = capsys.readouterr().err
     assert ("4 × 17 tokens" in said, "leaves out" in said, "hours" in said) == (True, False, True)
+
+
+def test_only_a_last_entry_that_was_cut_short_is_dropped(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [entry["step"] for entry in read_log(tmp_path)] == [1, 2]
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(RunError, match=r"log\.jsonl"):
+        read_log(tmp_path)

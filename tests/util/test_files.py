@@ -111,3 +111,28 @@ def test_a_long_name_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("ü" * 127)
     write_file(path, "whole")
     assert path.read_text() == "whole"
+
+
+def test_hidden_names_of_another_user_and_links_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, victim, planted = tmp_path / "out", tmp_path / "victim", tmp_path / ".out.01234567.tmp"
+    victim.mkdir()
+    planted.symlink_to(victim)
+    write_file(path, "whole")
+    assert planted.is_symlink()
+    planted.unlink()
+    planted.mkdir()
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    write_file(path, "whole")
+    assert planted.is_dir()
+    monkeypatch.undo()
+    write_file(path, "whole")
+    assert names(tmp_path) == ["out", "victim"]
+
+
+def test_a_loop_of_links_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "loop", "whole", replace=False)
