@@ -26,7 +26,7 @@ from writehead.model.runs import (
     run_bytes,
     run_fingerprint,
 )
-from writehead.util.files import hidden_directory, write_file
+from writehead.util.files import hidden_directory, link_target, write_file
 from writehead.util.json_files import Shape, read_json
 
 MAX_RESULT = 256 << 20  # bytes
@@ -121,9 +121,9 @@ class ResultFile:
 def _led_to(path: Path) -> Path:
     """Where a path leads to, through links."""
     try:
-        return path.resolve()
-    except (OSError, RuntimeError) as error:  # of a loop, which the next Python calls an OSError
-        raise RunError(f"{path} could not be written: its links lead nowhere") from error
+        return link_target(path)
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
 def check_writable(path: Path) -> None:

@@ -20,7 +20,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from writehead.util.files import abandoned, create_hidden, publish, sync, write_file
+from writehead.util.files import (
+    abandoned,
+    create_hidden,
+    link_target,
+    publish,
+    sync,
+    write_file,
+)
 from writehead.util.locks import lock_file
 
 ENDING = ".part"  # suffix of the hidden folder
@@ -143,7 +150,7 @@ def resumable_file(
     `replace` is as in `util.files.atomic_file`. After an error, the finished lines are kept for the
     next attempt with the same manifest. Once an attempt is complete, all others are removed.
     """
-    path = Path(os.path.realpath(path))
+    path = link_target(path)
     work = _open_work(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
     try:
         yield work

@@ -37,7 +37,7 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     Without `replace`, raises FileExistsError at the end of the block if the file exists by then,
     and keeps it. If `path` is a symbolic link, its target is written.
     """
-    path = Path(os.path.realpath(path))
+    path = link_target(path)
     _remove_abandoned(path)
     fresh, descriptor = create_hidden(path, ENDING, folder=False)
     try:
@@ -59,7 +59,7 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     With `replace`, it replaces an existing folder. Without, an existing folder is kept and the
     block ends with FileExistsError. If `path` is a symbolic link, its target is written.
     """
-    path = Path(os.path.realpath(path))
+    path = link_target(path)
     with hidden_directory(path) as fresh:
         yield fresh
         for inside in (*fresh.iterdir(), fresh):
@@ -92,6 +92,14 @@ def replaced_directory(path: Path) -> Path | None:
     if path.exists() or not path.parent.is_dir():
         return None
     return max(_hidden(path, OLD), default=None)
+
+
+def link_target(path: Path) -> Path:
+    """The path without symbolic links; raises OSError if they form a loop."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
 
 
 def sync(path: Path) -> None:
