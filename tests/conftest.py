@@ -85,19 +85,19 @@ def writehead(
 
 
 @pytest.fixture
-def boxed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of a small run that replaces the bundled model."""
     from texts import save_small_runs  # brings the kernels, which are defined above
 
     folder = tmp_path / "box"
     folder.mkdir()
     run = save_small_runs(folder)[1]
-    monkeypatch.setattr("writehead.model.boxed.BOXED", run)
+    monkeypatch.setattr("writehead.model.bundled.BUNDLED", run)
     return run
 
 
 @pytest.fixture
 def empty_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The path of the bundled model, which does not exist."""
-    monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
+    monkeypatch.setattr("writehead.model.bundled.BUNDLED", tmp_path / "none")
     return tmp_path / "none"

@@ -117,7 +117,7 @@ def config(task: str = "language", **changes: object) -> ModelConfig:
     """A small model in which no two sizes are equal."""
     sizes: dict[str, object] = {
         "task": task,
-        "vocabulary": 37,
+        "vocab_size": 37,
         "d": 14,
         "f": 17,
         "h": 6,
@@ -144,14 +144,14 @@ def model(
     return made.to(dtype).eval()
 
 
-def tokens(*shape: int, vocabulary: int = 37) -> Tensor:
-    return torch.randint(vocabulary, shape)
+def tokens(*shape: int, vocab_size: int = 37) -> Tensor:
+    return torch.randint(vocab_size, shape)
 
 
 def step_through(
     made: TranslationModel | LanguageModel, fed: Tensor, state: DecoderState
 ) -> Tensor:
-    """Logits [rows, n, vocabulary] of fed [rows, n], one token at a time."""
+    """Logits [rows, n, vocab_size] of fed [rows, n], one token at a time."""
     return torch.stack([made.step(column, state) for column in fed.unbind(1)], dim=1)
 
 

@@ -41,13 +41,13 @@ class ToyState:
 
 @dataclass
 class Toy:
-    """A model over `vocabulary` tokens, the first of which ends a sequence."""
+    """A model over `vocab_size` tokens, the first of which ends a sequence."""
 
-    vocabulary: int
-    logits: Callable[[History], Sequence[float]]  # (sentence, token, …) -> [vocabulary]
+    vocab_size: int
+    logits: Callable[[History], Sequence[float]]  # (sentence, token, …) -> [vocab_size]
     steps: int = 0
 
-    end = 0
+    eos = 0
 
     def start(self, *sentences: int, beam: int = 1) -> ToyState:
         first = torch.tensor(sentences, dtype=torch.long).repeat_interleave(beam)
@@ -66,19 +66,19 @@ class Toy:
         return [x - total for x in logits]
 
 
-def random_toy(vocabulary: int = 5, *, seed: int = 0, spread: float = 1.5, end: float = 0.0) -> Toy:
+def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: float = 0.0) -> Toy:
     """Logits drawn anew for every history, by a hash of it; `end` is added to the end token's."""
 
     @cache
     def logits(history: History) -> tuple[float, ...]:
         draw = random.Random(repr((seed, history)))
-        drawn = [draw.gauss(0.0, spread) for _ in range(vocabulary)]
-        return (drawn[0] + end, *drawn[1:])
+        drawn = [draw.gauss(0.0, spread) for _ in range(vocab_size)]
+        return (drawn[0] + eos, *drawn[1:])
 
-    return Toy(vocabulary, logits)
+    return Toy(vocab_size, logits)
 
 
-def table_toy(vocabulary: int, table: dict[History, dict[int, float]]) -> Toy:
+def table_toy(vocab_size: int, table: dict[History, dict[int, float]]) -> Toy:
     """Probabilities by history, without the sentence; the other tokens share what is left over.
 
     After a history that is not in the table, all tokens are equally likely.
@@ -86,11 +86,11 @@ def table_toy(vocabulary: int, table: dict[History, dict[int, float]]) -> Toy:
 
     def logits(history: History) -> list[float]:
         given = table.get(history[1:], {})
-        others = vocabulary - len(given)
+        others = vocab_size - len(given)
         rest = (1.0 - sum(given.values())) / others if others else 0.0
-        return [math.log(given.get(token, rest)) for token in range(vocabulary)]
+        return [math.log(given.get(token, rest)) for token in range(vocab_size)]
 
-    return Toy(vocabulary, logits)
+    return Toy(vocab_size, logits)
 
 
 def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> Hypothesis:

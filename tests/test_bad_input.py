@@ -132,7 +132,7 @@ CONFIG: list[Case] = [
     (lambda: config(g=4), "choose g from 1, 2, 3, 6"),
     (lambda: config(f=17.0), r"f=17\.0 is not a whole number"),
     (lambda: config(dropout=1.0), "not a probability below 1"),
-    (lambda: config(end=37), "choose an id from 0 to 36"),
+    (lambda: config(eos=37), "choose an id from 0 to 36"),
     (lambda: config(activation="tanh"), "'relu' or 'gelu'"),
     (lambda: config(encoder_layers=2), "no encoder; leave encoder_layers"),
     (lambda: matched_d_ff(config(d=15), config()), "matched only where d is equal"),
@@ -146,7 +146,7 @@ CONFIG: list[Case] = [
     (lambda: Batching(tokens="4"), "tokens='4' is not a whole"),
     *(
         (
-            lambda search=search: search(language().step, state(), {"beam": 1}, end=1),
+            lambda search=search: search(language().step, state(), {"beam": 1}, eos=1),
             r"options must be a DecodeConfig, not \{'beam': 1\} of type dict; pass one, such as",
         )
         for search in (greedy, beam_search, sample, stream)

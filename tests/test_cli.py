@@ -143,7 +143,7 @@ def test_explain_says_which_batch_fits(writehead):
         (["explain", "wmt14"], "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
         (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
         (
-            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocabulary=9"],
+            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocab_size=9"],
             "the vocabulary is the dataset's",
         ),
         (["generate", "run", "Once", "--input", "prompts"], "not both"),

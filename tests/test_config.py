@@ -21,8 +21,8 @@ from writehead.model import make_model
 
 SIZES = {"d": 1024, "h": 8, "g": 8, "k": 128, "v": 128, "decoder_layers": 6}
 ENCODER = {"encoder_layers": 6, "source_positions": 256}
-WMT14 = ModelConfig(task="translation", vocabulary=33280, f=4096, **SIZES, **ENCODER)
-LM1B = ModelConfig(task="language", vocabulary=32000, f=8192, **SIZES, tied=False)
+WMT14 = ModelConfig(task="translation", vocab_size=33280, f=4096, **SIZES, **ENCODER)
+LM1B = ModelConfig(task="language", vocab_size=32000, f=8192, **SIZES, tied=False)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
     assert matched_d_ff(variant, baseline) == best
 
 
-@pytest.mark.parametrize("change", [{"vocabulary": 32001}, {"decoder_layers": 7}, {"tied": True}])
+@pytest.mark.parametrize("change", [{"vocab_size": 32001}, {"decoder_layers": 7}, {"tied": True}])
 def test_widths_are_matched_only_between_models_that_differ_in_their_heads(change):
     with pytest.raises(ConfigError, match=f"only where {next(iter(change))} is equal"):
         matched_d_ff(dataclasses.replace(LM1B, **change), LM1B)
@@ -147,8 +147,8 @@ def test_json_that_is_no_model_config_is_refused_by_field(change, sentence):
 def test_a_config_needs_its_fields_and_an_object():
     data = config().to_json() | {"logit_scale": 1}  # JSON may write a float as an integer
     assert ModelConfig.from_json(data).logit_scale == 1.0
-    del data["h"], data["vocabulary"], data["pad"]
-    with pytest.raises(ConfigError, match="lacks vocabulary, h"):
+    del data["h"], data["vocab_size"], data["pad"]
+    with pytest.raises(ConfigError, match="lacks vocab_size, h"):
         ModelConfig.from_json(data)
     with pytest.raises(ConfigError, match="a JSON object, not list"):
         ModelConfig.from_json([])
@@ -166,7 +166,7 @@ def test_a_config_needs_its_fields_and_an_object():
         (TrainConfig, {"clip": 10**400}),
         (PrepareConfig, {"task": "language", "seed": -1}),
         (PrepareConfig, {"task": "language", "seed": 10**20}),
-        (PrepareConfig, {"task": "language", "vocabulary": 2**31}),
+        (PrepareConfig, {"task": "language", "vocab_size": 2**31}),
         (PrepareConfig, {"task": "language", "max_ratio": float("inf")}),
         (QuantizationConfig, {"group": 2**31}),
         (QuantizationConfig, {"bits": 10**5000}),

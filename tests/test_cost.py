@@ -53,7 +53,7 @@ def run_to(cfg: ModelConfig, setting: Setting, position: int):
     """A model and state that have fed `position` tokens."""
     model = make_model(cfg, backend="eager").eval()
     width = setting.source if isinstance(model, TranslationModel) else 1
-    source = torch.randint(0, cfg.vocabulary, (setting.batch, width))
+    source = torch.randint(0, cfg.vocab_size, (setting.batch, width))
     state = model.start(source, setting.target, beam=setting.beam)
     for _ in range(position):
         model.step(state.first, state)
@@ -126,7 +126,7 @@ def test_the_encoder_counts_what_start_does():
 def test_a_training_step_counts_forward_and_backward_over_visible_pairs(cfg):
     setting = Setting(2, 7 if cfg.encoder_layers else 0, 11, element=4)
     model = make_model(cfg, backend="eager")
-    inputs = [torch.randint(0, cfg.vocabulary, (2, n)) for n in (setting.source, 11) if n]
+    inputs = [torch.randint(0, cfg.vocab_size, (2, n)) for n in (setting.source, 11) if n]
     with FlopCounterMode(display=False) as flops:
         model(*inputs).sum().backward()
     # plain products compute the hidden pairs too
@@ -164,11 +164,11 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
     def needed(b: int) -> int:
         kv = cost.kv_bytes(TRANSLATION, Setting(b, 7, 11, 2))["total"]
-        d, f, vocabulary = TRANSLATION.d, TRANSLATION.f, TRANSLATION.vocabulary
+        d, f, vocab_size = TRANSLATION.d, TRANSLATION.f, TRANSLATION.vocab_size
         own = TRANSLATION.encoder_attention
         attended = own.h * own.k + own.g * (own.k + own.v) + 3 * own.h * own.v
         encoder = 7 * (d + max(d + f, attended)) * 2
-        step = 2 * ((2 * d + f + vocabulary) * 2 + vocabulary // 8)
+        step = 2 * ((2 * d + f + vocab_size) * 2 + vocab_size // 8)
         notes = 2 * 11 * (2 * 4 + 4 + 8)
         weights = 2 * sum(p.numel() for p in TranslationModel(TRANSLATION).parameters())
         return weights + kv + b * (encoder + step + notes)

@@ -72,7 +72,7 @@ def test_verbs_that_draw_name_the_extra_before_they_work(tmp_path):
         ("evaluate", ["reproduce", "table1", "--scale=tiny", "--device=cpu"]),
     ],
 )
-@pytest.mark.usefixtures("boxed")
+@pytest.mark.usefixtures("bundled")
 def test_verbs_that_score_name_the_extra_before_they_work(
     tmp_path, monkeypatch, writehead, extra, arguments
 ):

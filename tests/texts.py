@@ -46,7 +46,7 @@ def tokenizer() -> Tokenizer:
 def engine(task: str, batching: Batching | None = None, **changes: object) -> Engine:
     """A float64 model with random weights that ends texts at different lengths."""
     torch.manual_seed(3)
-    sizes = {"vocabulary": 300, "target_positions": 40, "decoder_layers": 1, "logit_scale": 0.2}
+    sizes = {"vocab_size": 300, "target_positions": 40, "decoder_layers": 1, "logit_scale": 0.2}
     if task == "translation":
         sizes |= {"source_positions": 24, "encoder_layers": 1}
     made = model(config(task, **(sizes | changes)))

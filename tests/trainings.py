@@ -33,15 +33,15 @@ SETTINGS = [f"--set=model.{name}={value}" for name, value in (SIZES | SIZES_2).i
 SETTINGS += [f"--set=train.{name}={value}" for name, value in CONFIG.to_json().items()]
 
 
-def pair_dataset(folder: Path, count: int = 90, vocabulary: int = 330, seed: int = 0) -> Path:
-    config = PrepareConfig(task="translation", vocabulary=vocabulary, dev=9, seed=seed)
+def pair_dataset(folder: Path, count: int = 90, vocab_size: int = 330, seed: int = 0) -> Path:
+    config = PrepareConfig(task="translation", vocab_size=vocab_size, dev=9, seed=seed)
     folder.mkdir(exist_ok=True)
     prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, workers=1)
     return folder / "pairs"
 
 
 def text_dataset(folder: Path) -> Path:
-    config = PrepareConfig(task="language", vocabulary=330, dev=9)
+    config = PrepareConfig(task="language", vocab_size=330, dev=9)
     text = write(folder / "text", sentences(90, seed=2, longest=6))
     prepare(folder / "language", text_files([text], []), config, workers=1)
     return folder / "language"

@@ -76,11 +76,11 @@ class ModelConfig(JsonConfig):
     """A whole model: the encoder-decoder for translation, or the decoder-only language model.
 
     The defaults are those of the library the paper used (docs/paper-map.md). `window` applies to
-    the decoder's self-attention only, as in §4.1. `start`, `end` and `pad` are token ids.
+    the decoder's self-attention only, as in §4.1. `bos`, `eos` and `pad` are token ids.
     """
 
     task: Task
-    vocabulary: int
+    vocab_size: int
     d: int
     f: int
     h: int
@@ -100,12 +100,12 @@ class ModelConfig(JsonConfig):
     dropout: float = 0.1
     logit_scale: float | None = None
     pad: int = 0
-    start: int = 0
-    end: int = 1
+    bos: int = 0
+    eos: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "vocabulary", "d", "f", "target_positions")
+        check_positive(self, "vocab_size", "d", "f", "target_positions")
         check_positive(self, "decoder_layers", most=MAX_LAYERS)
         if self.task == "translation":
             check_positive(self, "source_positions")
@@ -120,12 +120,12 @@ class ModelConfig(JsonConfig):
             raise ConfigError(f"norm_epsilon={self.norm_epsilon} must be above 0")
         if self.logit_scale is not None and self.logit_scale <= 0.0:
             raise ConfigError(f"logit_scale={self.logit_scale} must be above 0, or null")
-        for name in ("pad", "start", "end"):
+        for name in ("pad", "bos", "eos"):
             token = getattr(self, name)
-            if not 0 <= token < self.vocabulary:
+            if not 0 <= token < self.vocab_size:
                 raise ConfigError(
-                    f"{name}={token} is outside the vocabulary of {self.vocabulary}; "
-                    f"choose an id from 0 to {self.vocabulary - 1}"
+                    f"{name}={token} is outside the vocabulary of {self.vocab_size}; "
+                    f"choose an id from 0 to {self.vocab_size - 1}"
                 )
         _ = self.decoder_attention  # checks h, g, k, v and window
 
@@ -182,7 +182,7 @@ class PrepareConfig(JsonConfig):
     """
 
     task: Task
-    vocabulary: int = 32_000
+    vocab_size: int = 32_000
     sample: int = 500_000
     max_tokens: int | None = None
     max_ratio: float = 2.0
@@ -192,7 +192,7 @@ class PrepareConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive(self, "vocabulary", "sample", "max_tokens")
+        check_positive(self, "vocab_size", "sample", "max_tokens")
         check_seed(self.seed, bits=32)  # the limit of sentencepiece
         if self.max_ratio < 1.0:
             raise ConfigError(f"max_ratio={self.max_ratio} must be at least 1")
@@ -383,7 +383,7 @@ def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
     The attention parameters that a variant saves are spread over its feed-forward layers. For
     the paper's rows the division is exact: 5440 and 6784, 9088 and 9984. Elsewhere it is rounded.
     """
-    fixed = ("task", "vocabulary", "d", "encoder_layers", "decoder_layers", "tied", "bias")
+    fixed = ("task", "vocab_size", "d", "encoder_layers", "decoder_layers", "tied", "bias")
     for name in fixed:
         ours, theirs = getattr(variant, name), getattr(baseline, name)
         if ours != theirs:

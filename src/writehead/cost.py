@@ -150,8 +150,8 @@ def parameters(config: ModelConfig) -> dict[str, int]:
     norms = config.attention_layers + config.feed_forward_layers + 1 + bool(config.encoder_layers)
     norm_size = d * (2 if config.norm == "layer" and config.bias else 1)
     counts = {
-        "token embedding": config.vocabulary * d,
-        "output embedding": 0 if config.tied else config.vocabulary * d,
+        "token embedding": config.vocab_size * d,
+        "output embedding": 0 if config.tied else config.vocab_size * d,
         "positions": (config.source_positions + config.target_positions) * d,
         "encoder attention": config.encoder_layers * config.encoder_attention.parameters,
         "encoder feed-forward": config.encoder_layers * feed_forward,
@@ -295,7 +295,7 @@ def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
     one = dataclasses.replace(setting, batch=1)
     notes = setting.beam * setting.target * NOTES
     # residuals, their norm, a feed-forward layer; the largest of each 32 logits is float32
-    step = (2 * config.d + config.f + config.vocabulary) * setting.element + config.vocabulary // 8
+    step = (2 * config.d + config.f + config.vocab_size) * setting.element + config.vocab_size // 8
     encoder = setting.source * _encoder_width(config) * setting.element
     return kv_bytes(config, one)["total"] + notes + setting.beam * step + encoder
 
@@ -393,8 +393,8 @@ def _feed_forward(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
 def _output(config: ModelConfig, tokens: int, e: int) -> Part:
     return Part(
         "output",
-        operations=2 * tokens * config.d * config.vocabulary,
-        weights=e * config.d * config.vocabulary,
+        operations=2 * tokens * config.d * config.vocab_size,
+        weights=e * config.d * config.vocab_size,
         kv=0,
-        activations=e * tokens * (config.d + config.vocabulary),
+        activations=e * tokens * (config.d + config.vocab_size),
     )

@@ -116,12 +116,12 @@ def _bart(fields: _Fields, kind: str) -> Imported:
     d, h = fields.size("d_model"), fields.size("decoder_attention_heads")
     f, longest = fields.size("decoder_ffn_dim"), fields.size("max_position_embeddings")
     encoder = fields.size("encoder_layers"), fields.size("encoder_ffn_dim")
-    vocabulary, notes, difference = fields.size("vocab_size"), [], 0
+    vocab_size, notes, difference = fields.size("vocab_size"), [], 0
     tied = fields.flag("tie_word_embeddings", True)
     if not fields.flag("share_encoder_decoder_embeddings", True):
-        own = fields.size("decoder_vocab_size", vocabulary)
-        difference += (vocabulary - own) * d
-        vocabulary, tied = own, False
+        own = fields.size("decoder_vocab_size", vocab_size)
+        difference += (vocab_size - own) * d
+        vocab_size, tied = own, False
         notes.append("the encoder's embedding is counted with the size of the decoder's")
     # BART and mBART have two extra rows for padding; M2M-100 computes its positions
     positions = {"marian": longest, "m2m_100": NO_POSITIONS}.get(kind, longest + 2)
@@ -134,7 +134,7 @@ def _bart(fields: _Fields, kind: str) -> Imported:
         notes.append("the encoder is counted with the decoder's heads and feed-forward width")
     config = ModelConfig(
         task="translation",
-        vocabulary=vocabulary,
+        vocab_size=vocab_size,
         d=d,
         f=f,
         h=h,
@@ -159,7 +159,7 @@ def _t5(fields: _Fields, kind: str) -> Imported:
     gated = str(fields.values.get("feed_forward_proj", "relu")).startswith("gated")
     config = ModelConfig(
         task="translation",
-        vocabulary=fields.size("vocab_size"),
+        vocab_size=fields.size("vocab_size"),
         d=d,
         f=_two_matrices(f) if gated else f,
         h=h,
@@ -186,7 +186,7 @@ def _gpt(fields: _Fields, kind: str) -> Imported:
     shared = kind == "gpt_bigcode" and fields.flag("multi_query", True)
     config = ModelConfig(
         task="language",
-        vocabulary=fields.size("vocab_size"),
+        vocab_size=fields.size("vocab_size"),
         d=d,
         f=fields.size("n_inner", 4 * d),
         h=h,
@@ -229,7 +229,7 @@ def _llama(fields: _Fields, kind: str) -> Imported:
         notes.append("the biases of the feed-forward layers are left out")
     config = ModelConfig(
         task="language",
-        vocabulary=fields.size("vocab_size"),
+        vocab_size=fields.size("vocab_size"),
         d=d,
         f=_two_matrices(f),
         h=h,

@@ -17,7 +17,7 @@ from writehead.decoding import beam_search
 from writehead.errors import BackendError
 
 CPU = torch.device("cpu")
-SMALL = ("--device=cpu", "--vocabulary=50", "--batch=3", "--repeats=2", "--no-peers")
+SMALL = ("--device=cpu", "--vocab-size=50", "--batch=3", "--repeats=2", "--no-peers")
 TINY = (*SMALL, "--source=5", "--target=6")
 
 
@@ -42,7 +42,7 @@ def test_a_result_says_what_was_measured_and_adds_up(bench, capsys):
     assert result["setting"]["beams"] == [1, 4]
     assert len(result["rows"]) == 4
     for row in result["rows"]:
-        assert row["model"]["vocabulary"] == 50
+        assert row["model"]["vocab_size"] == 50
         assert row["paper"] is None
         assert set(row["measured"]) == {"ours, padded", "ours, true lengths"}
         for kind, found in zip(("padded", "true"), row["measured"].values(), strict=True):
@@ -129,7 +129,7 @@ def test_plain_pytorch_in_a_graph_decodes_what_plain_steps_do(monkeypatch, beam,
     source = peers.random_source(made, setting)
     state = made.start(source, setting.target, beam=beam if reorders else 1)
     if reorders:
-        found = beam_search(made.step, state, peers.search_config(setting), end=1)
+        found = beam_search(made.step, state, peers.search_config(setting), eos=1)
         expected = [one.tokens for [one] in found]
     else:  # every beam is a greedy search of its own
         fed = state.first

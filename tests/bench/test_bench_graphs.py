@@ -39,7 +39,7 @@ def test_a_timed_decoding_finds_what_beam_search_finds(make, beam):
     decode = make(made, setting, padded=False)
     torch.manual_seed(1)
     state = made.start(random_source(made, setting), setting.target, beam=beam)
-    expected = beam_search(made.step, state, search_config(setting), end=made.config.end)
+    expected = beam_search(made.step, state, search_config(setting), eos=made.config.eos)
     for is_encoded_anew in (True, False):  # a decoding leaves nothing behind for the next
         if is_encoded_anew:
             decode.start()

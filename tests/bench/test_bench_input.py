@@ -18,7 +18,7 @@ TRAIN = "train --preset=tiny/multi-query"
         (f"{ONE} --output=/dev/null/x.json", "/dev/null"),
         ("decode --preset=tiny/multi-quary", "did you mean"),
         ("decode --preset=tiny/multi-query --rows=multi-head", "tiny/multi-query"),
-        ("decode --vocabulary=3", "4 or more"),
+        ("decode --vocab-size=3", "4 or more"),
         ("decode --target=257", "the 256 learned positions of tiny/multi-head"),
         ("decode --preset=tiny-lm --target=257 --plot=figures", "learned positions of tiny;"),
         ("decode --preset=tiny --context=64", "--context is for language models"),

@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-QUICK = ("--batch=5", "--vocabulary=512", "--repeats=2")
+QUICK = ("--batch=5", "--vocab-size=512", "--repeats=2")
 SMALL = (*QUICK, "--source=24", "--target=40")
 
 

@@ -26,7 +26,7 @@ def test_sweeps_are_measured_and_drawn(writehead, quick_chip, monkeypatch, tmp_p
     monkeypatch.setattr("writehead.cli.bench_runs.CONTEXTS", ([], [2, 4]))
     monkeypatch.setattr("writehead.cli.bench_runs.BATCHES", ([], [1, 3]))
     path = tmp_path / "decode.json"
-    sizes = ("--batch=2", "--source=3", "--target=2", "--beam=1", "--vocabulary=40", "--repeats=1")
+    sizes = ("--batch=2", "--source=3", "--target=2", "--beam=1", "--vocab-size=40", "--repeats=1")
     command = ("--preset=tiny/multi-query", *sizes, "--true-lengths", "--no-peers", "--device=cpu")
     code, _, _ = writehead("bench", "decode", *command, "--plot", tmp_path, "--output", path)
     assert code == 0

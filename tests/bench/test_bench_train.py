@@ -71,7 +71,7 @@ def test_on_a_gpu_the_capture_of_a_graph_is_not_timed():
     [
         ("--steps=0", "0 steps"),
         ("--warmup=-1", "-1 steps"),
-        ("--set=model.vocabulary=300", "choose one that fits"),
+        ("--set=model.vocab_size=300", "choose one that fits"),
     ],
 )
 def test_impossible_settings_are_refused(bench, option, words):

@@ -31,7 +31,7 @@ def test_a_cpu_is_measured_in_the_faster_of_half_and_float32(monkeypatch, dtype,
 
 def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
     sizes = {"d": 8, "f": 16, "h": 2, "k": 4, "v": 4, "encoder_layers": 1, "decoder_layers": 1}
-    small = config("translation", vocabulary=32, **sizes)
+    small = config("translation", vocab_size=32, **sizes)
     # a byte per second, and operations for nothing: the floor is the bytes
     chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
     found = decode_floor(small, cost.Setting(batch=3, source=5, target=2, element=2), chip)

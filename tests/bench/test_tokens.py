@@ -16,7 +16,7 @@ LINES = sentences(12, longest=4)
 def compare(writehead, tmp_path):
     """Runs the verb with an untrained model: exit code, output and the JSON."""
     torch.manual_seed(3)
-    model = TranslationModel(config("translation", vocabulary=300, target_positions=20)).eval()
+    model = TranslationModel(config("translation", vocab_size=300, target_positions=20)).eval()
     tokenizer().save(tmp_path / "tokenizer")
     save_run(tmp_path / "run", model, tokenizer=tmp_path / "tokenizer")
     path, text = tmp_path / "tokens.json", tmp_path / "text"

@@ -16,7 +16,7 @@ from writehead.data.order import epoch_order
 from writehead.errors import ConfigError
 from writehead.kernels import Visibility
 
-END, START = 1, 0
+EOS, BOS = 1, 0
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def sequences(batch):
     found = []
     for row in zip(sources, inputs, labels, strict=True):
         for source, fed, wanted in zip(*row, strict=True):
-            assert source[-1] == wanted[-1] == END
-            assert fed == [START, *wanted[:-1]]
+            assert source[-1] == wanted[-1] == EOS
+            assert fed == [BOS, *wanted[:-1]]
             found.append((tuple(source[:-1]), tuple(wanted[:-1])))
     return found
 
@@ -145,7 +145,7 @@ def test_long_text_is_cut_into_pieces_and_no_label_is_lost(text, length):
                 drawn[inputs[0], tuple(labels)] += 1
     for i in range(len(text)):
         ids = text.target(i).tolist()
-        labels, inputs = [*ids, END], [START, *ids]
+        labels, inputs = [*ids, EOS], [BOS, *ids]
         for at in range(0, len(labels), length):
             expected[inputs[at], tuple(labels[at : at + length])] += 1
     assert drawn.keys() <= expected.keys()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from corpora import sentences
 from writehead.data.cleaning import normalise
-from writehead.data.tokenizer import END, PAD, Tokenizer
+from writehead.data.tokenizer import EOS, PAD, Tokenizer
 from writehead.errors import DataError
 
 ODD = "漢字かな|𝔘𝔫𝔦𝔠𝔬𝔡𝔢|👩🏽‍🚀 🇩🇪|עברית العربية|ﬁ ½ ℃ …|<pad> </s> <unk> <0x41>|\U0010ffff"
@@ -48,11 +48,11 @@ def test_any_text_is_normalised_once_and_survives_the_tokenizer(tokenizer, text)
 
 def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer):
     again, texts = Tokenizer.train(sentences(300, seed=1), 420), sentences(50, seed=2)
-    assert (again.model, again.vocabulary) == (tokenizer.model, 420)
+    assert (again.model, again.vocab_size) == (tokenizer.model, 420)
     for text in ODD.split("|"):
         ids = tokenizer.encode(text)
-        assert (min(ids) > 2, tokenizer.decode([PAD, *ids, END, PAD])) == (True, text)
+        assert (min(ids) > 2, tokenizer.decode([PAD, *ids, EOS, PAD])) == (True, text)
     assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
-    for vocabulary, words in ((100, "260 or more"), (270, "larger"), (50_000, "smaller")):
+    for vocab_size, words in ((100, "260 or more"), (270, "larger"), (50_000, "smaller")):
         with pytest.raises(DataError, match=words):
-            Tokenizer.train(sentences(20, seed=1), vocabulary)
+            Tokenizer.train(sentences(20, seed=1), vocab_size)

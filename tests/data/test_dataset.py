@@ -24,7 +24,7 @@ def change_info(folder, **changes):
 def test_a_dataset_has_its_splits_and_lengths(folder, tmp_path):
     dataset = Dataset.open(str(folder))
     split = dataset.split("train")
-    assert (dataset.task, dataset.vocabulary, dataset.splits) == ("translation", 400, ["train"])
+    assert (dataset.task, dataset.vocab_size, dataset.splits) == ("translation", 400, ["train"])
     assert len(split) == 60
     assert split.source_lengths.tolist() == [len(split.source(i)) for i in range(60)]
     assert split.target_lengths.tolist() == [len(split.target(i)) for i in range(60)]
@@ -41,8 +41,8 @@ def test_ids_past_65535_take_four_bytes(folder, monkeypatch):
     before = Dataset.open(folder).split("train").source(7).tolist()
     for path in folder.glob("*.tokens"):
         np.fromfile(path, dtype=np.uint16).astype(np.uint32).tofile(path)
-    change_info(folder, vocabulary=70_000)
-    monkeypatch.setattr(Tokenizer, "vocabulary", 70_000)
+    change_info(folder, vocab_size=70_000)
+    monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
     assert Dataset.open(folder).split("train").source(7).tolist() == before
 
 
@@ -76,7 +76,7 @@ def replace_tokenizer(folder):
         (lambda folder: folder.rename(folder.parent / "elsewhere"), "there is no dataset at"),
         (lambda folder: (folder / "dataset.json").unlink(), "has no dataset.json"),
         (lambda folder: change_info(folder, format=2, writehead="9.0"), "newer"),
-        (lambda folder: change_info(folder, config={"vocab": 1}), "did you mean 'vocabulary'"),
+        (lambda folder: change_info(folder, config={"vocab_siz": 1}), "did you mean 'vocab_size'"),
         (lambda folder: os.truncate(folder / "train.source.tokens", 20), "damaged"),
         (unsort, "damaged"),
         (lambda folder: (folder / "train.target.tokens").unlink(), "train.target.tokens"),

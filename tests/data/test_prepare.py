@@ -18,7 +18,7 @@ from writehead.data.progress import Reporter
 from writehead.data.sources import Chunk, Inputs, TextFiles, parallel_files, text_files
 from writehead.errors import DataError
 
-SMALL = PrepareConfig(task="translation", vocabulary=400, dev=0)
+SMALL = PrepareConfig(task="translation", vocab_size=400, dev=0)
 REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
 REASONS |= {"duplicate": 2, "also in the held-out text": 1}
 
@@ -61,7 +61,7 @@ def test_pairs_are_kept_in_order_and_omissions_counted_by_reason(tmp_path):
 def test_a_language_model_keeps_long_lines_unless_a_limit_is_set(tmp_path):
     lines = [*sentences(100, seed=2), "wort " * 2000]
     inputs = text_files([write(tmp_path / "text", lines)], [])
-    config = PrepareConfig(task="language", vocabulary=400, dev=0)
+    config = PrepareConfig(task="language", vocab_size=400, dev=0)
     dataset = prepare(tmp_path / "all", inputs, config, workers=1)
     assert texts(dataset) == [(normalise(line),) for line in lines]
     config = replace(config, max_tokens=700)
@@ -96,7 +96,7 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
     assert files(prepare(tmp_path / "ds", inputs, SMALL, workers=2).directory) == before
     write(tmp_path / "full" / "precious", ["x"])
     for place, given, config, words in (
-        ("ds", inputs, replace(SMALL, vocabulary=410), "vocabulary 400, not 410"),
+        ("ds", inputs, replace(SMALL, vocab_size=410), "vocab_size 400, not 410"),
         ("ds", Inputs((other,)), SMALL, "other text"),
         ("full", inputs, SMALL, "no dataset"),
         ("full/precious", inputs, SMALL, "no dataset"),
@@ -122,7 +122,7 @@ def test_two_preparations_of_one_dataset_at_once_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "changes", "workers", "words"),
     [
-        (pairs(100), {"vocabulary": 262}, 2, "larger"),
+        (pairs(100), {"vocab_size": 262}, 2, "larger"),
         ([(line, line) for line in sentences(100, seed=0)], {}, 1, "100 train .*identical: 100"),
         (pairs(100), {"task": "language"}, 1, "language takes 1"),
     ],
@@ -165,7 +165,7 @@ class Generated:
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    config = PrepareConfig(task="language", vocabulary=400, sample=1000, dev=10)
+    config = PrepareConfig(task="language", vocab_size=400, sample=1000, dev=10)
     corpus, peaks = Generated(), []
     for corpus.lines in (2_000, 8_000):
         tracemalloc.start()
@@ -205,7 +205,7 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
     a, b = write_pairs(tmp_path, "train", [*pairs(200), pairs(200)[7], ("", "x")])
     c, d = write_pairs(tmp_path, "dev", pairs(20, seed=1))
     options = ["--source", a, "--target", b, "--dev-source", c, "--dev-target", d]
-    options.append("--vocabulary=400")
+    options.append("--vocab-size=400")
     code, out, _ = command(*options)
     assert (code, "duplicate" in out, "empty" in out) == (0, True, True)
     assert sizes(tmp_path / "ds") == {"train": 200, "dev": 20}
@@ -214,7 +214,7 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
 
 
 def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
-    code, *_ = command("--embedded", "--pairs=150", "--max-words=9", "--vocabulary=350")
+    code, *_ = command("--embedded", "--pairs=150", "--max-words=9", "--vocab-size=350")
     assert (code, sizes(tmp_path / "ds")) == (0, {"train": 150, "dev": 150, "test": 150})
     dataset = Dataset.open(tmp_path / "ds")
     train, decode = dataset.split("train"), dataset.tokenizer.decode
@@ -236,20 +236,20 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
     code, out, err = command(*given)
     assert code == 0, err
     data = Dataset.open(tmp_path / "ds")
-    largest, line = data.vocabulary, "The cat sat and Hällo."
+    largest, line = data.vocab_size, "The cat sat and Hällo."
     assert 260 <= largest < 32_000
-    assert f"too small for a vocabulary of {data.config.vocabulary:,}" in err
+    assert f"too small for a vocabulary of {data.config.vocab_size:,}" in err
     assert f"vocabulary {largest:,}" in out
     assert data.tokenizer.decode(data.tokenizer.encode(line)) == line
     command(*given, "--workers=2", folder="two")
     assert files(tmp_path / "ds") == files(tmp_path / "two")
-    for folder, vocabulary, expected, words in (
+    for folder, vocab_size, expected, words in (
         ("ds", None, 0, "already prepared"),
         ("ds", 32_000, 2, "not 32000" if "--embedded" in given else f"{largest}, not 32000"),
         ("new", largest + 1, 2, f"a vocabulary of {largest} at most"),
         ("new", largest, 0, ""),
     ):
-        asked = () if vocabulary is None else (f"--vocabulary={vocabulary}",)
+        asked = () if vocab_size is None else (f"--vocab-size={vocab_size}",)
         code, _, err = command(*given, *asked, folder=folder)
         assert (code, words in err) == (expected, True), err
 

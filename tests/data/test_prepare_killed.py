@@ -17,7 +17,7 @@ from writehead.data.progress import Reporter
 from writehead.data.sources import Inputs, TextFiles
 from writehead.errors import DataError
 
-CONFIG = PrepareConfig(task="translation", vocabulary=330, dev=10)
+CONFIG = PrepareConfig(task="translation", vocab_size=330, dev=10)
 PATH = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)])
 
 # forks a child per kill point, so that everything is imported once
@@ -71,8 +71,8 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
     assert 0 < complete < points
 
 
-@pytest.mark.parametrize("change", ["nothing", "text", "vocabulary"])
-def test_an_interrupted_runs_tokenizer_is_kept_for_the_same_text_and_vocabulary(
+@pytest.mark.parametrize("change", ["nothing", "text", "vocab_size"])
+def test_an_interrupted_runs_tokenizer_is_kept_for_the_same_text_and_vocab_size(
     tmp_path, capsys, change
 ):
     readings = []
@@ -89,7 +89,7 @@ def test_an_interrupted_runs_tokenizer_is_kept_for_the_same_text_and_vocabulary(
         prepare(tmp_path / "ds", Inputs((Interrupted(paths),)), CONFIG, workers=1)
     if change == "text":
         write_pairs(tmp_path, "train", pairs(60, seed=8))
-    config = replace(CONFIG, vocabulary=331) if change == "vocabulary" else CONFIG
+    config = replace(CONFIG, vocab_size=331) if change == "vocab_size" else CONFIG
     inputs = Inputs((TextFiles(paths),))
     again = prepare(tmp_path / "ds", inputs, config, workers=1, progress=Reporter())
     assert ("learning" in capsys.readouterr().err) == (change != "nothing")
@@ -122,7 +122,7 @@ main()
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_worker_processes_end_with_the_command_and_ctrl_c_is_one_line(tmp_path, number, code):
     source, target = write_pairs(tmp_path, "train", pairs(100))
-    options = ["--source", source, "--target", target, "--vocabulary=330", "--workers=2"]
+    options = ["--source", source, "--target", target, "--vocab-size=330", "--workers=2"]
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, "prepare", tmp_path / "ds", *options],
         env=os.environ | {"PYTHONPATH": PATH},

@@ -23,7 +23,7 @@ def exhaustive(toy: Toy, sentence: int, limit: int, least: int, prefix: tuple, a
         for token, gained in enumerate(toy.log_p((sentence, *tokens))):
             if len(tokens) < len(prefix) and token != prefix[len(tokens)]:
                 continue
-            if token != toy.end:
+            if token != toy.eos:
                 found += grow((*tokens, token), total + gained)
             elif len(tokens) + 1 >= least:
                 found.append(hypothesis(tokens, total + gained, True, alpha))
@@ -33,14 +33,14 @@ def exhaustive(toy: Toy, sentence: int, limit: int, least: int, prefix: tuple, a
 
 
 @every_alpha
-@pytest.mark.parametrize(("vocabulary", "least"), [(1, 0), (2, 0), (2, 3), (4, 0), (4, 3)])
-def test_a_beam_as_wide_as_the_space_ranks_every_sequence(vocabulary, least, alpha):
-    toy = random_toy(vocabulary, seed=2, end=0.7)
-    prefixes = [(), (2,), (1, 3), (3, 3, 1), (1, 2, 1, 2)] if vocabulary == 4 else [()]
+@pytest.mark.parametrize(("vocab_size", "least"), [(1, 0), (2, 0), (2, 3), (4, 0), (4, 3)])
+def test_a_beam_as_wide_as_the_space_ranks_every_sequence(vocab_size, least, alpha):
+    toy = random_toy(vocab_size, seed=2, eos=0.7)
+    prefixes = [(), (2,), (1, 3), (3, 3, 1), (1, 2, 1, 2)] if vocab_size == 4 else [()]
     limits = [4, 3, 4, 3, 4][: len(prefixes)]
     config = DecodeConfig(max_length=4, min_length=least, beam=121, n_best=121, alpha=alpha)
     state = toy.start(*range(len(prefixes)))
-    got = beam_search(toy.step, state, config, end=0, prefixes=prefixes, max_lengths=limits)
+    got = beam_search(toy.step, state, config, eos=0, prefixes=prefixes, max_lengths=limits)
     for i, found in enumerate(got):
         assert_ranked(found, exhaustive(toy, i, limits[i], least, prefixes[i], alpha))
 
@@ -55,15 +55,15 @@ def plain_beam(toy: Toy, sentence: int, config: DecodeConfig, limit: int, prefix
         for total, tokens in live:
             for token, gained in enumerate(toy.log_p((sentence, *tokens))):
                 forced = t < len(prefix) and token != prefix[t]
-                if not forced and (token != toy.end or t + 1 >= config.min_length):
+                if not forced and (token != toy.eos or t + 1 >= config.min_length):
                     candidates.append((total + gained, (*tokens, token)))
         candidates = sorted(candidates, reverse=True)[: 2 * beam]
         for total, tokens in candidates[:beam]:
-            if tokens[-1] == toy.end:
+            if tokens[-1] == toy.eos:
                 done.append(hypothesis(tokens[:-1], total, True, alpha))
             elif t + 1 == limit:
                 done.append(hypothesis(tokens, total, False, alpha))
-        live = [one for one in candidates if one[1][-1] != toy.end][:beam]
+        live = [one for one in candidates if one[1][-1] != toy.eos][:beam]
         done.sort(key=lambda one: -one.score)
         worst = done[n_best - 1].score if len(done) >= n_best else -math.inf
         # what the live ones would score at any length still open to them, losing nothing more
@@ -81,11 +81,11 @@ def test_a_batch_of_narrow_beams_finds_what_plain_searches_find(beam, n_best, le
     prefixes, limits = [(), (2,), (1, 2), (1, 1, 1), (1, 2, 2, 1)], [8, 5, 4, 7, 4]
     config = DecodeConfig(max_length=8, min_length=least, beam=beam, n_best=n_best, alpha=alpha)
     steps, endings = set(), set()
-    for seed, (vocabulary, end) in enumerate(product([3, 7], [-1.0, 0.5, 2.0])):
-        toy = random_toy(vocabulary, seed=seed, end=end)
+    for seed, (vocab_size, eos) in enumerate(product([3, 7], [-1.0, 0.5, 2.0])):
+        toy = random_toy(vocab_size, seed=seed, eos=eos)
         # a state that has its beams already gives the same as one that is expanded
         state = toy.start(*range(5), beam=beam if seed % 2 else 1)
-        got = beam_search(toy.step, state, config, end=0, prefixes=prefixes, max_lengths=limits)
+        got = beam_search(toy.step, state, config, eos=0, prefixes=prefixes, max_lengths=limits)
         plain = [plain_beam(toy, i, config, limits[i], prefixes[i]) for i in range(5)]
         for one, (expected, _) in zip(got, plain, strict=True):
             assert_same(one, expected)
@@ -130,7 +130,7 @@ CUT = {(): {0: 0.3, 1: 0.6}, (1,): {0: 0.2, 1: 0.7}}
 def test_cases_worked_by_hand(table, limit, beam, alpha, expected, steps):
     toy = table_toy(4, table)
     config = DecodeConfig(max_length=limit, beam=beam, n_best=len(expected), alpha=alpha)
-    [got] = beam_search(toy.step, toy.start(1), config, end=0)
+    [got] = beam_search(toy.step, toy.start(1), config, eos=0)
     assert [one.tokens for one in got] == list(expected)
     for one, p in zip(got, expected.values(), strict=True):
         assert one.log_probability == pytest.approx(math.log(p), rel=1e-5)
@@ -148,7 +148,7 @@ def test_dead_beams_may_have_logits_of_any_kind():
 
     toy = Toy(4, logits)
     config = DecodeConfig(max_length=6, beam=3, n_best=3, alpha=1.0)
-    short, long = beam_search(toy.step, toy.start(1, 2), config, end=0)
+    short, long = beam_search(toy.step, toy.start(1, 2), config, eos=0)
     assert [(one.tokens, one.score) for one in short] == [((1,), 0.0)]
     assert len(long) == 3
     assert len(long[0].tokens) == 6
@@ -164,6 +164,6 @@ def test_a_search_changes_neither_the_logits_nor_the_first_tokens():
         return kept[-1][0]
 
     config = DecodeConfig(max_length=5, min_length=3, beam=2)
-    beam_search(step, state, config, end=0, prefixes=[(1,), (2, 3)])
+    beam_search(step, state, config, eos=0, prefixes=[(1,), (2, 3)])
     assert all(torch.equal(now, then) for now, then in kept)
     assert state.first.tolist() == [1, 1, 2, 2]

@@ -16,7 +16,7 @@ from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, DataError, RunError, SearchError
 from writehead.model import save_run
 
-END = 1
+EOS = 1
 GREEDY = DecodeConfig(max_length=9, beam=1)
 BEAM = DecodeConfig(max_length=9, beam=3, n_best=3)
 SAMPLING = DecodeConfig(max_length=9, temperature=1.0, top_k=40, seed=5)
@@ -49,9 +49,9 @@ def test_answers_are_those_of_a_search_over_each_line_alone(task, options):
     made, lines = engine(task), ["日本", *sentences(8, longest=5)]
     for line, output in zip(lines, answer(made, lines, options), strict=True):
         ids = tokenizer().encode(line)
-        ids, before = ([*ids, END], []) if task == "translation" else ([0, *ids], ids)
+        ids, before = ([*ids, EOS], []) if task == "translation" else ([0, *ids], ids)
         state = made.model.start(torch.tensor([ids]), len(ids) + 9, beam=options.beam)
-        [expected] = beam_search(made.model.step, state, options, end=END)
+        [expected] = beam_search(made.model.step, state, options, eos=EOS)
         for got, right in zip(output.hypotheses, expected, strict=True):
             # a prompt comes before it, so a first space is not lost
             assert tokenizer().decode(before) + got.text == tokenizer().decode(
@@ -216,7 +216,7 @@ CHARACTERS = [3 + byte for byte in "日🙂é".encode()]
 
 def streamed(ids: list[int], prompt: str = "the cat") -> list[str]:
     """What a language model that says these ids and ends is streamed as."""
-    said = iter([*ids, END])
+    said = iter([*ids, EOS])
 
     def step(tokens, state):
         return torch.nn.functional.one_hot(torch.tensor([next(said)]), 300) * 9.0
@@ -259,7 +259,7 @@ def test_a_prompt_may_fill_all_positions_but_one(writer):
 
 
 def test_ids_without_text_are_never_chosen():
-    made, lines = engine("translation", vocabulary=317), sentences(6)
+    made, lines = engine("translation", vocab_size=317), sentences(6)
     with torch.no_grad():
         made.model.tokens.weight[300:] *= 20.0
     got = list(made.translate(lines, BEAM))
@@ -326,8 +326,8 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
         (lambda t, w: list(t.translate(["a"], prefixes=["b", "c"])), "no line 2"),
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
         (lambda t, w: Batching(tokens=0), "0 tokens"),
-        (lambda t, w: engine("language", vocabulary=299), "300 tokens and the model 299"),
-        (lambda t, w: engine("language", end=5), "ends with token 5"),
+        (lambda t, w: engine("language", vocab_size=299), "300 tokens and the model 299"),
+        (lambda t, w: engine("language", eos=5), "ends with token 5"),
         (lambda t, w: engine("translation", source_positions=1).translate([]), "can read no text"),
     ],
 )

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-END = 1
+EOS = 1
 SIZES = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
 Model = TranslationModel | LanguageModel
 GREEDY = DecodeConfig(max_length=4, beam=1)
@@ -55,7 +55,7 @@ def make(task: str = "translation", **changes: object) -> Model:
     encoder = {"encoder_layers": 1} if task == "translation" else {}
     made = model(config(task, **(SIZES | encoder | changes)), dtype=torch.float32)
     with torch.no_grad():
-        made.tokens.weight[END] *= 2.5
+        made.tokens.weight[EOS] *= 2.5
     return made.to(DEVICE)
 
 
@@ -71,22 +71,22 @@ def room(made: Model, batch, options: DecodeConfig) -> int:
     return max(batch[1]) + options.max_length - 1
 
 
-def plain(made: Model, batch, options: DecodeConfig, *, end=END, vocabulary=37, **limits):
+def plain(made: Model, batch, options: DecodeConfig, *, eos=EOS, vocab_size=37, **limits):
     """The hypotheses that the search in PyTorch finds, step by step."""
     name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
     lengths = {name: torch.tensor(batch[1], device=DEVICE)}
     state = made.start(batch[0], room(made, batch, options), beam=options.width, **lengths)
 
     def step(fed: Tensor, state) -> Tensor:
-        return made.step(fed, state)[:, :vocabulary]
+        return made.step(fed, state)[:, :vocab_size]
 
-    return beam_search(step, state, options, end=end, **limits)
+    return beam_search(step, state, options, eos=eos, **limits)
 
 
 def captured(decoder, batch, options: DecodeConfig, **limits) -> Sequence[list[Hypothesis]]:
     """The hypotheses that the kernels find."""
     capacity = room(decoder.model, batch, options)
-    return decoder.search(*batch, capacity, options, **({"end": END} | limits))
+    return decoder.search(*batch, capacity, options, **({"eos": EOS} | limits))
 
 
 def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
@@ -123,17 +123,17 @@ KINDS = [
         ("translation", {"g": 2}, (4, 2), replace(BEAM, alpha=0.0, n_best=1, min_length=3), LIMITS),
         ("translation", {"window": 2}, (4, 2), replace(BEAM, alpha=-1.0), LIMITS),
         ("translation", {}, (4, 2), replace(BEAM, beam=3, alpha=2.0), LIMITS),
-        ("translation", {}, (2, 4), replace(GREEDY, max_length=3), {"vocabulary": 19}),
-        ("translation", {}, (2, 4), replace(BEAM, max_length=3), {"vocabulary": 19}),
+        ("translation", {}, (2, 4), replace(GREEDY, max_length=3), {"vocab_size": 19}),
+        ("translation", {}, (2, 4), replace(BEAM, max_length=3), {"vocab_size": 19}),
     ],
 )
 def test_a_search_finds_what_the_plain_one_does(task, changes, lengths, options, limits):
     made, batch = make(task, **changes), read(*lengths)
     right = plain(made, batch, options, **limits)
-    decoder = graphs.GraphDecoder(made, limits.get("vocabulary"))
-    asked = {name: limits[name] for name in limits if name != "vocabulary"}
+    decoder = graphs.GraphDecoder(made, limits.get("vocab_size"))
+    asked = {name: limits[name] for name in limits if name != "vocab_size"}
     assert_same(captured(decoder, batch, options, **asked), right)
-    if "vocabulary" in limits:  # ids past it, of which the tokenizer has no text, are never chosen
+    if "vocab_size" in limits:  # ids past it, of which the tokenizer has no text, are never chosen
         assert right != plain(made, batch, options)
     if not changes and not limits and len(lengths) > 1:
         assert {one.finished for found in right for one in found} == {True, False}
@@ -198,7 +198,7 @@ def test_one_decoder_serves_many_batches_and_what_it_found_stays(options, monkey
     decoder = graphs.GraphDecoder(made, padded=options == GREEDY)
     searches = [
         (read(5, 2), options, {"prefixes": [[3, 4], [5]]}),
-        (read(2, 4), replace(options, max_length=3, min_length=3), {"end": 12}),
+        (read(2, 4), replace(options, max_length=3, min_length=3), {"eos": 12}),
         (read(2, 4, 3), replace(options, max_length=2), {}),
         # all is forced, so that there is one hypothesis of each sentence
         (read(2, 4), replace(options, max_length=2), {"prefixes": [[7, 8], [9, 3]]}),

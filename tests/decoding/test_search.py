@@ -30,10 +30,10 @@ def naive_greedy(
         if len(tokens) < len(prefix):
             best = prefix[len(tokens)]
         else:
-            allowed = [t for t in range(toy.vocabulary) if t or len(tokens) + 1 >= least]
+            allowed = [t for t in range(toy.vocab_size) if t or len(tokens) + 1 >= least]
             best = max(allowed, key=lambda token: log_p[token])
         total += log_p[best]
-        if best == toy.end:
+        if best == toy.eos:
             return hypothesis(tokens, total, True, alpha)
         tokens = (*tokens, best)
     return hypothesis(tokens, total, False, alpha)
@@ -43,11 +43,11 @@ def naive_greedy(
 @pytest.mark.parametrize("least", [0, 4])
 @pytest.mark.parametrize("name", ["greedy", "beam"])
 def test_greedy_search_and_a_beam_of_one_take_the_likeliest_token_at_every_step(name, least, alpha):
-    toy = random_toy(7, seed=1, end=0.5)
+    toy = random_toy(7, seed=1, eos=0.5)
     prefixes, limits = [(), (3,), (4, 4, 1), (), (1, 2, 3, 4)] * 6, [9, 4, 7, 8, 4] * 6
     config = DecodeConfig(max_length=9, min_length=least, beam=1, alpha=alpha)
     state, given = toy.start(*range(30)), {"prefixes": prefixes, "max_lengths": limits}
-    got = SEARCHES[name](toy.step, state, config, end=0, **given)
+    got = SEARCHES[name](toy.step, state, config, eos=0, **given)
     got = got if name == "greedy" else [one for [one] in got]
     rows = zip(range(30), limits, prefixes, strict=True)
     assert_same(got, [naive_greedy(toy, i, n, least, prefix, alpha) for i, n, prefix in rows])
@@ -58,7 +58,7 @@ def test_greedy_search_and_a_beam_of_one_take_the_likeliest_token_at_every_step(
 def test_scores_are_float32_whatever_the_logits():
     toy = random_toy(9, seed=3)
     config = DecodeConfig(max_length=6, min_length=6)
-    [got] = greedy(lambda *given: toy.step(*given).bfloat16(), toy.start(1), config, end=0)
+    [got] = greedy(lambda *given: toy.step(*given).bfloat16(), toy.start(1), config, eos=0)
     exact = 0.0
     for t, token in enumerate(got.tokens):
         logits = torch.tensor(toy.logits((1, *got.tokens[:t]))).bfloat16().double()
@@ -78,12 +78,12 @@ NARROWED = {"temperature": 1.5, "top_k": 4, "top_p": 0.8}
 @settings(max_examples=15)
 @given(batch=st.lists(ROW, min_size=1, max_size=6))
 def test_a_row_never_depends_on_the_rows_beside_it(options, batch):
-    toy = random_toy(5, seed=4, end=-0.5)
+    toy = random_toy(5, seed=4, eos=-0.5)
     config = DecodeConfig(max_length=16, min_length=2, **options)
 
     def found(chosen):
         sentences, limits, prefixes, seeds = zip(*chosen, strict=True)
-        given = {"end": 0, "prefixes": prefixes, "max_lengths": limits}
+        given = {"eos": 0, "prefixes": prefixes, "max_lengths": limits}
         if "temperature" in options:
             drawn = sample(toy.step, toy.start(*sentences), config, seeds=seeds, **given)
             return [[one] for one in drawn]
@@ -94,13 +94,13 @@ def test_a_row_never_depends_on_the_rows_beside_it(options, batch):
 
 
 def test_a_seed_draws_one_sequence_and_rows_count_up_from_the_configs():
-    toy = random_toy(8, seed=5, end=-2.0)
+    toy = random_toy(8, seed=5, eos=-2.0)
     config = DecodeConfig(max_length=12, temperature=1.0, seed=30)
-    got = sample(toy.step, toy.start(*[1] * 20), config, end=0)
+    got = sample(toy.step, toy.start(*[1] * 20), config, eos=0)
     assert len({one.tokens for one in got}) == 20
-    assert_same(sample(toy.step, toy.start(*[1] * 20), config, end=0, seeds=range(30, 50)), got)
+    assert_same(sample(toy.step, toy.start(*[1] * 20), config, eos=0, seeds=range(30, 50)), got)
     other = dataclasses.replace(config, seed=31)
-    assert_same(sample(toy.step, toy.start(1), other, end=0), got[1:2])
+    assert_same(sample(toy.step, toy.start(1), other, eos=0), got[1:2])
 
 
 FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
@@ -125,7 +125,7 @@ FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
 def test_tokens_are_drawn_as_often_as_the_softmax_says(kept, temperature, top_k, top_p):
     toy, count = table_toy(5, {(): FIVE}), 4000
     config = DecodeConfig(max_length=1, temperature=temperature, top_k=top_k, top_p=top_p)
-    got = sample(toy.step, toy.start(*[1] * count), config, end=0)
+    got = sample(toy.step, toy.start(*[1] * count), config, eos=0)
     seen = Counter(one.tokens[0] if one.tokens else 0 for one in got)
     assert set(seen) == set(kept)
     weights = {token: FIVE[token] ** (1 / temperature) for token in kept}
@@ -137,7 +137,7 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(kept, temperature, top_k,
 def test_later_tokens_are_drawn_independently_of_the_first():
     toy = table_toy(3, {history: {0: 0.0001, 1: 0.5} for history in [(), (1,), (2,)]})
     config = DecodeConfig(max_length=2, temperature=1.0)
-    seen = Counter(one.tokens for one in sample(toy.step, toy.start(*[1] * 4000), config, end=0))
+    seen = Counter(one.tokens for one in sample(toy.step, toy.start(*[1] * 4000), config, eos=0))
     assert all(900 < seen[pair] < 1100 for pair in [(1, 1), (1, 2), (2, 1), (2, 2)])
 
 
@@ -149,19 +149,19 @@ def test_sampling_with_no_freedom_is_greedy_search(temperature, top_k, top_p):
     toy = random_toy(6, seed=8, spread=4.0)
     prefixes = [(), (2,), (3, 1), ()] * 5
     config = DecodeConfig(max_length=8, min_length=2)
-    expected = greedy(toy.step, toy.start(*range(20)), config, end=0, prefixes=prefixes)
+    expected = greedy(toy.step, toy.start(*range(20)), config, eos=0, prefixes=prefixes)
     config = dataclasses.replace(config, temperature=temperature, top_k=top_k, top_p=top_p)
-    got = sample(toy.step, toy.start(*range(20)), config, end=0, prefixes=prefixes)
+    got = sample(toy.step, toy.start(*range(20)), config, eos=0, prefixes=prefixes)
     assert_same(got, expected)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1e300])
 def test_samples_keep_to_prefixes_and_lengths_and_are_scored_by_the_model_itself(temperature):
-    toy = random_toy(5, seed=9, end=3.0)  # an end likelier than not
+    toy = random_toy(5, seed=9, eos=3.0)  # an end likelier than not
     prefixes, limits = [(), (2, 3), (1, 1, 1, 1, 1)] * 40, [4, 6, 7] * 40
     config = DecodeConfig(max_length=7, min_length=4, temperature=temperature, top_k=4, alpha=0.8)
     given = {"prefixes": prefixes, "max_lengths": limits}
-    got = sample(toy.step, toy.start(*range(120)), config, end=0, **given)
+    got = sample(toy.step, toy.start(*range(120)), config, eos=0, **given)
     for i, (one, prefix, limit) in enumerate(zip(got, prefixes, limits, strict=True)):
         assert one.tokens[: len(prefix)] == prefix
         assert max(4, len(prefix)) <= len(one.tokens) + one.finished <= limit
@@ -180,20 +180,20 @@ def test_a_row_that_is_done_may_have_logits_of_any_kind(name):
         return [math.log(0.98), -4.6, -5.6] if history[0] == 1 else [-9.0, 2.0, 1.0]
 
     toy, config = Toy(3, logits), DecodeConfig(max_length=5, **OPTIONS.get(name, {}))
-    short, long = SEARCHES[name](toy.step, toy.start(1, 2), config, end=0)
+    short, long = SEARCHES[name](toy.step, toy.start(1, 2), config, eos=0)
     assert (short.tokens, short.finished) == ((), True)
     assert len(long.tokens) == 5
 
 
 @both_walks
 def test_a_stream_yields_each_token_of_the_search_before_the_next_step(name):
-    toy = random_toy(6, seed=13, end=-0.5)
+    toy = random_toy(6, seed=13, eos=-0.5)
     config = DecodeConfig(max_length=9, min_length=2, seed=7, **OPTIONS.get(name, {}))
     endings = set()
     for sentence in range(20):
-        [found] = SEARCHES[name](toy.step, toy.start(sentence), config, end=0)
+        [found] = SEARCHES[name](toy.step, toy.start(sentence), config, eos=0)
         toy.steps = 0
-        got = [(token, toy.steps) for token in stream(toy.step, toy.start(sentence), config, end=0)]
+        got = [(token, toy.steps) for token in stream(toy.step, toy.start(sentence), config, eos=0)]
         assert got == [(token, t) for t, token in enumerate(found.tokens, 1)]
         endings.add(found.finished)
     assert endings == {True, False}
@@ -203,7 +203,7 @@ def test_a_stream_yields_each_token_of_the_search_before_the_next_step(name):
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_logits_that_are_not_numbers_are_an_error(name, at, value):
-    toy = random_toy(4, seed=11, end=-9.0)
+    toy = random_toy(4, seed=11, eos=-9.0)
 
     def step(tokens, state):
         logits = toy.step(tokens, state)
@@ -211,7 +211,7 @@ def test_logits_that_are_not_numbers_are_an_error(name, at, value):
 
     config = DecodeConfig(max_length=4, **OPTIONS.get(name, {}))
     with pytest.raises(SearchError, match=r"logits.*look for NaN"):
-        list(SEARCHES[name](step, toy.start(1), config, end=0))
+        list(SEARCHES[name](step, toy.start(1), config, eos=0))
 
 
 OUTSIDE = "token 4 is outside the vocabulary of 4"
@@ -223,7 +223,7 @@ OUTSIDE = "token 4 is outside the vocabulary of 4"
     [
         ({"prefixes": [(1, 0), ()]}, TokenError, "other than the end token 0"),
         ({"prefixes": [(1,), (2, 4)]}, TokenError, OUTSIDE),
-        ({"end": 4}, TokenError, OUTSIDE),
+        ({"eos": 4}, TokenError, OUTSIDE),
         ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, "does not fit max_len"),
         ({"prefixes": [(1,)]}, ShapeError, "1 prefixes for 2 sentences"),
         ({"max_lengths": [1, 6]}, ConfigError, "must be from 2 to 5"),
@@ -235,7 +235,7 @@ OUTSIDE = "token 4 is outside the vocabulary of 4"
     ids=str,
 )
 def test_wrong_input_is_an_error_that_says_what_is_wrong(name, given, error, words):
-    given, toy = {"end": 0, **given}, random_toy(4, seed=12)
+    given, toy = {"eos": 0, **given}, random_toy(4, seed=12)
     beam, shape = given.pop("state", 1), given.pop("logits", None)
     forbidden = given.pop("forbidden", None)
 
@@ -271,5 +271,5 @@ def test_a_search_refuses_what_it_cannot_do_before_its_first_step(name, options,
     seeds = {"seeds": given["seeds"]} if "seeds" in given else {}
     config = DecodeConfig(**{"max_length": 3, **options})
     with pytest.raises((ConfigError, ShapeError), match=words):
-        SEARCHES[name](toy.step, state, config, end=0, **seeds)
+        SEARCHES[name](toy.step, state, config, eos=0, **seeds)
     assert toy.steps == 0

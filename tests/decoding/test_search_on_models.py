@@ -14,7 +14,7 @@ from writehead.decoding.search import stream
 from writehead.errors import CacheError, CacheFull
 from writehead.model import LanguageModel
 
-VOCABULARY, END = 13, 1
+VOCABULARY, EOS = 13, 1
 # sizes of models, and how their states are started: that makes no difference
 KINDS = {
     "multi-head": ({"g": 6}, {"beam": 3}),
@@ -28,11 +28,11 @@ every_task = pytest.mark.parametrize("task", ["translation", "language"])
 
 def make(task: str, kind: str, **changes: object):
     """A model in float64, where no two tokens are nearly equally likely; it ends some texts."""
-    sizes = {"vocabulary": VOCABULARY, "decoder_layers": 2, "logit_scale": 0.6}
+    sizes = {"vocab_size": VOCABULARY, "decoder_layers": 2, "logit_scale": 0.6}
     sizes |= {"encoder_layers": 1} if task == "translation" else {}
     model = random_model(model_config(task, **(sizes | KINDS[kind][0] | changes)))
     with torch.no_grad():
-        model.tokens.weight[END] *= 2.5
+        model.tokens.weight[EOS] *= 2.5
     return model
 
 
@@ -57,7 +57,7 @@ def recomputed(model, rows: list[Tensor], before: tuple[int, ...] = ()) -> Toy:
         row, found = rows[history[0]], history[1:]
         if isinstance(model, LanguageModel):
             return model(torch.tensor([[*row.tolist(), *found]]))[0, -1].tolist()
-        fed = torch.tensor([[*before, model.config.start, *found]])
+        fed = torch.tensor([[*before, model.config.bos, *found]])
         return model(row.unsqueeze(0), fed)[0, -1].tolist()
 
     return Toy(VOCABULARY, logits)
@@ -69,20 +69,20 @@ def test_searches_are_those_of_forward_passes_in_a_padded_batch_and_alone(kind, 
     model, rows = make(task, kind), sentences(6, 1, 4, 3)
     toy, prefixes, limits = recomputed(model, rows), [(), (), (7, 3), ()], [10, 10, 10, 4]
     config = DecodeConfig(max_length=10, min_length=3, beam=3, n_best=3, alpha=0.3)
-    given = {"end": END, "prefixes": prefixes, "max_lengths": limits}
+    given = {"eos": EOS, "prefixes": prefixes, "max_lengths": limits}
     right = beam_search(toy.step, toy.start(*range(4)), config, **given)
     got = beam_search(model.step, started(model, rows, 10, **KINDS[kind][1]), config, **given)
     for i, row in enumerate(rows):
         assert_ranked(got[i], right[i])
-        own = {"end": END, "prefixes": prefixes[i : i + 1], "max_lengths": limits[i : i + 1]}
+        own = {"eos": EOS, "prefixes": prefixes[i : i + 1], "max_lengths": limits[i : i + 1]}
         assert_ranked(
             beam_search(model.step, started(model, [row], 10), config, **own)[0], right[i]
         )
     assert max(len(one.tokens) for found in right for one in found) > 6  # longer than any window
     for search, temperature in ((greedy, None), (sample, 1.0)):
         config = DecodeConfig(max_length=10, temperature=temperature)
-        got = search(model.step, started(model, rows, 10), config, end=END)
-        assert_same(got, search(toy.step, toy.start(*range(4)), config, end=END))
+        got = search(model.step, started(model, rows, 10), config, eos=EOS)
+        assert_same(got, search(toy.step, toy.start(*range(4)), config, eos=EOS))
 
 
 @pytest.mark.parametrize(("limits", "needed"), [([3, 6], 7), ([4, 6], 8), ([1, 9], 10)])
@@ -91,11 +91,11 @@ def test_the_room_of_a_search_counts_what_each_row_has_read(limits, needed):
     prompt, lengths = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]]), torch.tensor([5, 2])
     state = model.start(prompt, needed - 1, prompt_lengths=lengths)
     with pytest.raises(CacheFull, match=f"max_length={needed} or more"):
-        greedy(model.step, state, config, end=END, max_lengths=limits)
+        greedy(model.step, state, config, eos=EOS, max_lengths=limits)
     # the state is as it was, so a shorter search has it
-    assert len(greedy(model.step, state, config, end=END, max_lengths=[1, 1])) == 2
+    assert len(greedy(model.step, state, config, eos=EOS, max_lengths=[1, 1])) == 2
     state = model.start(prompt, needed, prompt_lengths=lengths)
-    assert len(greedy(model.step, state, config, end=END, max_lengths=limits)) == 2
+    assert len(greedy(model.step, state, config, eos=EOS, max_lengths=limits)) == 2
 
 
 SEARCHES = {
@@ -114,10 +114,10 @@ def test_a_state_is_searched_once(first, again, beam):
     model = make("translation", "multi-query")
     state = started(model, sentences(4), 20, beam=beam)
     search, config = SEARCHES[first]
-    list(search(model.step, state, config, end=END))
+    list(search(model.step, state, config, eos=EOS))
     search, config = SEARCHES[again]
     with pytest.raises(CacheError, match="this state has been searched; start a new one"):
-        search(model.step, state, config, end=END)
+        search(model.step, state, config, eos=EOS)
 
 
 def test_a_state_that_was_stepped_or_cleared_is_searched_from_where_it_is():
@@ -125,13 +125,13 @@ def test_a_state_that_was_stepped_or_cleared_is_searched_from_where_it_is():
     config = DecodeConfig(max_length=5, beam=2)
     state = started(model, source, 6, beam=2)
     model.step(torch.tensor([7, 7]), state)
-    [got] = beam_search(model.step, state, config, end=END)
+    [got] = beam_search(model.step, state, config, eos=EOS)
     toy = recomputed(model, source, before=(7,))
-    assert_same(got, beam_search(toy.step, toy.start(0), config, end=END)[0])
+    assert_same(got, beam_search(toy.step, toy.start(0), config, eos=EOS)[0])
     state.cache.clear()
-    [got] = beam_search(model.step, state, config, end=END)
+    [got] = beam_search(model.step, state, config, eos=EOS)
     toy = recomputed(model, source)
-    assert_same(got, beam_search(toy.step, toy.start(0), config, end=END)[0])
+    assert_same(got, beam_search(toy.step, toy.start(0), config, eos=EOS)[0])
 
 
 @pytest.mark.parametrize("beam", [1, 2])
@@ -142,8 +142,8 @@ def test_a_row_that_has_ended_leaves_room_for_one_that_goes_on(kind, beam):
     state = model.start(
         pad_sequence(prompts, batch_first=True), 12, prompt_lengths=torch.tensor([9, 2])
     )
-    got = beam_search(model.step, state, config, end=END, max_lengths=[3, 10])
+    got = beam_search(model.step, state, config, eos=EOS, max_lengths=[3, 10])
     for prompt, limit, found in zip(prompts, [3, 10], got, strict=True):
         state = model.start(prompt.unsqueeze(0), 12)
-        [alone] = beam_search(model.step, state, config, end=END, max_lengths=[limit])
+        [alone] = beam_search(model.step, state, config, eos=EOS, max_lengths=[limit])
         assert_ranked(found, alone)

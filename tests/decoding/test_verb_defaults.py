@@ -44,11 +44,11 @@ def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
     [text] = writer.generate(LINES[:1], narrow)
     assert "".join(writer.stream(LINES[0], options)) == text.text
     toy = random_toy(6, seed=1)
-    expected = greedy(toy.step, toy.start(1), narrow, end=0)
-    assert greedy(toy.step, toy.start(1), options, end=0) == expected
-    assert beam_search(toy.step, toy.start(1), options, end=0) == [expected]
+    expected = greedy(toy.step, toy.start(1), narrow, eos=0)
+    assert greedy(toy.step, toy.start(1), options, eos=0) == expected
+    assert beam_search(toy.step, toy.start(1), options, eos=0) == [expected]
     drawn = DecodeConfig(max_length=9, temperature=1.0)
-    assert len(sample(toy.step, toy.start(1), drawn, end=0)) == 1
+    assert len(sample(toy.step, toy.start(1), drawn, eos=0)) == 1
 
 
 def test_more_hypotheses_than_the_default_beam_are_refused(translator, writer):

@@ -18,8 +18,8 @@ graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not 
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
-b, END, VOCABULARY = 37, 1, 501
-SIZES = {"vocabulary": VOCABULARY, "d": 72, "f": 96, "h": 8, "k": 16, "v": 32}
+b, EOS, VOCABULARY = 37, 1, 501
+SIZES = {"vocab_size": VOCABULARY, "d": 72, "f": 96, "h": 8, "k": 16, "v": 32}
 SIZES |= {"decoder_layers": 2, "target_positions": 64}
 KINDS = {
     "multi-query": {},
@@ -44,7 +44,7 @@ def make(
         sizes |= {"encoder_layers": 2, "source_positions": 40}
     made = model(config(task, **sizes), dtype=torch.float32)
     with torch.no_grad():
-        made.tokens.weight[END] *= 2.0
+        made.tokens.weight[EOS] *= 2.0
     return made.to("cuda", dtype)
 
 
@@ -66,12 +66,12 @@ def plain(made: Model, batch, options: DecodeConfig, **limits) -> list[list[Hypo
     name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
     lengths = {name: torch.tensor(batch[1], device="cuda")}
     state = made.start(batch[0], room(made, batch, options), beam=options.width, **lengths)
-    return beam_search(made.step, state, options, end=END, **limits)
+    return beam_search(made.step, state, options, eos=EOS, **limits)
 
 
 def captured(decoder, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
     capacity = room(decoder.model, batch, options)
-    return list(decoder.search(*batch, capacity, options, end=END, **limits))
+    return list(decoder.search(*batch, capacity, options, eos=EOS, **limits))
 
 
 def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
@@ -135,7 +135,7 @@ def test_a_first_search_compiles_all_its_kernels_in_rehearsals(monkeypatch):
         compiled[fn.name] = compiled.get(fn.name, True) and is_rehearsal
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
-    odd = {"d": 88, "f": 104, "vocabulary": 777}  # nothing else has compiled these
+    odd = {"d": 88, "f": 104, "vocab_size": 777}  # nothing else has compiled these
     made = make("translation", dtype=torch.bfloat16, **odd)
     captured(graphs.GraphDecoder(made), read(3, 9), BEAM)
     assert compiled
@@ -147,7 +147,7 @@ def rescored(made: TranslationModel, batch, found: list[list[Hypothesis]]) -> Te
     totals = []
     for row, length, hypotheses in zip(*batch, found, strict=True):
         for one in hypotheses:
-            said = [*one.tokens, *[END] * one.finished]
+            said = [*one.tokens, *[EOS] * one.finished]
             fed = torch.tensor([[0, *said[:-1]]], device="cuda")
             with torch.no_grad():
                 logits = made(row[:length].unsqueeze(0), fed)[0]
@@ -192,7 +192,7 @@ def test_logits_in_bfloat16_err_at_most_twice_as_much_as_those_of_the_plain_step
     decoder, cache = fused.FusedDecoder(made), own.cache
     results = []
     for _ in range(9):
-        fed = tokens(rows, vocabulary=VOCABULARY).cuda()
+        fed = tokens(rows, vocab_size=VOCABULARY).cuda()
         said = fused.Rows(fed, cache.lengths, cache.growing)
         logits = decoder.step(decoder.embed(said), said, cache, fused.Memories(*memories, known))
         cache.lengths.add_(1)

@@ -18,7 +18,7 @@ from writehead.model import LanguageModel, TranslationModel
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
-END, VOCABULARY = 1, 301
+EOS, VOCABULARY = 1, 301
 BATCHES, FIRST = 10_000, 1_000
 SIZES, BEAMS = (1, 9, 17, 23, 31, 40), (1, 4)
 MiB = 1 << 20
@@ -26,12 +26,12 @@ MiB = 1 << 20
 
 def tiny() -> TranslationModel:
     """A model of random weights that ends some of its texts."""
-    sizes = {"vocabulary": VOCABULARY, "d": 32, "f": 48, "h": 4, "k": 16, "v": 16}
+    sizes = {"vocab_size": VOCABULARY, "d": 32, "f": 48, "h": 4, "k": 16, "v": 16}
     sizes |= {"encoder_layers": 1, "decoder_layers": 1}
     sizes |= {"source_positions": 80, "target_positions": 72}
     made = model(config("translation", **sizes), dtype=torch.float32)
     with torch.no_grad():
-        made.tokens.weight[END] *= 2.0
+        made.tokens.weight[EOS] *= 2.0
     return made.to(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
 
 
@@ -43,7 +43,7 @@ def decode(decoder, draw: plain_random.Random, rows: int, beam: int, *, rare: bo
     n_best = 2 if rare and beam > 1 else 1
     options = DecodeConfig(max_length=draw.randint(1, 6), beam=beam, n_best=n_best)
     capacity = 72 if rare else options.max_length
-    assert len(decoder.search(tokens, lengths, capacity, options, end=END)) == rows
+    assert len(decoder.search(tokens, lengths, capacity, options, eos=EOS)) == rows
 
 
 def decode_mixed(decoder, count: int, seed: int) -> None:
@@ -85,7 +85,7 @@ def test_ten_thousand_mixed_batches_take_no_more_memory_than_a_thousand(monkeypa
 
 def wide(task: str, layers: int = 8) -> TranslationModel | LanguageModel:
     """A model of few weights and much to remember: 4 KiB of K and V a position and layer."""
-    sizes = {"vocabulary": 512, "d": 128, "f": 128, "h": 8, "g": 8, "k": 128, "v": 128}
+    sizes = {"vocab_size": 512, "d": 128, "f": 128, "h": 8, "g": 8, "k": 128, "v": 128}
     sizes |= {"decoder_layers": layers, "target_positions": 256}
     if task == "translation":
         sizes |= {"encoder_layers": 1, "source_positions": 256}
@@ -117,11 +117,11 @@ def test_the_largest_batch_is_known_within_a_tenth(empty_device, task, length, b
     predicted = decoder.largest_batch(length, 256, beam)
 
     fits = int(0.9 * predicted)
-    found = decoder.search(*prompts(fits, length), 256, options, end=END)
+    found = decoder.search(*prompts(fits, length), 256, options, eos=EOS)
     assert len(found) == fits
     del found
 
     with pytest.raises(OutOfRoom, match=f"about {predicted} do"):
-        decoder.search(*prompts(int(1.1 * predicted), length), 256, options, end=END)
+        decoder.search(*prompts(int(1.1 * predicted), length), 256, options, eos=EOS)
 
-    assert len(decoder.search(*prompts(16, length), 256, options, end=END)) == 16
+    assert len(decoder.search(*prompts(16, length), 256, options, eos=EOS)) == 16

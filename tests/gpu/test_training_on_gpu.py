@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 12
 SIZES = {"d": 64, "f": 96, "h": 4, "k": 16, "v": 32}
-PLAIN = replace(MODEL, **SIZES, vocabulary=330, dropout=0.0)
+PLAIN = replace(MODEL, **SIZES, vocab_size=330, dropout=0.0)
 # a rate that rises and falls on the way, and batches of different tokens and numbers of them
 TRAIN = replace(CONFIG, steps=STEPS, accumulate=2, compile="yes")
 STILL = replace(TRAIN, optimizer="adamw", learning_rate=1e-30)  # so that weights stay

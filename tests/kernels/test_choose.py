@@ -15,7 +15,7 @@ from writehead.kernels import beams, choose
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 NEVER = float("-inf")
-END = 1
+EOS = 1
 LARGE = choose.PART + 100  # two parts, and neither they nor their chunks are full
 
 
@@ -52,13 +52,13 @@ class Greedy:
         self.feed = choose.Feed(randn(32768, 5), randn(6, 5), X)
         self.found = None  # the same for all steps of a search
 
-    def step(self, logits: Tensor, vocabulary: int) -> list[int]:
+    def step(self, logits: Tensor, vocab_size: int) -> list[int]:
         """The tokens chosen from `logits` [rows, …]; checks what the next step reads."""
         logits, before = logits.to(DEVICE), self.limits.clock.item()
         if self.found is None:
-            self.found = choose.Candidates.make(len(logits), vocabulary, 1, logits.device)
+            self.found = choose.Candidates.make(len(logits), vocab_size, 1, logits.device)
         state = self.found, self.limits, self.rows, self.texts, self.log_p, self.feed
-        choose.choose_greedy(logits, *state, vocabulary=vocabulary, end=END)
+        choose.choose_greedy(logits, *state, vocab_size=vocab_size, eos=EOS)
         assert self.limits.clock.item() == before + 1
         assert not self.found.done.any()
         E, P, X = self.feed.E, self.feed.P, self.feed.X
@@ -66,11 +66,11 @@ class Greedy:
         assert_close_in(torch.float32, X, right, ulps=1)
         return self.rows.tokens.tolist()
 
-    def check(self, logits: Tensor, vocabulary: int, right: list[int]) -> None:
+    def check(self, logits: Tensor, vocab_size: int, right: list[int]) -> None:
         """One step chooses the tokens `right` and adds their log-probabilities."""
         before = self.log_p.clone()
-        assert self.step(logits, vocabulary) == right
-        log_p = torch.log_softmax(logits[:, :vocabulary].double(), 1)[range(len(right)), right]
+        assert self.step(logits, vocab_size) == right
+        log_p = torch.log_softmax(logits[:, :vocab_size].double(), 1)[range(len(right)), right]
         assert_close_in(torch.float32, self.log_p - before, log_p.to(DEVICE), ulps=64)
 
 
@@ -79,7 +79,7 @@ def test_a_survey_knows_the_largest_of_every_chunk_and_each_rows_softmax(dtype):
     logits = (3.0 * randn(2, LARGE + 7)).to(dtype)
     logits[:, LARGE:] = 100.0  # ids that nobody may choose
     found = choose.Candidates.make(2, LARGE, 1, logits.device)
-    choose.survey(logits, found, vocabulary=LARGE)
+    choose.survey(logits, found, vocab_size=LARGE)
 
     known = logits[:, :LARGE].float()
     missing = found.largest.shape[1] * choose.CHUNK - LARGE
@@ -104,7 +104,7 @@ def test_the_likeliest_token_is_chosen_and_its_log_probability_added(dtype):
 
 def test_a_row_ends_by_the_end_token_or_at_its_length_and_changes_no_more(small_parts):
     logits = torch.randn(3, 29)
-    logits[0, END] = logits[1, 4] = logits[2, 5] = 9.0
+    logits[0, EOS] = logits[1, 4] = logits[2, 5] = 9.0
     search = Greedy(3, chosen=3)
     search.limits.max_lengths.copy_(integers(9, 4, 5))
     search.step(logits, 29)
@@ -130,16 +130,16 @@ def test_of_equals_the_lowest_token_is_chosen(small_parts):
     Greedy(4).check(logits, 29, [0, 5, 17, 3])
 
 
-def test_a_choice_keeps_to_least_lengths_prefixes_and_the_vocabulary(small_parts):
+def test_a_choice_keeps_to_least_lengths_prefixes_and_the_vocab_size(small_parts):
     # what is not allowed keeps its share of the softmax, as in `Constraints`
     logits = torch.randn(2, 32)
     logits[:, 29:] = 50.0
-    logits[:, END] = 9.0
+    logits[:, EOS] = 9.0
     logits[0, 3] = 8.0  # of the end's own chunk
     logits[1, 21] = 8.0
-    for chosen, right in ((0, [3, 21]), (1, [3, 21]), (2, [END, END])):
+    for chosen, right in ((0, [3, 21]), (1, [3, 21]), (2, [EOS, EOS])):
         Greedy(2, chosen, min_length=3).check(logits, 29, right)
-    Greedy(2, chosen=1, prefixes=[[4, 28], [6]]).check(logits, 29, [28, END])
+    Greedy(2, chosen=1, prefixes=[[4, 28], [6]]).check(logits, 29, [28, EOS])
 
 
 def test_logits_without_a_number_end_the_row_with_a_log_probability_that_is_none(small_parts):
@@ -158,7 +158,7 @@ def test_programs_that_meet_choose_each_rows_token_once():
     search = Greedy(rows)
     for t in range(8):
         logits = randn(rows, size, dtype=torch.bfloat16)
-        logits[:, END] = -9.0
+        logits[:, EOS] = -9.0
         # of equals the lowest
         right = (logits == logits.max(1, keepdim=True).values).int().argmax(1).tolist()
         search.check(logits, size, right)
@@ -192,14 +192,14 @@ class Beam:
         # an empty place has no row
         self.pool = beams.Pool(*numbers, steps, places.long() - 1, last, ended)
 
-    def step(self, logits: Tensor, vocabulary: int, end: int = END) -> None:
+    def step(self, logits: Tensor, vocab_size: int, eos: int = EOS) -> None:
         logits, config = logits.to(DEVICE), self.config
-        found = choose.Candidates.make(len(logits), vocabulary, 2 * config.beam, logits.device)
+        found = choose.Candidates.make(len(logits), vocab_size, 2 * config.beam, logits.device)
         self.limits.clock.add_(1)
-        choose.survey(logits, found, vocabulary=vocabulary)
+        choose.survey(logits, found, vocab_size=vocab_size)
         state = self.rows, self.history, self.live, self.pool, self.ancestors
-        options = {"end": end, "n_best": config.n_best, "alpha": config.alpha}
-        beams.choose_beam(logits, found, self.limits, *state, vocabulary=vocabulary, **options)
+        options = {"eos": eos, "n_best": config.n_best, "alpha": config.alpha}
+        beams.choose_beam(logits, found, self.limits, *state, vocab_size=vocab_size, **options)
 
     def search(self, toy: Toy) -> list[list[tuple]]:
         """The hypotheses for a model that sees each row's history through its ancestors."""
@@ -211,7 +211,7 @@ class Beam:
             logits = torch.tensor([toy.logits(tuple(history)) for history in histories])
             # ids past the vocabulary are neither chosen nor counted
             logits = torch.nn.functional.pad(logits, (0, 2), value=40.0)
-            self.step(logits, toy.vocabulary, toy.end)
+            self.step(logits, toy.vocab_size, toy.eos)
             if not self.rows.growing.any():
                 break
         texts = beams.trace_back(self.history, self.pool, self.config.n_best)
@@ -227,21 +227,21 @@ class Beam:
 
 
 @pytest.mark.parametrize(
-    ("options", "vocabulary", "prefixes"),
+    ("options", "vocab_size", "prefixes"),
     [
         ({"beam": 3, "n_best": 2, "min_length": 3}, 29, [[5, 3], [], [9, 4, 2]]),
         ({"beam": 2, "n_best": 2, "alpha": -2.0}, 29, [[5, 3], [], [9, 4, 2]]),
         ({"beam": 2, "n_best": 2, "alpha": 0.0}, 3, None),
     ],
 )
-def test_beams_are_those_of_the_search_in_pytorch(options, vocabulary, prefixes, small_parts):
+def test_beams_are_those_of_the_search_in_pytorch(options, vocab_size, prefixes, small_parts):
     config, toy = (
         DecodeConfig(max_length=6, **options),
-        random_toy(vocabulary, end=2.0 * (vocabulary > 3)),
+        random_toy(vocab_size, eos=2.0 * (vocab_size > 3)),
     )
     # all of the last sentence is forced, so that it has one hypothesis
     limits = {"prefixes": prefixes, "max_lengths": [6, 4, 3]}
-    right = beam_search(toy.step, toy.start(7, 8, 9), config, end=toy.end, **limits)
+    right = beam_search(toy.step, toy.start(7, 8, 9), config, eos=toy.eos, **limits)
     found = Beam(config, [7, 8, 9], **limits).search(toy)
     for ours, theirs in zip(found, right, strict=True):
         assert [(said, ended) for said, _, ended in ours] == [
@@ -254,7 +254,7 @@ def test_beams_are_those_of_the_search_in_pytorch(options, vocabulary, prefixes,
 
 def test_beams_over_parts_and_chunks_of_the_default_size():
     config, toy = DecodeConfig(beam=2, max_length=2), random_toy(LARGE)
-    [[right]] = beam_search(toy.step, toy.start(7), config, end=toy.end)
+    [[right]] = beam_search(toy.step, toy.start(7), config, eos=toy.eos)
     [[(said, _, _)]] = Beam(config, [7]).search(toy)
     assert said == list(right.tokens)
 
@@ -267,7 +267,7 @@ def test_a_search_continues_while_a_live_hypothesis_may_become_the_best(
     search = Beam(DecodeConfig(beam=2, max_length=6, alpha=alpha), [0])
     p = torch.arange(1.0, 30.0).repeat(2, 1)  # no two alike
     p *= (1.0 - ends - lives) / p[0].sum()
-    p[:, END], p[:, 5] = ends, lives
+    p[:, EOS], p[:, 5] = ends, lives
     search.step(p.log(), 29)
     assert search.rows.growing.all()
 
@@ -286,7 +286,7 @@ def test_of_equal_candidates_the_earlier_beam_and_then_the_lower_token_lives(sma
 def test_a_sentence_whose_logits_are_no_numbers_ends_without_a_log_probability(lost, small_parts):
     search = Beam(DecodeConfig(beam=2, n_best=2, max_length=6), [0, 0])
     first, second = torch.randn(2, 4, 29)
-    first[:, END] = 3.0  # something has ended when the numbers are lost
+    first[:, EOS] = 3.0  # something has ended when the numbers are lost
     search.step(first, 29)
     assert search.rows.growing.tolist() == [1] * 4
     second[lost] = torch.nan

@@ -20,14 +20,14 @@ from writehead.model import LanguageModel
 
 VOCABULARY, D, H, LAYERS, POSITIONS = 61, 48, 6, 3, 40
 K = D // H
-PAD, END = 0, 1
+PAD, EOS = 0, 1
 
 
 def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeForCausalLM:
     """Their model, with random weights throughout: no bias is zero and no norm is one."""
     sizes = {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": D, "n_layer": LAYERS}
     sizes |= {"n_head": H, "n_inner": 101, "multi_query": multi_query, "tie_word_embeddings": tied}
-    tokens = {"pad_token_id": PAD, "bos_token_id": PAD, "eos_token_id": END}
+    tokens = {"pad_token_id": PAD, "bos_token_id": PAD, "eos_token_id": EOS}
     kind = {"activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5}
     config = GPTBigCodeConfig(**sizes, **tokens, **kind)
     model = GPTBigCodeForCausalLM(config).double().eval()
@@ -46,10 +46,10 @@ def witness(multi_query: bool, tied: bool = True, seed: int = 0) -> GPTBigCodeFo
 def ours(theirs: GPTBigCodeForCausalLM) -> LanguageModel:
     """Our model with their weights."""
     g = 1 if theirs.config.multi_query else H
-    sizes = {"vocabulary": VOCABULARY, "d": D, "f": 101, "h": H, "g": g, "k": K, "v": K}
+    sizes = {"vocab_size": VOCABULARY, "d": D, "f": 101, "h": H, "g": g, "k": K, "v": K}
     sizes |= {"decoder_layers": LAYERS, "target_positions": POSITIONS, "logit_scale": 1.0}
     kind = {"norm": "layer", "norm_epsilon": 1e-5, "activation": "gelu_tanh", "bias": True}
-    ids = {"pad": PAD, "start": PAD, "end": END}
+    ids = {"pad": PAD, "bos": PAD, "eos": EOS}
     tied = theirs.config.tie_word_embeddings
     config = ModelConfig(task="language", tied=tied, **sizes, **kind, **ids)
     given = theirs.state_dict()
@@ -117,14 +117,14 @@ def test_a_forward_pass_and_cached_steps_of_uneven_prompts_give_their_logits(mul
 LENGTHS = [5, 1, 3, 7, 2, 4]
 
 
-def generate(theirs: GPTBigCodeForCausalLM, seed: int, row: int, end: int | None, **options):
+def generate(theirs: GPTBigCodeForCausalLM, seed: int, row: int, eos: int | None, **options):
     """Their search over one prompt, alone: the sequences, and their scores if it has beams."""
     prompt = some_tokens(len(LENGTHS), max(LENGTHS), seed)[row : row + 1, : LENGTHS[row]]
     output = theirs.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         do_sample=False,
-        eos_token_id=end,
+        eos_token_id=eos,
         pad_token_id=PAD,
         return_dict_in_generate=True,
         output_scores=True,
@@ -133,9 +133,9 @@ def generate(theirs: GPTBigCodeForCausalLM, seed: int, row: int, end: int | None
     return output.sequences[:, LENGTHS[row] :].tolist(), getattr(output, "sequences_scores", None)
 
 
-def cut(tokens: list[int], end: int) -> tuple[tuple[int, ...], bool]:
+def cut(tokens: list[int], eos: int) -> tuple[tuple[int, ...], bool]:
     """The tokens before the end token, and whether there is one."""
-    return (tuple(tokens[: tokens.index(end)]), True) if end in tokens else (tuple(tokens), False)
+    return (tuple(tokens[: tokens.index(eos)]), True) if eos in tokens else (tuple(tokens), False)
 
 
 def end_of_some(theirs: GPTBigCodeForCausalLM, seed: int) -> int:
@@ -151,16 +151,16 @@ def end_of_some(theirs: GPTBigCodeForCausalLM, seed: int) -> int:
 @pytest.mark.parametrize("beam", [1, 4])
 def test_searches_find_what_theirs_find(multi_query, beam, seed):
     theirs = witness(multi_query, seed=seed)
-    model, end = ours(theirs), end_of_some(theirs, seed)
+    model, eos = ours(theirs), end_of_some(theirs, seed)
     config = DecodeConfig(max_length=12, beam=beam, n_best=beam, alpha=0.0)
     prompts = some_tokens(len(LENGTHS), max(LENGTHS), seed)
     state = model.start(prompts, max(LENGTHS) + 12, prompt_lengths=torch.tensor(LENGTHS))
     beams = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
     options = {} if beam == 1 else beams | {"early_stopping": "never"}
     endings = set()
-    for row, found in enumerate(beam_search(model.step, state, config, end=end)):
-        sequences, scores = generate(theirs, seed, row, end, max_new_tokens=12, **options)
-        expected = [cut(tokens, end) for tokens in sequences]
+    for row, found in enumerate(beam_search(model.step, state, config, eos=eos)):
+        sequences, scores = generate(theirs, seed, row, eos, max_new_tokens=12, **options)
+        expected = [cut(tokens, eos) for tokens in sequences]
         assert [(one.tokens, one.finished) for one in found] == expected
         if scores is not None:
             assert_close(torch.tensor([one.score for one in found]), scores, atol=1e-4, rtol=1e-5)

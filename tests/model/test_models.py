@@ -216,7 +216,7 @@ def test_the_encoders_k_and_v_exist_once_per_sentence(g):
     positions = b * m + b * beam * n
     assert state.nbytes == 3 * positions * g * (cfg.k + cfg.v) * 8
     assert made.start(tokens(b, m), n).expand(beam).nbytes == state.nbytes
-    assert (state.rows, state.first.tolist()) == (b * beam, [cfg.start] * b * beam)
+    assert (state.rows, state.first.tolist()) == (b * beam, [cfg.bos] * b * beam)
 
 
 @every_task

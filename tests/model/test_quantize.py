@@ -121,7 +121,7 @@ def test_what_is_loaded_is_what_the_file_says_in_the_dtype_asked_for(run, small,
 
 @pytest.mark.parametrize("config", [QuantizationConfig.of(bits) for bits in BITS], ids=str)
 def test_a_quantized_run_is_as_small_as_its_bits(tmp_path, config):
-    made = make_model(helpers.config("translation", d=128, f=256, vocabulary=700))
+    made = make_model(helpers.config("translation", d=128, f=256, vocab_size=700))
     save_run(tmp_path / "run", made)
     done = quantize_run(tmp_path / "run", tmp_path / "small", config)
     matrices = [P for P in made.parameters() if P.dim() == 2]

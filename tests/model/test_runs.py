@@ -16,7 +16,7 @@ from writehead.model import load_run, make_model, runs, save_run
 from writehead.model.checksum import CHECKSUMS
 from writehead.paper.presets import preset
 
-SMALL = {"vocabulary": 37, "d": 24, "f": 20}
+SMALL = {"vocab_size": 37, "d": 24, "f": 20}
 TINY = dataclasses.replace(preset("tiny/multi-query-local"), dropout=0.0, **SMALL)
 NAMES = ("config.json", "model.safetensors", "tokenizer.model")
 TINY_LM = dataclasses.replace(preset("tiny-lm/multi-query"), **SMALL)
@@ -140,7 +140,7 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"vocabularry": 3}}, "did you mean 'vocabulary'"),
+        ({"model": {"vocab_sizes": 3}}, "did you mean 'vocab_size'"),
         ({"formatt": 1}, "did you mean 'format'"),
         ({"format": True}, "format True"),
         ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer version"),

@@ -48,7 +48,7 @@ def write_row(folder: Path, table: str, row: str, losses, *, scale="small", **ch
     for seed, loss in enumerate(losses):
         result = copy.deepcopy(TEMPLATES[table])
         result |= {"scale": scale, "family": experiment.family, "row": row, "seed": seed}
-        result["model"] = {**experiment.rows[row].to_json(), "vocabulary": 16384}
+        result["model"] = {**experiment.rows[row].to_json(), "vocab_size": 16384}
         result["train"] = {**experiment.train.to_json(), "seed": seed}
         result["log"] = [{"step": i, "dev_ln_ppl": loss} for i in range(500, 6001, 500)]
         for number, part in enumerate(result["scores"].values()):
@@ -95,7 +95,7 @@ def cells(text: str) -> list[list[str]]:
 def test_every_claim_holds_in_the_papers_own_tables():
     held = 0
     for table in ("table1", "table3"):
-        result = {"row": "multi-head", "seed": 0, "model": {"vocabulary": 16384}, "scores": {}}
+        result = {"row": "multi-head", "seed": 0, "model": {"vocab_size": 16384}, "scores": {}}
         for verdict in judge(Sheet(table, "small", [result])):
             assert verdict.word == "not run"
             if verdict.measure.in_paper:

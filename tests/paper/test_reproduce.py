@@ -108,7 +108,7 @@ def test_rows_differ_in_their_attention_alone_and_say_what_they_were_made_of(who
     assert [entry["step"] for entry in head["log"]] == [entry["step"] for entry in query["log"]]
     different = {name for name in head["model"] if head["model"][name] != query["model"][name]}
     assert different == {"g", "f"}
-    assert (query["train"]["steps"], query["data"]["vocabulary"]) == (4, 600)
+    assert (query["train"]["steps"], query["data"]["vocab_size"]) == (4, 600)
     dev, test = query["scores"]["dev"], query["scores"]["test"]
     assert (dev["sentences"], list(dev["bleu"])) == (16, ["greedy"])
     assert list(test["bleu"]) == ["greedy", "beam-4"]

@@ -9,11 +9,11 @@ from writehead.demo.run import Demo
 from writehead.training.checkpoint import list_checkpoints
 
 TRAIN = replace(Demo().train, steps=2, log_every=1, evaluate_every=2, checkpoint_every=2, warmup=1)
-SMALL = Demo(pairs=200, vocabulary=400, held_out=4, train=TRAIN)
+SMALL = Demo(pairs=200, vocab_size=400, held_out=4, train=TRAIN)
 
 
 def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
-    tmp_path, monkeypatch, writehead, boxed
+    tmp_path, monkeypatch, writehead, bundled
 ):
     folder, page = tmp_path / "demo", tmp_path / "demo" / "report.html"
     command = ("demo", "--folder", folder, "--device=cpu")
@@ -24,7 +24,7 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
     assert code == 0, err
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"^(\d)\. ", err, re.MULTILINE) == ["1", "2", "3", "4", "5"]
-    answers = Engine.load(boxed, device="cpu").translate(SENTENCES)
+    answers = Engine.load(bundled, device="cpu").translate(SENTENCES)
     for pair in zip(SENTENCES, (answer.text for answer in answers), strict=True):
         assert "".join(f"<td>{html.escape(one)}</td>" for one in pair) in text
         assert all(word in out for one in pair for word in one.split())
@@ -41,7 +41,7 @@ def test_the_demo_trains_scores_times_and_reports_both_kinds_and_resumes(
         raise KeyboardInterrupt
 
     trained = [list_checkpoints(folder / kind)[-1][1].stat().st_mtime_ns for kind in kinds]
-    monkeypatch.setattr("writehead.model.boxed.BOXED", tmp_path / "none")
+    monkeypatch.setattr("writehead.model.bundled.BUNDLED", tmp_path / "none")
     monkeypatch.setattr("writehead.demo.run.evaluate_translation", interrupted)
     code, out, _ = writehead(*command)
     assert (code, SENTENCES[0] in out) == (130, False)

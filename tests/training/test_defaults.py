@@ -103,15 +103,15 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_evaluate_scores_the_bundled_model_where_no_run_is_given(boxed, files, writehead):
+def test_evaluate_scores_the_bundled_model_where_no_run_is_given(bundled, files, writehead):
     given = ("--source", files / "en", "--reference", files / "de", "--device=cpu", "--json")
-    answers = [json.loads(writehead("evaluate", *run, *given)[1]) for run in ((), (boxed,))]
-    assert {answer["run"] for answer in answers} == {"writehead/boxed/en-de"}
+    answers = [json.loads(writehead("evaluate", *run, *given)[1]) for run in ((), (bundled,))]
+    assert {answer["run"] for answer in answers} == {"writehead/bundled/en-de"}
     assert answers[0]["bleu"] == answers[1]["bleu"]
 
 
 @pytest.mark.parametrize("side", ["source", "reference"])
-def test_evaluate_refuses_lines_that_are_all_empty(boxed, files, writehead, side):
+def test_evaluate_refuses_lines_that_are_all_empty(bundled, files, writehead, side):
     given = {"source": files / "en", "reference": files / "de"} | {side: files / "empty"}
     options = [word for name, path in given.items() for word in (f"--{name}", path)]
     code, _, err = writehead("evaluate", *options, "--device=cpu")
@@ -121,7 +121,7 @@ def test_evaluate_refuses_lines_that_are_all_empty(boxed, files, writehead, side
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["itself", "symbolic", "hard"])
 @pytest.mark.parametrize("name", ["en", "de"])
-def test_evaluate_does_not_overwrite_its_input(boxed, files, writehead, name, link):
+def test_evaluate_does_not_overwrite_its_input(bundled, files, writehead, name, link):
     output = files / name
     if link is not None:
         link(files / name, files / "link")
@@ -131,7 +131,7 @@ def test_evaluate_does_not_overwrite_its_input(boxed, files, writehead, name, li
     code, _, err = writehead("evaluate", *given, "--output", output, "--force")
     assert (code, "is an input" in err) == (2, True)
     assert (files / name).read_bytes() == before
-    weights = boxed / "model.safetensors"
+    weights = bundled / "model.safetensors"
     before = weights.read_bytes()
     assert writehead("evaluate", *given, "--output", weights, "--force")[0] == 2
     assert weights.read_bytes() == before

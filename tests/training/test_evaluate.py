@@ -18,7 +18,7 @@ from writehead.model import save_run
 from writehead.training import evaluate
 from writehead.training.evaluate import SEARCHES, bleu, text_likelihood
 
-CPU, END = "--device=cpu", 1
+CPU, EOS = "--device=cpu", 1
 SOURCES, REFERENCES = sentences(9, seed=1, longest=4), sentences(9, seed=2, longest=5)
 LONG = " ".join(["the small bird sings"] * 30)
 
@@ -46,9 +46,9 @@ def slow_nll(made: Engine, lines: list[str], sources: list[str] | None = None) -
     """The negative log-likelihood of texts, one token at a time, and the number of tokens."""
     total, count = 0.0, 0
     for number, line in enumerate(lines):
-        ids, given = [*tokenizer().encode(line), END], []
+        ids, given = [*tokenizer().encode(line), EOS], []
         if sources is not None:
-            given = [torch.tensor([[*tokenizer().encode(sources[number]), END]])]
+            given = [torch.tensor([[*tokenizer().encode(sources[number]), EOS]])]
         for i, token in enumerate(ids):
             logits = made.model(*given, torch.tensor([[0, *ids[:i]]]))
             total -= float(logits[0, -1].log_softmax(-1)[token])

@@ -68,7 +68,7 @@ def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
     rows = pairs(90, longest=4)
     [held] = random.Random("0/dev").sample(range(90), 1)  # the line that `prepare` holds out
     rows[held] = ("", "")
-    inputs, config = pair_inputs(tmp_path, rows), PrepareConfig(task="translation", vocabulary=330)
+    inputs, config = pair_inputs(tmp_path, rows), PrepareConfig(task="translation", vocab_size=330)
     for name, dev in (("without", 0), ("with", 1)):
         data = prepare(tmp_path / name, inputs, replace(config, dev=dev), workers=1)
         go(tmp_path / name, tmp_path / f"run-{name}")

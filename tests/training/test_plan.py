@@ -32,7 +32,7 @@ def test_other_settings_are_refused_by_name(dataset, run, writehead):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vocabulary": 331}, "model.vocabulary was 330 and is 331"),
+        ({"vocab_size": 331}, "model.vocab_size was 330 and is 331"),
         ({"count": 100}, "another vocabulary"),
         ({"seed": 1}, "fingerprint"),  # the same tokenizer, but other lines are held out
         ({}, None),
@@ -91,7 +91,7 @@ def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
         ("--set=train.average=4", "keep"),
         ("--set=train.target_length=49", "rows of 49 tokens"),
         ("--set=train.target_length=2", "fits a row"),
-        ("--set=model.end=5", "model.end is 5"),
+        ("--set=model.eos=5", "model.eos is 5"),
         ("--preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
         ("--device=cuda:99", "error: "),
     ],

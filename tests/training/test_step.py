@@ -15,7 +15,7 @@ from writehead.training.loss import sequence_loss
 from writehead.training.step import Stepper
 
 ALONE = World(0, 1, torch.device("cpu"))
-PLAIN = replace(MODEL, vocabulary=330, dropout=0.0)
+PLAIN = replace(MODEL, vocab_size=330, dropout=0.0)
 BARE = replace(CONFIG, optimizer="adamw", label_smoothing=0.0, z_loss=0.0, clip=None)
 
 

@@ -114,13 +114,13 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
     if sentence := why_not(model):
         raise BackendError(sentence)
     shape = Shape(sentences=context.batch, beam=1, source=0, capacity=context.length)
-    end = model.config.end
+    eos = model.config.eos
     decoder = GraphDecoder(model)
-    captured = Captured(decoder.fused, shape, model.config.vocabulary, end)
+    captured = Captured(decoder.fused, shape, model.config.vocab_size, eos)
     _fill(captured.buffers.cache)
     search = DecodeConfig(min_length=context.steps, max_length=context.steps)
-    constraints = Constraints.make(search, end, None, None, context.batch, model.device)
-    first = torch.full((context.batch,), model.config.start, device=model.device)
+    constraints = Constraints.make(search, eos, None, None, context.batch, model.device)
+    first = torch.full((context.batch,), model.config.bos, device=model.device)
     lengths = torch.full_like(first, context.begin)
 
     def run() -> None:
@@ -155,7 +155,7 @@ def _timed(run: Call, context: Context, place: Place, floor: float, how: str) ->
 def _state(model: Model, context: Context) -> DecoderState:
     """A state whose padded cache is full of random numbers."""
     assert isinstance(model, LanguageModel)
-    prompt = torch.full((context.batch, 1), model.config.start, device=model.device)
+    prompt = torch.full((context.batch, 1), model.config.bos, device=model.device)
     state = model.start(prompt, context.length, padded=True)
     _fill(state.cache)
     return state

@@ -77,11 +77,11 @@ class Place:
             torch.cuda.empty_cache()
 
 
-def fitted(config: ModelConfig, vocabulary: int | None, context: int = 0) -> ModelConfig:
+def fitted(config: ModelConfig, vocab_size: int | None, context: int = 0) -> ModelConfig:
     """A config with another vocabulary, and with positions for a context past its own."""
     return dataclasses.replace(
         config,
-        vocabulary=vocabulary or config.vocabulary,
+        vocab_size=vocab_size or config.vocab_size,
         target_positions=max(context, config.target_positions),
     )
 
@@ -171,9 +171,9 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
         raise BackendError(sentence)
     assert isinstance(model, TranslationModel)
     decoder, source = GraphDecoder(model, padded=padded), random_source(model, setting)
-    config, end, lengths = search_config(setting), model.config.end, [setting.source] * len(source)
-    constraints = Constraints.make(config, end, None, None, len(source), model.device)
-    first = torch.full((len(source),), model.config.start, device=model.device)
+    config, eos, lengths = search_config(setting), model.config.eos, [setting.source] * len(source)
+    constraints = Constraints.make(config, eos, None, None, len(source), model.device)
+    first = torch.full((len(source),), model.config.bos, device=model.device)
     held: list[Captured] = []
 
     def start() -> None:
@@ -184,7 +184,7 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
         return decoder.run(held[0], len(source), constraints, config)
 
     def whole() -> None:
-        decoder.search(source, lengths, setting.target, config, end=end)
+        decoder.search(source, lengths, setting.target, config, eos=eos)
 
     how = "GraphDecoder: one captured graph a step, tokens and scores read back"
     return Decode(torch.no_grad()(start), run, setting.target, how, whole)

@@ -62,7 +62,7 @@ def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def random_source(model: Model, setting: Setting) -> Tensor:
     """[b, m], sentences that mean nothing."""
     shape = (setting.batch, setting.source)
-    return torch.randint(3, model.config.vocabulary, shape, device=model.device)
+    return torch.randint(3, model.config.vocab_size, shape, device=model.device)
 
 
 def search_config(setting: Setting) -> DecodeConfig:
@@ -81,7 +81,7 @@ def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
 
     def run() -> list[list[Hypothesis]]:
         held[0].cache.clear()
-        return beam_search(model.step, held[0], search_config(setting), end=model.config.end)
+        return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
 
     return Decode(start, run, setting.target, "model.step and the plain search, no graph")
 
@@ -116,7 +116,7 @@ def graph_decode(
 
     if reorders and setting.beam > 1:
         state = model.start(source, setting.target, beam=setting.beam, padded=True)
-        run = _beam_run(step, state, search_config(setting), model.config.end)
+        run = _beam_run(step, state, search_config(setting), model.config.eos)
         how = "model.step in one graph, beam_search around it"
     else:
         state = _without_ancestors(model.start(source, setting.target, padded=True), setting.beam)
@@ -175,7 +175,7 @@ def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> 
     return run
 
 
-def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, end: int) -> Call:
+def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, eos: int) -> Call:
     fed = state.first.clone()
     out: list[Tensor] = []
 
@@ -192,7 +192,7 @@ def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, end: int) -
     def run() -> list[list[Hypothesis]]:
         state.cache.clear()
         with torch.no_grad():
-            return beam_search(replay, state, config, end=end)
+            return beam_search(replay, state, config, eos=eos)
 
     return run
 
@@ -235,8 +235,8 @@ def marian_decode(model: Model, setting: Setting) -> Decode:
         min_new_tokens=setting.target,
         max_new_tokens=setting.target,
         pad_token_id=config.pad,
-        eos_token_id=config.end,
-        decoder_start_token_id=config.start,
+        eos_token_id=config.eos,
+        decoder_start_token_id=config.bos,
         use_cache=True,
     )
     held: list[Any] = []
@@ -258,7 +258,7 @@ def marian_decode(model: Model, setting: Setting) -> Decode:
 
 def _marian_config(library: Any, config: ModelConfig, setting: Setting) -> Any:
     return library.MarianConfig(
-        vocab_size=config.vocabulary,
+        vocab_size=config.vocab_size,
         d_model=config.d,
         encoder_layers=config.encoder_layers,
         decoder_layers=config.decoder_layers,
@@ -272,9 +272,9 @@ def _marian_config(library: Any, config: ModelConfig, setting: Setting) -> Any:
         attention_dropout=0.0,
         activation_dropout=0.0,
         pad_token_id=config.pad,
-        bos_token_id=config.start,
-        eos_token_id=config.end,
-        decoder_start_token_id=config.start,
+        bos_token_id=config.bos,
+        eos_token_id=config.eos,
+        decoder_start_token_id=config.bos,
         forced_eos_token_id=None,
     )
 

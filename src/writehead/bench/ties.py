@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from writehead.data.tokenizer import END
+from writehead.data.tokenizer import EOS
 from writehead.decoding.beam import NEVER, BeamStep
 from writehead.decoding.search import Hypothesis, length_penalty
 
@@ -125,13 +125,13 @@ def moments(steps: Sequence[BeamStep], row: int) -> list[Moment]:
 
 def said(found: Hypothesis) -> tuple[int, ...]:
     """All tokens that were chosen, with the end token where it was."""
-    return (*found.tokens, END) if found.finished else found.tokens
+    return (*found.tokens, EOS) if found.finished else found.tokens
 
 
 def judge_greedy(
     reference: Hypothesis, ours: Hypothesis, logits: Tensor, epsilon: float
 ) -> Parting:
-    """Where greedy searches part; logits [n, vocabulary] are the reference's, along its tokens."""
+    """Where greedy searches part; logits [n, vocab_size] are the reference's, along its tokens."""
     right, mine = said(reference), said(ours)
     t = shared(right, mine)
     here = logits[min(t, len(logits) - 1)].double()

@@ -25,14 +25,14 @@ from writehead.bench.ties import (
 )
 from writehead.bench.translate import ALPHA
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import END, Tokenizer
+from writehead.data.tokenizer import EOS, Tokenizer
 from writehead.decoding import Batching, Engine, Hypothesis, beam_search
 from writehead.decoding.batching import EXTRA_TOKENS, Job, batch_cost, longest_first, take_batch
 from writehead.decoding.beam import BeamStep
 from writehead.decoding.worker import Worker
 from writehead.errors import ConfigError, DataError
 from writehead.model import TranslationModel
-from writehead.model.boxed import name_of
+from writehead.model.bundled import name_of
 
 BATCH_TOKENS = 16_384  # of the reference
 TOGETHER = 8  # sentences whose logits at all positions are held at once
@@ -100,7 +100,7 @@ def bench_tokens(plan: Plan, result: dict[str, Any], save: Callable[[], None]) -
     references = {}
     for beam in plan.beams:
         plan.tell(f"reference: {len(sentences.jobs):,} sentences, {_search(beam)}")
-        references[beam] = Reference(model, engine.tokenizer.vocabulary, sentences.jobs, beam)
+        references[beam] = Reference(model, engine.tokenizer.vocab_size, sentences.jobs, beam)
     for dtype in plan.dtypes:
         for _ in _count(plan, dtype, sentences, references, rows):
             result["others"] = sum(len(row["others"]) for row in rows)
@@ -120,7 +120,7 @@ def _sentences(
             too_long.append(number)
             continue
         length = min(len(tokens) + EXTRA_TOKENS, config.target_positions)
-        jobs.append(Job([*tokens, END], length))
+        jobs.append(Job([*tokens, EOS], length))
         numbers.append(number)
     if not jobs:
         raise DataError(
@@ -139,15 +139,15 @@ class Reference:
     """What float32 on the CPU finds for each job, and all that is needed to judge others by it."""
 
     def __init__(
-        self, model: TranslationModel, vocabulary: int, jobs: list[Job], beam: int
+        self, model: TranslationModel, vocab_size: int, jobs: list[Job], beam: int
     ) -> None:
         self.jobs, self.beam = jobs, beam
-        self._model, self._vocabulary = model, vocabulary
+        self._model, self._vocab_size = model, vocab_size
         found: dict[int, Hypothesis] = {}
         self._steps: dict[int, tuple[list[BeamStep], int]] = {}  # and where in its batch
         self._known: dict[tuple[int, tuple[int, ...], float, float], Parting] = {}
         # the plain path of an engine; its batches are made here, to watch each of them
-        worker = Worker(model, vocabulary, Batching(tokens=BATCH_TOKENS), graphs=False)
+        worker = Worker(model, vocab_size, Batching(tokens=BATCH_TOKENS), graphs=False)
         order = longest_first(jobs)
         while order:
             some = [jobs[i] for i in order]
@@ -178,7 +178,7 @@ class Reference:
         return {i: self._known[key] for i, key in parted.items()}
 
     def _judge(self, i: int, ours: Hypothesis, logits: Tensor, epsilon: float) -> Parting:
-        """logits [n, vocabulary]: along what the reference found, or with beams what ours did."""
+        """logits [n, vocab_size]: along what the reference found, or with beams what ours did."""
         right = self.found[i]
         if self.beam == 1:
             return judge_greedy(right, ours, logits, epsilon)
@@ -190,8 +190,8 @@ class Reference:
 
     @torch.no_grad()
     def _forced(self, wanted: list[tuple[int, tuple[int, ...]]]) -> Iterator[Tensor]:
-        """Logits [n, vocabulary] at each token of what is said for a job, by whole passes."""
-        start = self._model.config.start
+        """Logits [n, vocab_size] at each token of what is said for a job, by whole passes."""
+        start = self._model.config.bos
         for first in range(0, len(wanted), TOGETHER):
             some = wanted[first : first + TOGETHER]
             sources = [self.jobs[i].tokens for i, _ in some]
@@ -199,7 +199,7 @@ class Reference:
             lengths = torch.tensor([len(source) for source in sources])
             logits = self._model(_padded(sources), _padded(fed), source_lengths=lengths)
             for row, (_, tokens) in zip(logits, some, strict=True):
-                yield row[: len(tokens), : self._vocabulary]
+                yield row[: len(tokens), : self._vocab_size]
 
 
 def _search_batch(
@@ -214,7 +214,7 @@ def _search_batch(
     limits = [job.max_length for job in batch]
     config = DecodeConfig(beam=beam, alpha=ALPHA, max_length=max(limits))
     state = worker.start(batch, beam)
-    return beam_search(worker.step, state, config, end=END, max_lengths=limits, observe=note)
+    return beam_search(worker.step, state, config, eos=EOS, max_lengths=limits, observe=note)
 
 
 def _count(
@@ -227,9 +227,9 @@ def _count(
     """Adds what ours finds in a dtype to `rows`, search by search; stops at each new count."""
     plan.tell(f"ours, {_name(dtype)}: loading {plan.run}")
     engine = Engine.load(plan.run, plan.device, dtype, graphs=False)
-    vocabulary = engine.tokenizer.vocabulary
+    vocab_size = engine.tokenizer.vocab_size
     workers = {
-        name: Worker(engine.model, vocabulary, batching)
+        name: Worker(engine.model, vocab_size, batching)
         for name, batching in {"": Batching(), **AGAIN}.items()
     }
     for beam, reference in references.items():

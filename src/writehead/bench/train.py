@@ -65,14 +65,14 @@ def bench_preset(
         if dataset is None:
             folder = stack.enter_context(TemporaryDirectory())
             dataset = Path(folder) / "grammar"
-            vocabulary = min(VOCABULARY, model.vocabulary)
-            config_of_text = PrepareConfig(task=model.task, vocabulary=vocabulary)
+            vocab_size = min(VOCABULARY, model.vocab_size)
+            config_of_text = PrepareConfig(task=model.task, vocab_size=vocab_size)
             prepare(dataset, _grammar(model.task, Path(folder)), config_of_text)
         data = Dataset.open(dataset)
-        if data.task != model.task or data.vocabulary > model.vocabulary:
+        if data.task != model.task or data.vocab_size > model.vocab_size:
             raise ConfigError(
-                f"{dataset} is a {data.task} dataset of {data.vocabulary} ids, and {name} is a "
-                f"{model.task} model of {model.vocabulary}; choose one that fits"
+                f"{dataset} is a {data.task} dataset of {data.vocab_size} ids, and {name} is a "
+                f"{model.task} model of {model.vocab_size}; choose one that fits"
             )
         batches = PackedBatches(
             data.split("train"),

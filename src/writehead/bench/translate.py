@@ -14,7 +14,7 @@ from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine
 from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError, DataError
-from writehead.model.boxed import name_of
+from writehead.model.bundled import name_of
 
 OURS, PLAIN = "ours", "plain PyTorch"
 ALPHA = 0.6  # as in §4.2

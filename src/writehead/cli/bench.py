@@ -18,7 +18,7 @@ from writehead.paper.presets import FAMILIES, preset, rows
 from writehead.paper.tables import TABLE_2
 
 Run = Annotated[
-    Path | None, typer.Argument(help="The folder of a run; by default the model in the box.")
+    Path | None, typer.Argument(help="The folder of a run; by default the bundled model.")
 ]
 OutputFile = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -93,7 +93,7 @@ def decode_command(
     source: Annotated[int | None, typer.Option(help="Source tokens: 128, or 64.")] = None,
     target: Annotated[int | None, typer.Option(help="Target tokens: 128, or 64.")] = None,
     beam: Annotated[list[int] | None, typer.Option(help="1 and 4 by default; repeatable.")] = None,
-    vocabulary: Annotated[
+    vocab_size: Annotated[
         int | None, typer.Option(help="32768, or the preset's own on a CPU.")
     ] = None,
     context: Annotated[
@@ -163,7 +163,7 @@ def decode_command(
         source=_either(source, 128, ON_CPU.source, found.type),
         target=_either(target, 128, ON_CPU.target, found.type),
         beams=beam or [1, 4],
-        vocabulary=32_768 if vocabulary is None and gpu else vocabulary,
+        vocab_size=32_768 if vocab_size is None and gpu else vocab_size,
         contexts=context or [8192 if gpu else 256],
         language_batches=batch or [16],
         lengths=("padded", "true") if padded is None else ("padded" if padded else "true",),
@@ -214,13 +214,13 @@ def translate_command(
         from writehead.cli.bench_tables import show_translate
         from writehead.decoding import Batching
         from writehead.decoding.textio import read_lines
-        from writehead.model.boxed import boxed_run
+        from writehead.model.bundled import bundled_run
         from writehead.model.runs import read_config
 
         place, kind = _find(device, dtype)
-        chosen, beams = run or boxed_run(), tuple(beam or (1, 4))
+        chosen, beams = run or bundled_run(), tuple(beam or (1, 4))
         file = check(output, force, "translate")
-        check_beams(beams, read_config(chosen).vocabulary, chosen)
+        check_beams(beams, read_config(chosen).vocab_size, chosen)
         tell = stack.enter_context(telling())
         job = Job(
             run=chosen,
@@ -265,7 +265,7 @@ def tokens_command(
     from writehead.bench.tokens import bench_tokens
     from writehead.cli.bench_runs import tokens_plan
     from writehead.cli.bench_tables import show_tokens
-    from writehead.model.boxed import boxed_run
+    from writehead.model.bundled import bundled_run
 
     if lines < 1:
         raise ConfigError(f"--lines {lines} compares nothing; ask for 1 or more")
@@ -275,7 +275,7 @@ def tokens_command(
     with telling() as tell:
         place, dtypes = found[0][0], tuple(kind for _, kind in found)
         plan = tokens_plan(
-            run or boxed_run(), input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell
+            run or bundled_run(), input_path, lines, tuple(beam or (1, 4)), place, dtypes, tell
         )
         result = {"bench": "tokens", "input": input_path, "environment": environment(place)}
         with keeping(result, file) as save:

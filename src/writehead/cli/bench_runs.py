@@ -39,7 +39,7 @@ class DecodePlan:
     source: int
     target: int
     beams: list[int]
-    vocabulary: int | None
+    vocab_size: int | None
     contexts: list[int]
     language_batches: list[int]
     lengths: tuple[str, ...]
@@ -56,15 +56,15 @@ class DecodePlan:
         ):
             if min(numbers) < 1:
                 raise ConfigError(f"{name} {min(numbers)} is too little; give 1 or more")
-        if self.vocabulary is not None and self.vocabulary < LEAST:
-            raise ConfigError(f"--vocabulary {self.vocabulary} is too little; give {LEAST} or more")
+        if self.vocab_size is not None and self.vocab_size < LEAST:
+            raise ConfigError(f"--vocab-size {self.vocab_size} is too little; give {LEAST} or more")
         for batch in self.language_batches:
             for context in self.contexts:
                 Context(batch, context, _steps(context))
         for task in ("translation", "language"):
             self.of_task(task)
         for name, config in self.of_task("translation").items():
-            check_beams(self.beams, config.vocabulary, name)
+            check_beams(self.beams, config.vocab_size, name)
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -92,7 +92,7 @@ class DecodePlan:
         """The models of a task; a language model has positions for every context."""
         context = max(self.contexts) if task == "language" else 0
         return {
-            name: fitted(config, self.vocabulary, context)
+            name: fitted(config, self.vocab_size, context)
             for name, config in self.models.items()
             if config.task == task
         }
@@ -137,7 +137,7 @@ def _sweep(
         {
             f"{family}/{row}": fitted(
                 rows(family)[row],
-                plan.vocabulary,
+                plan.vocab_size,
                 max(lengths) if FAMILIES[family].task == "language" else 0,
             )
             for row in SWEEP_ROWS
@@ -164,13 +164,13 @@ def _steps(context: int) -> int:
     return min(32, context // 2)
 
 
-def check_beams(beams: Iterable[int], vocabulary: int, name: str | Path) -> None:
+def check_beams(beams: Iterable[int], vocab_size: int, name: str | Path) -> None:
     """Raises ConfigError unless the model of a name can be searched with each of them."""
     for beam in beams:
         DecodeConfig(beam=beam)
-        if beam > vocabulary:
+        if beam > vocab_size:
             raise ConfigError(
-                f"--beam {beam} is past the {vocabulary} tokens of {name}, of which a beam has one "
+                f"--beam {beam} is past the {vocab_size} tokens of {name}, of which a beam has one "
                 f"each at first; give fewer"
             )
 
@@ -185,7 +185,7 @@ def tokens_plan(
     tell: Callable[[str], None],
 ) -> Plan:
     """What `bench tokens` decodes: the first lines of a file that have text in them."""
-    check_beams(beams, read_config(run).vocabulary, run)
+    check_beams(beams, read_config(run).vocab_size, run)
     some: list[tuple[int, str]] = []
     empty: list[int] = []
     read = enumerate(read_lines(path), start=1)

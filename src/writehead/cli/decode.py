@@ -310,13 +310,13 @@ def _manifest(
     verb: str, engine: "Engine", run: str | None, options: DecodeConfig, **form: object
 ) -> Callable[[], dict[str, Any]]:
     """Returns a function that collects everything the output depends on, except the input."""
-    from writehead.model.boxed import boxed_run
+    from writehead.model.bundled import bundled_run
     from writehead.model.runs import run_fingerprint
 
     return lambda: {
         "writehead": __version__,
         "verb": verb,
-        "weights": run_fingerprint(boxed_run() if run is None else Path(run)),
+        "weights": run_fingerprint(bundled_run() if run is None else Path(run)),
         "model": engine.model.config.to_json(),
         "tokenizer": engine.tokenizer.fingerprint,
         "dtype": str(engine.model.dtype),

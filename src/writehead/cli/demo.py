@@ -18,7 +18,7 @@ def demo_command(
 ) -> None:
     """Train a multi-head and a multi-query model side by side, and decode, score and time both.
 
-    First the model in the box translates a few sentences. All takes a few minutes on two cores, and
+    First the bundled model translates a few sentences. All takes a few minutes on two cores, and
     goes on where it stopped when run again.
 
     Example: writehead demo

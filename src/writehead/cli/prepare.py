@@ -38,7 +38,7 @@ def prepare_command(
     max_words: Annotated[
         int | None, typer.Option(help="With --embedded: only sentences of so many words or fewer.")
     ] = None,
-    vocabulary: Annotated[
+    vocab_size: Annotated[
         int | None,
         typer.Option(
             help="Vocabulary size, shared by source and target. Default: 32000, or 2000 with "
@@ -66,7 +66,7 @@ def prepare_command(
     """Make a dataset of text: clean it, learn a tokenizer, encode it on all cores.
 
     Example: writehead prepare data/ende --source train.en.xz --target train.de.xz
-    --dev-source dev.en --dev-target dev.de --vocabulary 16000
+    --dev-source dev.en --dev-target dev.de --vocab-size 16000
     """
     from writehead.data.choosing import Choice
     from writehead.data.prepare import prepare
@@ -89,7 +89,7 @@ def prepare_command(
     inputs = choice.inputs()
     config = PrepareConfig(
         task="translation" if inputs.sides == 2 else "language",
-        vocabulary=(2_000 if embedded else 32_000) if vocabulary is None else vocabulary,
+        vocab_size=(2_000 if embedded else 32_000) if vocab_size is None else vocab_size,
         sample=sample,
         max_tokens=max_tokens,
         max_ratio=max_ratio,
@@ -104,7 +104,7 @@ def prepare_command(
             config,
             workers=workers,
             progress=Reporter(),
-            fit_vocabulary=vocabulary is None,
+            fit_vocab_size=vocab_size is None,
         )
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to go on", err=True)

@@ -14,7 +14,7 @@ from writehead.schema import with_settings
 if TYPE_CHECKING:
     from writehead.paper.reproduce import Ending
 
-CARD = Path("src/writehead/boxed/MODEL_CARD.md")
+CARD = Path("src/writehead/bundled/MODEL_CARD.md")
 
 Results = Annotated[Path, typer.Option(help="The folder of results.")]
 
@@ -126,7 +126,7 @@ def report_command(
 ) -> None:
     """Make the paper's tables of results: into README, one HTML file, and pictures as SVG.
 
-    What was measured of the model in the box goes into all of them and into its card.
+    What was measured of the bundled model goes into all of them and into its card.
 
     Example: writehead report --results results --output docs/report
     """

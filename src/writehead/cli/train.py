@@ -60,10 +60,10 @@ def train_command(
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
     """
     model, config = _configs(preset_name, settings, train_preset(preset_name))
-    if any(setting.startswith("model.vocabulary=") for setting in settings or ()):
+    if any(setting.startswith("model.vocab_size=") for setting in settings or ()):
         raise ConfigError(
-            "--set model.vocabulary would change nothing, since the vocabulary is the dataset's; "
-            "prepare the dataset with another --vocabulary"
+            "--set model.vocab_size would change nothing, since the vocabulary is the dataset's; "
+            "prepare the dataset with another --vocab-size"
         )
     folder = run or Path("runs") / dataset.name / preset_name
     from writehead.training.loop import train
@@ -138,7 +138,7 @@ def evaluate_command(
     """
     from writehead.bench.record import check_output, environment, finite, run_facts
     from writehead.decoding import Engine, textio
-    from writehead.model.boxed import boxed_run, name_of
+    from writehead.model.bundled import bundled_run, name_of
     from writehead.model.runs import FILES
     from writehead.training.evaluate import evaluate_text, evaluate_translation
 
@@ -149,7 +149,7 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
-    folder = boxed_run() if run is None else run
+    folder = bundled_run() if run is None else run
     read = [path for path in (source, reference, text) if path is not None]
     read += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
     _check_not_read(output, read)

@@ -21,7 +21,7 @@ INFO, TOKENIZER = "dataset.json", "tokenizer.model"
 SPLITS = ("train", "dev", "test")
 COUNT = range(2**48)  # of lines, sequences or tokens
 # what `dataset.json` says of the dataset itself
-FACTS = ("task", "vocabulary", "tokenizer", "config", "sources", "splits", "dropped")
+FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
 SIDES: dict[Task, tuple[str, ...]] = {
     "translation": ("source", "target"),
     "language": ("target",),
@@ -108,7 +108,7 @@ class Dataset:
                 f"{directory / TOKENIZER} has fingerprint {tokenizer.fingerprint}, but the tokens "
                 f"were made with {shown(info['tokenizer'])}; prepare the dataset again"
             )
-        if (config.task, tokenizer.vocabulary) != (info["task"], info["vocabulary"]):
+        if (config.task, tokenizer.vocab_size) != (info["task"], info["vocab_size"]):
             raise DataError(
                 f"{directory / INFO} has an inconsistent task, or a vocabulary that differs from "
                 f"its tokenizer's; prepare the dataset again"
@@ -134,9 +134,9 @@ class Dataset:
         return self.config.task
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids there are."""
-        return int(self.info["vocabulary"])
+        return int(self.info["vocab_size"])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -165,7 +165,7 @@ class Dataset:
     def _side(self, split: str, side: str, sequences: int, tokens: int) -> Side:
         stem = self.directory / f"{split}.{side}"
         ids: Tokens = _mapped(
-            stem.with_suffix(f".{side}.tokens"), token_dtype(self.vocabulary), tokens
+            stem.with_suffix(f".{side}.tokens"), token_dtype(self.vocab_size), tokens
         )
         offsets: NDArray[np.uint64] = _mapped(
             stem.with_suffix(f".{side}.offsets"), np.dtype(np.uint64), sequences + 1
@@ -178,9 +178,9 @@ class Dataset:
         return Side(ids, offsets)
 
 
-def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     """The smallest type of a dataset's files that holds every id."""
-    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def read_info(directory: Path) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _info_shape(task: str) -> Shape:
     split = dict.fromkeys(("lines", "sequences", "normalised", *sides), COUNT)
     return {
         "task": str,
-        "vocabulary": COUNT,
+        "vocab_size": COUNT,
         "tokenizer": str,
         "config": dict,
         "sources": [dict],

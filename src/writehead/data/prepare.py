@@ -25,7 +25,7 @@ from writehead.data.dataset import COUNT, FORMAT, INFO, SIDES, TOKENIZER, Datase
 from writehead.data.progress import Reporter
 from writehead.data.sampling import Reservoir
 from writehead.data.sources import Chunk, Corpus, Inputs
-from writehead.data.tokenizer import Tokenizer, check_vocabulary
+from writehead.data.tokenizer import Tokenizer, check_vocab_size
 from writehead.data.workers import Encoded, Encoder, encode, learn_tokenizer
 from writehead.data.writing import SplitWriter
 from writehead.errors import DataError, shown
@@ -70,7 +70,7 @@ class _Job:
     def learnt_from(self) -> dict[str, Any]:
         """All that the tokenizer and the line counts depend on."""
         config = self.config.to_json()
-        fields = {name: config[name] for name in ("task", "vocabulary", "sample", "seed")}
+        fields = {name: config[name] for name in ("task", "vocab_size", "sample", "seed")}
         fields["at_most"] = self.at_most
         return {"writehead": __version__, "sources": self.sources, **fields}
 
@@ -82,19 +82,19 @@ def prepare(
     *,
     workers: int | None = None,
     progress: Reporter | None = None,
-    fit_vocabulary: bool = False,
+    fit_vocab_size: bool = False,
 ) -> Dataset:
     """The dataset at `directory`, made of `inputs`; the same text and config give the same bytes.
 
     An existing dataset of the same text and config is opened; any other is an error. `workers` is
     the number of processes, by default one per core; 1 does all work in this process. With
-    `fit_vocabulary`, a text too small for the config's vocabulary gets the largest possible one.
+    `fit_vocab_size`, a text too small for the config's vocabulary gets the largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"{config.task} takes {len(SIDES[config.task])} text(s) a line")
     if workers is not None and workers < 1:
         raise DataError(f"workers={workers} must be at least 1")
-    check_vocabulary(config.vocabulary)  # before all the text is read
+    check_vocab_size(config.vocab_size)  # before all the text is read
     job = _Job(
         directory=Path(os.path.abspath(directory)),
         inputs=inputs,
@@ -106,7 +106,7 @@ def prepare(
         ],
         workers=workers or available_cores(),
         report=progress or Reporter(quiet=True),
-        at_most=fit_vocabulary,
+        at_most=fit_vocab_size,
     )
     if _is_prepared(job):
         job.report.say(f"{directory} is already prepared from the same text; nothing to do")
@@ -139,8 +139,8 @@ def _is_prepared(job: _Job) -> bool:
         for name in ours
         if theirs.get(name) != ours[name]
     ]
-    if not job.at_most and info["vocabulary"] != job.config.vocabulary and not changed:
-        changed.append(f"vocabulary {info['vocabulary']}, not {job.config.vocabulary}")
+    if not job.at_most and info["vocab_size"] != job.config.vocab_size and not changed:
+        changed.append(f"vocab_size {info['vocab_size']}, not {job.config.vocab_size}")
     if info["sources"] != job.sources:
         changed.append("other text")
     if changed:
@@ -187,13 +187,13 @@ def _make(job: _Job) -> None:
     state = _learnt_before(job)
     if state is None:
         state = {"learnt_from": job.learnt_from, "lines": _scan(job)}
-        job.report.say(f"learning a vocabulary of {job.config.vocabulary:,} …")
+        job.report.say(f"learning a vocabulary of {job.config.vocab_size:,} …")
         sample = job.partial / SAMPLE
         tokenizer = learn_tokenizer(sample, job.config, job.workers, at_most=job.at_most)
-        if tokenizer.vocabulary < job.config.vocabulary:
+        if tokenizer.vocab_size < job.config.vocab_size:
             job.report.say(
-                f"the text is too small for a vocabulary of {job.config.vocabulary:,}; using the "
-                f"largest possible one, {tokenizer.vocabulary:,}"
+                f"the text is too small for a vocabulary of {job.config.vocab_size:,}; using the "
+                f"largest possible one, {tokenizer.vocab_size:,}"
             )
         sample.unlink()
         write_file(job.partial / TOKENIZER, tokenizer.model)
@@ -272,7 +272,7 @@ def _encode_splits(job: _Job, tokenizer: Tokenizer, lines: dict[str, int]) -> di
         "format": FORMAT,
         "writehead": __version__,
         "task": job.config.task,
-        "vocabulary": tokenizer.vocabulary,
+        "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.fingerprint,
         "config": job.config.to_json(),
         "sources": job.sources,

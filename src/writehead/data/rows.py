@@ -9,10 +9,10 @@ from torch import Tensor
 
 from writehead.config import Task
 from writehead.data.dataset import Side, Split
-from writehead.data.tokenizer import END, PAD
+from writehead.data.tokenizer import EOS, PAD
 from writehead.model import Packing
 
-START = PAD  # a decoder starts from padding
+BOS = PAD  # a decoder starts from padding
 
 Ints = NDArray[np.int64]
 
@@ -111,10 +111,10 @@ def labels_and_inputs(side: Side, indices: Ints, begins: Ints, lengths: Ints) ->
     is_last = begins + lengths > side.lengths[indices]  # the piece that has the end
     # an end stands in no file: what is read in its place is overwritten
     labels: Ints = side.tokens[np.minimum(at, len(side.tokens) - 1)].astype(np.int64)
-    labels[ends[is_last] - 1] = END
+    labels[ends[is_last] - 1] = EOS
     inputs = np.empty_like(labels)
     inputs[1:] = labels[:-1]
-    inputs[ends - lengths] = np.where(begins > 0, side.tokens[np.maximum(starts - 1, 0)], START)
+    inputs[ends - lengths] = np.where(begins > 0, side.tokens[np.maximum(starts - 1, 0)], BOS)
     return labels, inputs
 
 

@@ -36,6 +36,6 @@ def render(dataset: Dataset, console: Console) -> None:
     normalised = sum(counts["normalised"] for counts in info["splits"].values())
     console.print(
         f"white space or invisible characters put right in {normalised:,} lines\n"
-        f"vocabulary {dataset.vocabulary:,}; {size / 1e6:,.1f} MB on disk",
+        f"vocabulary {dataset.vocab_size:,}; {size / 1e6:,.1f} MB on disk",
         highlight=False,
     )

@@ -18,17 +18,17 @@ from writehead.data.cleaning import normalise
 from writehead.errors import DataError
 from writehead.util.files import write_file
 
-PAD, END, UNKNOWN = 0, 1, 2
+PAD, EOS, UNKNOWN = 0, 1, 2
 BYTES = 256  # byte fallback has a token for each
 MAX_PIECE = 16  # characters of the longest token
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 
 
-def check_vocabulary(vocabulary: int) -> None:
+def check_vocab_size(vocab_size: int) -> None:
     """Raises where no text, however it is, could fill so few ids."""
-    if vocabulary < BYTES + 3 + 1:
+    if vocab_size < BYTES + 3 + 1:
         raise DataError(
-            f"vocabulary={vocabulary} has no room for 256 bytes and the special tokens; ask for "
+            f"vocab_size={vocab_size} has no room for 256 bytes and the special tokens; ask for "
             f"{BYTES + 4} or more"
         )
 
@@ -45,22 +45,22 @@ class Tokenizer:
             raise DataError(
                 f"{origin} is not a sentencepiece model, or is damaged; make or copy it again"
             ) from error
-        if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, END):
+        if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
             raise DataError(
                 f"{origin} has padding {self._pieces.pad_id()} and end {self._pieces.eos_id()}, "
-                f"not {PAD} and {END}; train one with `writehead prepare`"
+                f"not {PAD} and {EOS}; train one with `writehead prepare`"
             )
 
     @classmethod
     def train(
-        cls, sentences: Iterable[str], vocabulary: int, *, seed: int = 0, at_most: bool = False
+        cls, sentences: Iterable[str], vocab_size: int, *, seed: int = 0, at_most: bool = False
     ) -> "Tokenizer":
-        """Trains a tokenizer of `vocabulary` ids on `sentences`; the result is deterministic.
+        """Trains a tokenizer of `vocab_size` ids on `sentences`; the result is deterministic.
 
         Raises DataError if the text is too small for so many ids; with `at_most`, the tokenizer
         has fewer ids instead.
         """
-        check_vocabulary(vocabulary)
+        check_vocab_size(vocab_size)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
         try:
@@ -68,14 +68,14 @@ class Tokenizer:
                 sentence_iterator=map(normalise, sentences),
                 model_writer=model,
                 model_type="bpe",
-                vocab_size=vocabulary,
+                vocab_size=vocab_size,
                 hard_vocab_limit=not at_most,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 normalization_rule_name="identity",
                 max_sentencepiece_length=MAX_PIECE,
                 pad_id=PAD,
-                eos_id=END,
+                eos_id=EOS,
                 unk_id=UNKNOWN,
                 bos_id=-1,
                 num_threads=1,
@@ -83,7 +83,7 @@ class Tokenizer:
                 max_sentence_length=1 << 16,
             )
         except RuntimeError as error:
-            raise DataError(_why_not(vocabulary, str(error))) from error
+            raise DataError(_why_not(vocab_size, str(error))) from error
         return cls(model.getvalue())
 
     @classmethod
@@ -109,7 +109,7 @@ class Tokenizer:
             raise DataError(f"{path} could not be written: {error.strerror}") from error
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids there are."""
         return int(self._pieces.vocab_size())
 
@@ -134,7 +134,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; padding and end say nothing."""
-        known = [int(i) for i in ids if i not in (PAD, END)]
+        known = [int(i) for i in ids if i not in (PAD, EOS)]
         with self._explained():
             text: str = self._pieces.decode(known)
         return text
@@ -151,23 +151,23 @@ class Tokenizer:
             ) from error
 
 
-def _why_not(vocabulary: int, error: str) -> str:
+def _why_not(vocab_size: int, error: str) -> str:
     """Why sentencepiece learnt nothing, in a sentence."""
     if "sentences_.empty()" in error:
         return "every line is empty, so no vocabulary can be learnt; use a text with words"
     most = re.search(r"value <= (\d+)", error)
     if most:
         return (
-            f"this text gives a vocabulary of {most[1]} at most, not {vocabulary}; ask for a "
+            f"this text gives a vocabulary of {most[1]} at most, not {vocab_size}; ask for a "
             f"smaller one or give more text"
         )
     least = re.search(r"smaller than required_chars\. \d+ vs (\d+)", error)
     if least:
         return (
-            f"vocabulary={vocabulary} is smaller than the {least[1]} that this text's bytes and "
+            f"vocab_size={vocab_size} is smaller than the {least[1]} that this text's bytes and "
             f"characters need alone; ask for a larger one"
         )
     return (
-        f"no vocabulary of {vocabulary} can be learnt from this text ({error}); give more text or "
+        f"no vocabulary of {vocab_size} can be learnt from this text ({error}); give more text or "
         f"a smaller vocabulary"
     )

@@ -56,7 +56,7 @@ class Encoder:
 
     def __init__(self, config: PrepareConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
-        self.dtype = token_dtype(tokenizer.vocabulary)
+        self.dtype = token_dtype(tokenizer.vocab_size)
 
     def __call__(self, chunk: Chunk, strict: bool) -> Encoded:
         """The chunk's usable lines as tokens."""
@@ -241,7 +241,7 @@ def _learn(sample: Path, config: PrepareConfig, at_most: bool) -> Tokenizer:
     # text lines end with \n alone, and a sample's have nothing else in them that ends a line
     with sample.open(encoding="utf-8", newline="\n") as lines:
         stripped = (line.rstrip("\n") for line in lines)
-        return Tokenizer.train(stripped, config.vocabulary, seed=config.seed, at_most=at_most)
+        return Tokenizer.train(stripped, config.vocab_size, seed=config.seed, at_most=at_most)
 
 
 def _learn_and_send(sample: Path, config: PrepareConfig, at_most: bool, sender: Connection) -> None:

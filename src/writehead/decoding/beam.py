@@ -55,7 +55,7 @@ def beam_search(
     state: S,
     config: DecodeConfig,
     *,
-    end: int,
+    eos: int,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_lengths: Sequence[int] | None = None,
     observe: Observer | None = None,
@@ -70,7 +70,7 @@ def beam_search(
     if config.temperature is not None:
         raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
     if config.width == 1:
-        best = greedy(step, state, config, end=end, prefixes=prefixes, max_lengths=max_lengths)
+        best = greedy(step, state, config, eos=eos, prefixes=prefixes, max_lengths=max_lengths)
         return [[hypothesis] for hypothesis in best]
     if state.beam == 1:
         state = state.expand(config.width)
@@ -80,7 +80,7 @@ def beam_search(
             f"beam={config.width} or 1"
         )
     b = len(state.first) // config.width
-    constraints = Constraints.make(config, end, prefixes, max_lengths, b, state.first.device)
+    constraints = Constraints.make(config, eos, prefixes, max_lengths, b, state.first.device)
     state.begin(constraints.limits)
     beams = _Beams(config, constraints, b, state.first.device)
     tokens = state.first
@@ -147,20 +147,20 @@ class _Beams:
         )
 
     def advance(self, log_p: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """Takes log_p [b, beam, vocabulary]; returns the next tokens [rows] and whence they come.
+        """Takes log_p [b, beam, vocab_size]; returns the next tokens [rows] and whence they come.
 
         The rows answered are those that a state is to be reordered by.
         """
-        beam, vocabulary = log_p.shape[1:]
+        beam, vocab_size = log_p.shape[1:]
         live = self.live.unsqueeze(2)
         # where nothing lives, whatever the model says is not heard, NaN included
-        totals = torch.where(live == NEVER, NEVER, live + log_p).flatten(1)  # [b, beam vocabulary]
+        totals = torch.where(live == NEVER, NEVER, live + log_p).flatten(1)  # [b, beam vocab_size]
         scores, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
-        parents, tokens = places // vocabulary, places % vocabulary  # [b, 2 beam]
+        parents, tokens = places // vocab_size, places % vocab_size  # [b, 2 beam]
         histories = self.tokens[self.sentences, parents]
         histories[:, :, t] = tokens
         self.considered = scores, histories
-        ended = tokens == self.constraints.end
+        ended = tokens == self.constraints.eos
         cut = (t + 1 >= self.constraints.max_lengths).unsqueeze(1)
 
         self._finish(scores[:, :beam], histories[:, :beam], ended[:, :beam], cut, t + 1)
@@ -176,7 +176,7 @@ class _Beams:
     def last_step(self, t: int, largest: Tensor) -> BeamStep:
         """What the step that chose the t-th tokens chose from."""
         scores, histories = self.considered
-        ended = histories[:, :, t] == self.constraints.end
+        ended = histories[:, :, t] == self.constraints.eos
         cut = t + 1 >= self.constraints.max_lengths
         over = (self.live == NEVER).all(dim=1)
         return BeamStep(scores, histories[:, :, : t + 1], ended, cut, over, largest)

@@ -80,7 +80,7 @@ class Buffers:
         self,
         shape: Shape,
         config: ModelConfig,
-        vocabulary: int,
+        vocab_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -138,7 +138,7 @@ class Buffers:
         self.mirror: Mirror | None = None
         if device.type == "cuda":
             self.mirror = Mirror.make(b, len(self.written), pinned=True)
-        self.found = Candidates.make(rows, vocabulary, 1 if beam == 1 else 2 * beam, device)
+        self.found = Candidates.make(rows, vocab_size, 1 if beam == 1 else 2 * beam, device)
         self.cache.growing.zero_()
 
     @property

@@ -32,14 +32,14 @@ class Captured:
         self,
         fused: FusedDecoder,
         shape: Shape,
-        vocabulary: int,
-        end: int,
+        vocab_size: int,
+        eos: int,
         pool: Any = None,
     ) -> None:
         model = fused.model
-        self.end = end
-        self.buffers = Buffers(shape, model.config, vocabulary, model.dtype, model.device)
-        self._fused, self._vocabulary, self._pool = fused, vocabulary, pool
+        self.eos = eos
+        self.buffers = Buffers(shape, model.config, vocab_size, model.dtype, model.device)
+        self._fused, self._vocab_size, self._pool = fused, vocab_size, pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._encoder: CapturedEncoder | None = None
         if model.device.type == "cuda":
@@ -119,12 +119,12 @@ class Captured:
                 buffers.texts,
                 buffers.log_p,
                 self._fused.feed(buffers.X),
-                vocabulary=self._vocabulary,
-                end=self.end,
+                vocab_size=self._vocab_size,
+                eos=self.eos,
             )
             return
         assert buffers.cache.ancestors is not None
-        survey(logits, found, vocabulary=self._vocabulary)
+        survey(logits, found, vocab_size=self._vocab_size)
         choose_beam(
             logits,
             found,
@@ -134,8 +134,8 @@ class Captured:
             buffers.live,
             buffers.pool,
             buffers.cache.ancestors,
-            vocabulary=self._vocabulary,
-            end=self.end,
+            vocab_size=self._vocab_size,
+            eos=self.eos,
             n_best=shape.n_best,
             alpha=shape.alpha,
         )

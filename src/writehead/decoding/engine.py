@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import END, Tokenizer
+from writehead.data.tokenizer import EOS, Tokenizer
 from writehead.decoding.batching import (
     EXTRA_TOKENS,
     LINE_TOKENS,
@@ -24,7 +24,7 @@ from writehead.decoding.search import Hypothesis, check_options, length_penalty,
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
-from writehead.model.boxed import boxed_run
+from writehead.model.bundled import bundled_run
 from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         batching = batching or Batching()
-        self._worker = Worker(model, tokenizer.vocabulary, batching, graphs=graphs)
+        self._worker = Worker(model, tokenizer.vocab_size, batching, graphs=graphs)
 
     @classmethod
     def load(
@@ -102,7 +102,7 @@ class Engine:
         if run is None:
             try:
                 return cls.load(
-                    boxed_run(), device, dtype, backend, batching, graphs=graphs, threads=threads
+                    bundled_run(), device, dtype, backend, batching, graphs=graphs, threads=threads
                 )
             except (RunError, DataError) as error:
                 raise RunError(f"the bundled model: {error}; or install writehead again") from error
@@ -184,7 +184,7 @@ class Engine:
             raise ConfigError("a beam knows its text only at the end; stream with beam=1")
         [job] = self._prompt_jobs(0, prompt, options, samples=1)
         config = dataclasses.replace(options, max_length=job.max_length)
-        tokens = stream(self._worker.step, self._worker.start([job], beam=1), config, end=END)
+        tokens = stream(self._worker.step, self._worker.start([job], beam=1), config, eos=EOS)
         return self._pieces(job.tokens[1:], tokens)
 
     def _pieces(self, prompt: list[int], tokens: Iterator[int]) -> Iterator[str]:
@@ -204,9 +204,9 @@ class Engine:
     def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
         """Returns the options with the default `beam`; raises if the model does not allow them."""
         options = check_options(DecodeConfig() if options is None else options, beam)
-        if options.width > self.tokenizer.vocabulary:
+        if options.width > self.tokenizer.vocab_size:
             raise ConfigError(
-                f"beam={options.width} is past the {self.tokenizer.vocabulary} tokens of the "
+                f"beam={options.width} is past the {self.tokenizer.vocab_size} tokens of the "
                 f"vocabulary, of which a beam has one each at first; ask for fewer"
             )
         positions = self.model.config.target_positions
@@ -257,7 +257,7 @@ class Engine:
                     f"may have {length}; shorten it"
                 )
             jobs.append(
-                Job([*tokens, END], length, options.seed + line, forced, share=1 / len(pieces))
+                Job([*tokens, EOS], length, options.seed + line, forced, share=1 / len(pieces))
             )
             forced = ()
         return jobs
@@ -267,7 +267,7 @@ class Engine:
     ) -> list[Job]:
         """A job for each sample of a prompt."""
         positions, least = self.model.config.target_positions, max(1, options.min_length)
-        tokens = [self.model.config.start, *self.tokenizer.encode(prompt)]
+        tokens = [self.model.config.bos, *self.tokenizer.encode(prompt)]
         room = positions - len(tokens) + 1  # the last token found is not fed
         if room < least:
             raise DataError(
@@ -313,14 +313,14 @@ class Engine:
 def _check_partners(model: TranslationModel | LanguageModel, tokenizer: Tokenizer) -> None:
     """Raises where a tokenizer cannot be the model's."""
     config = model.config
-    if tokenizer.vocabulary > config.vocabulary:
+    if tokenizer.vocab_size > config.vocab_size:
         raise DataError(
-            f"the tokenizer has {tokenizer.vocabulary} tokens and the model {config.vocabulary}; "
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}; "
             f"use the tokenizer that the model was trained with"
         )
-    if config.end != END:
+    if config.eos != EOS:
         raise DataError(
-            f"the model ends with token {config.end} and the tokenizer with {END}; use the "
+            f"the model ends with token {config.eos} and the tokenizer with {EOS}; use the "
             f"tokenizer that the model was trained with"
         )
 

@@ -40,19 +40,19 @@ UNIT = 64  # positions that memories and caches are rounded up to
 class GraphDecoder:
     """Decodes batches by a model whose weights stay as they are.
 
-    Ids from `vocabulary` on are never chosen. `padded` reads whole caches whatever their lengths,
+    Ids from `vocab_size` on are never chosen. `padded` reads whole caches whatever their lengths,
     as the paper's decoder did. One search runs at a time; others wait.
     """
 
     def __init__(
         self,
         model: TranslationModel | LanguageModel,
-        vocabulary: int | None = None,
+        vocab_size: int | None = None,
         *,
         padded: bool = False,
     ) -> None:
         self.model = model
-        self.vocabulary = vocabulary or model.config.vocabulary
+        self.vocab_size = vocab_size or model.config.vocab_size
         self.padded = padded
         self.fused = FusedDecoder(model)
         self.largest_beam = largest_beam(model)
@@ -73,7 +73,7 @@ class GraphDecoder:
         capacity: int,
         config: DecodeConfig,
         *,
-        end: int,
+        eos: int,
         prefixes: Sequence[Sequence[int]] | None = None,
         max_lengths: Sequence[int] | None = None,
     ) -> Sequence[list[Hypothesis]]:
@@ -83,10 +83,10 @@ class GraphDecoder:
         `capacity` positions. Raises OutOfRoom where the device's memory is too small.
         """
         b, m = tokens.shape
-        constraints = Constraints.make(config, end, prefixes, max_lengths, b, tokens.device)
-        largest = max(end, int(constraints.prefix.max()) if constraints.prefix.numel() else 0)
-        if largest >= self.vocabulary:
-            raise TokenError(f"token {largest} is outside the vocabulary of {self.vocabulary}")
+        constraints = Constraints.make(config, eos, prefixes, max_lengths, b, tokens.device)
+        largest = max(eos, int(constraints.prefix.max()) if constraints.prefix.numel() else 0)
+        if largest >= self.vocab_size:
+            raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
         with self._lock:
             for _ in range(2):  # other shapes may be in the way of the first attempt
                 found = self._attempt(tokens, lengths, capacity, config, constraints)
@@ -169,7 +169,7 @@ class GraphDecoder:
         """A captured step whose buffers hold the batch, ready for its first token."""
         b, m = tokens.shape
         shape = self._shape(b, m, capacity, config)
-        captured = self._capture(shape, constraints.end)
+        captured = self._capture(shape, constraints.eos)
         buffers = captured.buffers
         known = torch.tensor(lengths, device=tokens.device)
         if isinstance(self.model, TranslationModel):
@@ -178,7 +178,7 @@ class GraphDecoder:
                 rehearse(encode)
             encode()
             self._has_encoded = True
-            first = torch.full((b,), self.model.config.start, device=tokens.device)
+            first = torch.full((b,), self.model.config.bos, device=tokens.device)
             captured.begin(first, None, constraints)
         else:
             first = self._read_prompts(tokens, known, buffers)
@@ -226,7 +226,7 @@ class GraphDecoder:
             pays = smaller <= captured.buffers.shape.sentences // 2 and longest - t >= SOON
             if not (may_move and pays):
                 continue
-            moved = self._move(captured, growing, smaller, constraints.end)
+            moved = self._move(captured, growing, smaller, constraints.eos)
             if moved is None:
                 may_move = False
                 continue
@@ -250,26 +250,26 @@ class GraphDecoder:
             found.put(sentences, captured.buffers, places)
 
     def _move(
-        self, captured: Captured, growing: list[int], smaller: int, end: int
+        self, captured: Captured, growing: list[int], smaller: int, eos: int
     ) -> Captured | None:
         """The sentences that grow in a smaller graph; None where the memory has no room for it."""
         before = captured.buffers
         shape = dataclasses.replace(before.shape, sentences=smaller)
         try:
-            moved = self._capture(shape, end)
+            moved = self._capture(shape, eos)
             before.move(torch.tensor(growing, device=before.rows.tokens.device), moved.buffers)
         except torch.OutOfMemoryError:
             self._captured.pop(shape, None)
             return None
         return moved
 
-    def _capture(self, shape: Shape, end: int) -> Captured:
+    def _capture(self, shape: Shape, eos: int) -> Captured:
         """The captured step of a shape, made if there is none; the longest unused give way."""
         captured = self._captured.pop(shape, None)
-        if captured is None or captured.end != end:
+        if captured is None or captured.eos != eos:
             wanted = cache_bytes(shape, self.model.config, self.model.dtype)
             self._make_room(wanted)
-            captured = Captured(self.fused, shape, self.vocabulary, end, self._pool)
+            captured = Captured(self.fused, shape, self.vocab_size, eos, self._pool)
         self._captured[shape] = captured
         return captured
 

@@ -89,7 +89,7 @@ class FoundGreedy(Found):
     """What greedy search found: one hypothesis of each sentence."""
 
     def __init__(self, b: int, constraints: Constraints, alpha: float) -> None:
-        self._limits, self._end, self._alpha = constraints.limits, constraints.end, alpha
+        self._limits, self._end, self._alpha = constraints.limits, constraints.eos, alpha
         self._texts = np.empty((b, constraints.longest), dtype=np.int32)  # and what is past an end
         self._log_p = np.empty(b, dtype=np.float32)
 

@@ -1,6 +1,6 @@
 """Greedy search and sampling over a step function; this file knows no model.
 
-A step function takes tokens [rows] and a state and returns logits [rows, vocabulary]; a captured
+A step function takes tokens [rows] and a state and returns logits [rows, vocab_size]; a captured
 graph is one more of them. Whatever happens to a row depends on that row alone: its limits, its
 seed and its logits.
 """
@@ -43,7 +43,7 @@ class SearchState(Protocol):
 
 S = TypeVar("S", bound=SearchState)
 Step = Callable[[Tensor, S], Tensor]
-Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocabulary], t -> tokens [b]
+Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocab_size], t -> tokens [b]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Hypothesis:
 class Constraints:
     """What each of b sentences must begin with, and how long it may and must be."""
 
-    end: int
+    eos: int
     min_length: int
     max_lengths: Tensor  # [b]
     limits: tuple[int, ...]  # the same, on the host
@@ -75,7 +75,7 @@ class Constraints:
     def make(
         cls,
         config: DecodeConfig,
-        end: int,
+        eos: int,
         prefixes: Sequence[Sequence[int]] | None,
         max_lengths: Sequence[int] | None,
         b: int,
@@ -84,8 +84,8 @@ class Constraints:
         """Constraints for b sentences, checked."""
         if b < 1:
             raise ShapeError("this state has no rows; start one with at least one sentence")
-        if end < 0:
-            raise TokenError(f"end={end} is no token id")
+        if eos < 0:
+            raise TokenError(f"eos={eos} is not a token id")
         limits = _limits(config, max_lengths, b)
         starts = [()] * b if prefixes is None else [tuple(prefix) for prefix in prefixes]
         for name, given in (("max_lengths", limits), ("prefixes", starts)):
@@ -99,14 +99,14 @@ class Constraints:
                 raise ConfigError(
                     f"a forced prefix of {len(prefix)} tokens does not fit max_length={limit}"
                 )
-            if end in prefix or min(prefix, default=0) < 0:
+            if eos in prefix or min(prefix, default=0) < 0:
                 raise TokenError(
-                    f"a forced prefix must hold token ids other than the end token {end}"
+                    f"a forced prefix must hold token ids other than the end token {eos}"
                 )
         width = max(map(len, starts))
         padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in starts]
         return cls(
-            end,
+            eos,
             config.min_length,
             torch.tensor(limits, device=device),
             tuple(limits),
@@ -122,22 +122,22 @@ class Constraints:
     def log_probabilities(self, logits: Tensor, t: int) -> Tensor:
         """log P of each token as the t-th from 0, -inf where it is not allowed.
 
-        logits: [b, …, vocabulary], of any floating type; the result is float32.
+        logits: [b, …, vocab_size], of any floating type; the result is float32.
         """
-        vocabulary = logits.shape[-1]
+        vocab_size = logits.shape[-1]
         if t == 0:
-            largest = max(self.end, int(self.prefix.max()) if self.prefix.numel() else 0)
-            if largest >= vocabulary:
-                raise TokenError(f"token {largest} is outside the vocabulary of {vocabulary}")
+            largest = max(self.eos, int(self.prefix.max()) if self.prefix.numel() else 0)
+            if largest >= vocab_size:
+                raise TokenError(f"token {largest} is outside the vocabulary of {vocab_size}")
         log_p = torch.log_softmax(logits.float(), dim=-1)
-        tokens = torch.arange(vocabulary, device=logits.device)
+        tokens = torch.arange(vocab_size, device=logits.device)
         if t + 1 < self.min_length:
-            log_p = log_p.masked_fill(tokens == self.end, float("-inf"))
+            log_p = log_p.masked_fill(tokens == self.eos, float("-inf"))
         if t < self.prefix.shape[1]:
             forced = (t < self.prefix_lengths).unsqueeze(1)
-            other = forced & (tokens != self.prefix[:, t].unsqueeze(1))  # [b, vocabulary]
+            other = forced & (tokens != self.prefix[:, t].unsqueeze(1))  # [b, vocab_size]
             log_p = log_p.masked_fill(
-                other.view(len(other), *[1] * (logits.dim() - 2), vocabulary), float("-inf")
+                other.view(len(other), *[1] * (logits.dim() - 2), vocab_size), float("-inf")
             )
         return log_p
 
@@ -152,12 +152,12 @@ def _limits(config: DecodeConfig, max_lengths: Sequence[int] | None, b: int) -> 
 
 
 def next_logits(step: Step[S], tokens: Tensor, state: S) -> Tensor:
-    """What `step` returns for tokens [rows], once its shape is seen to be [rows, vocabulary]."""
+    """What `step` returns for tokens [rows], once its shape is seen to be [rows, vocab_size]."""
     logits = step(tokens, state)
     if logits.dim() != 2 or len(logits) != len(tokens):
         raise ShapeError(
             f"the step function returned logits {list(logits.shape)}; they must be "
-            f"[{len(tokens)}, vocabulary]"
+            f"[{len(tokens)}, vocab_size]"
         )
     return logits
 
@@ -182,7 +182,7 @@ def greedy(
     state: S,
     config: DecodeConfig,
     *,
-    end: int,
+    eos: int,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_lengths: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
@@ -194,7 +194,7 @@ def greedy(
     config = check_options(config)
     _check_greedy(config)
     constraints = Constraints.make(
-        config, end, prefixes, max_lengths, len(state.first), state.first.device
+        config, eos, prefixes, max_lengths, len(state.first), state.first.device
     )
     return _follow(step, state, constraints, config.alpha, _likeliest)
 
@@ -204,7 +204,7 @@ def sample(
     state: S,
     config: DecodeConfig,
     *,
-    end: int,
+    eos: int,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_lengths: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
@@ -218,7 +218,7 @@ def sample(
     if config.temperature is None:
         raise ConfigError("sampling needs a temperature; 1.0 draws from the model as it is")
     b, device = len(state.first), state.first.device
-    constraints = Constraints.make(config, end, prefixes, max_lengths, b, device)
+    constraints = Constraints.make(config, eos, prefixes, max_lengths, b, device)
     seeds = range(config.seed, config.seed + b) if seeds is None else seeds
     if len(seeds) != b:
         raise ShapeError(f"{len(seeds)} seeds for {b} rows; give one each")
@@ -226,7 +226,7 @@ def sample(
     return _follow(step, state, constraints, config.alpha, choose)
 
 
-def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterator[int]:
+def stream(step: Step[S], state: S, config: DecodeConfig, *, eos: int) -> Iterator[int]:
     """The tokens of a state's only row as they are chosen, without the end token.
 
     They are those that `sample` would find where there is a temperature, else those of `greedy`.
@@ -234,21 +234,21 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, end: int) -> Iterat
     config = check_options(config)
     if len(state.first) != 1:
         raise ShapeError(f"this state has {len(state.first)} rows; only one can be streamed")
-    constraints = Constraints.make(config, end, None, None, 1, state.first.device)
+    constraints = Constraints.make(config, eos, None, None, 1, state.first.device)
     if config.temperature is None:
         _check_greedy(config)
         choose: Choose = _likeliest
     else:
         choose = _drawer(config, [config.seed], constraints.longest, state.first.device)
     _begin(state, constraints)
-    return _stream(_walk(step, state, constraints, choose), end)
+    return _stream(_walk(step, state, constraints, choose), eos)
 
 
-def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], end: int) -> Iterator[int]:
+def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], eos: int) -> Iterator[int]:
     for tokens, gained, _ in walk:
         check_numbers([float(gained)])
         token = int(tokens)
-        if token != end:
+        if token != eos:
             yield token
 
 
@@ -310,7 +310,7 @@ def _walk(
         log_p = constraints.log_probabilities(next_logits(step, tokens, state), t)
         tokens = choose(log_p, t)
         yield tokens, log_p.gather(1, tokens.unsqueeze(1)).squeeze(1), ~over
-        over = over | (tokens == constraints.end) | (t + 1 >= constraints.max_lengths)
+        over = over | (tokens == constraints.eos) | (t + 1 >= constraints.max_lengths)
         if bool(over.all()):
             return
         state.stop(over)
@@ -319,7 +319,7 @@ def _walk(
 def _follow(
     step: Step[S], state: S, constraints: Constraints, alpha: float, choose: Choose
 ) -> list[Hypothesis]:
-    """One hypothesis a row, each next token by `choose` from log-probabilities [b, vocabulary]."""
+    """One hypothesis a row, each next token by `choose` from log-probabilities [b, vocab_size]."""
     _begin(state, constraints)
     b, device = len(state.first), state.first.device
     produced = torch.zeros(b, constraints.longest, dtype=torch.long, device=device)
@@ -330,7 +330,7 @@ def _follow(
         total = torch.where(live, total + gained, total)
         produced[:, t] = tokens
         lengths += live
-        ended |= live & (tokens == constraints.end)
+        ended |= live & (tokens == constraints.eos)
     scores = total / length_penalty(lengths, alpha).to(total.device)
     columns = (produced, lengths, scores, total, ended)
     return make_hypotheses(*(column.tolist() for column in columns))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import END
+from writehead.data.tokenizer import EOS
 from writehead.decoding.batching import (
     Batching,
     Job,
@@ -33,20 +33,20 @@ Progress = Callable[[float], None]  # told how many more lines have finished, in
 
 
 class Worker:
-    """Decodes jobs by a model, of whose tokens the first `vocabulary` may be chosen."""
+    """Decodes jobs by a model, of whose tokens the first `vocab_size` may be chosen."""
 
     def __init__(
         self,
         model: TranslationModel | LanguageModel,
-        vocabulary: int,
+        vocab_size: int,
         batching: Batching,
         *,
         graphs: bool = True,
     ) -> None:
         self.model = model
-        self.vocabulary = vocabulary
+        self.vocab_size = vocab_size
         self.batching = batching
-        self._graphs = _make_graphs(model, vocabulary) if graphs else None
+        self._graphs = _make_graphs(model, vocab_size) if graphs else None
         self.batch_tokens = batching.budget(model.device.type)  # less once memory ran out
 
     def work(
@@ -93,20 +93,20 @@ class Worker:
                     [len(job.tokens) for job in batch],
                     self._capacity(batch),
                     config,
-                    end=END,
+                    eos=EOS,
                     prefixes=prefixes,
                     max_lengths=limits,
                 )
             state = self.start(batch, options.width)
             if options.temperature is None:
                 return beam_search(
-                    self.step, state, config, end=END, prefixes=prefixes, max_lengths=limits
+                    self.step, state, config, eos=EOS, prefixes=prefixes, max_lengths=limits
                 )
             drawn = sample(
                 self.step,
                 state,
                 config,
-                end=END,
+                eos=EOS,
                 prefixes=prefixes,
                 max_lengths=limits,
                 seeds=[job.seed for job in batch],
@@ -177,10 +177,10 @@ class Worker:
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """The model's step, without logits for ids that the tokenizer has no text for."""
-        return self.model.step(tokens, state)[:, : self.vocabulary]
+        return self.model.step(tokens, state)[:, : self.vocab_size]
 
 
-def _make_graphs(model: TranslationModel | LanguageModel, vocabulary: int) -> "GraphDecoder | None":
+def _make_graphs(model: TranslationModel | LanguageModel, vocab_size: int) -> "GraphDecoder | None":
     """Captured decoding by a model on a GPU; None where it must be decoded step by step."""
     if model.device.type != "cuda":
         return None
@@ -194,4 +194,4 @@ def _make_graphs(model: TranslationModel | LanguageModel, vocabulary: int) -> "G
     if reason is not None:
         log.warning("decoding goes step by step, which is slower: %s", reason)
         return None
-    return GraphDecoder(model, vocabulary)
+    return GraphDecoder(model, vocab_size)

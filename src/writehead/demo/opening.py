@@ -1,4 +1,4 @@
-"""How the demo opens: the model in the box translates, before any other is trained."""
+"""How the demo opens: the bundled model translates, before any other is trained."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from writehead.decoding import Engine
 from writehead.errors import RunError
-from writehead.model.boxed import has_boxed_run
+from writehead.model.bundled import has_bundled_run
 
 SENTENCES = (
     "The committee will vote on the report tomorrow.",
@@ -20,14 +20,14 @@ SENTENCES = (
 
 
 def open_box(device: str, console: Console) -> dict[str, Any] | None:
-    """Our sentences as the model in the box translates them, and the seconds that it took.
+    """Our sentences as the bundled model translates them, and the seconds that it took.
 
     None where the package has no such model, or a damaged one.
     """
-    if not has_boxed_run():
-        console.print("[bold]1. The model in the box[/] is not here: this writehead has none")
+    if not has_bundled_run():
+        console.print("[bold]1. The bundled model[/] is not here: this writehead has none")
         return None
-    console.print("[bold]1. The model in the box[/] translates, English to German, beam 4")
+    console.print("[bold]1. The bundled model[/] translates, English to German, beam 4")
     began = time.perf_counter()
     try:
         engine = Engine.load(device=device)

@@ -36,7 +36,7 @@ def write_page(path: Path, results: dict[str, Any]) -> Path:
 {test["train_pairs"]:,} sentences in the same order. They differ in one thing: the keys and values
 of <b>multi-head</b> attention have eight heads, those of <b>multi-query</b> attention have one,
 and its feed-forward layers are wider to make up for it.</p>
-{_boxed(results["boxed"])}
+{_bundled(results["bundled"])}
 <h2>Results</h2>
 <div class="wide">{_table(table_rows(results))}</div>
 {_columns(test, results["steps"])}
@@ -104,14 +104,14 @@ def _table(rows: list[list[str]], kind: str = "") -> str:
     return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"
 
 
-def _boxed(found: dict[str, Any] | None) -> str:
-    """What the model in the box made of our sentences; nothing where there was none."""
+def _bundled(found: dict[str, Any] | None) -> str:
+    """What the bundled model made of our sentences; nothing where there was none."""
     if found is None:
         return ""
     rows = [[one["source"], one["translation"]] for one in found["sentences"]]
     table = _table([["English", "German"], *rows], "text")
     return (
-        f"<h2>The model in the box</h2>\n<p>A multi-query model that comes with writehead, trained "
+        f"<h2>The bundled model</h2>\n<p>A multi-query model that comes with writehead, trained "
         f"on real text and not by this demo. {how_long(found)}</p>\n{table}"
     )
 

@@ -1,4 +1,4 @@
-"""What `writehead demo` does, from the model in the box to a page of results.
+"""What `writehead demo` does, from the bundled model to a page of results.
 
 The model that comes with the package translates first. Then two models with the same number of
 parameters, one multi-head and one multi-query, are trained on the same batches. Everything is kept
@@ -46,7 +46,7 @@ class Demo:
 
     pairs: int = 40_000
     max_words: int = 7
-    vocabulary: int = 1500
+    vocab_size: int = 1500
     held_out: int = 500
     train: TrainConfig = TRAINING
 
@@ -56,15 +56,15 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     load_sacrebleu("demo")  # raises if it is missing, before minutes of training
     demo = demo or Demo()
     console, out = Console(stderr=True, highlight=False), Console(highlight=False)
-    results: dict[str, Any] = {"boxed": open_box(device, console), "models": {}}
-    if results["boxed"] is not None:
-        show_box(results["boxed"], out)
+    results: dict[str, Any] = {"bundled": open_box(device, console), "models": {}}
+    if results["bundled"] is not None:
+        show_box(results["bundled"], out)
     console.print(f"[bold]2. A corpus[/] of {demo.pairs:,} sentence pairs, by our own grammar")
     dataset = folder / "data"
     prepare(
         dataset,
         embedded(demo.pairs, max_words=demo.max_words, held_out=demo.held_out),
-        PrepareConfig(task="translation", vocabulary=demo.vocabulary),
+        PrepareConfig(task="translation", vocab_size=demo.vocab_size),
         progress=Reporter(quiet=not console.is_terminal),
     )
     test = list(pairs("test", demo.held_out, max_words=demo.max_words))

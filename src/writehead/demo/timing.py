@@ -69,7 +69,7 @@ def time_steps(models: Mapping[str, TranslationModel | LanguageModel]) -> dict[s
 
 def _step_times(model: TranslationModel | LanguageModel) -> list[float]:
     assert isinstance(model, TranslationModel)
-    tokens = torch.randint(3, model.config.vocabulary, (BATCH, max(POSITIONS) + 1))
+    tokens = torch.randint(3, model.config.vocab_size, (BATCH, max(POSITIONS) + 1))
     tokens = tokens.to(model.device)
     state = model.start(tokens[:, :SOURCE], max(POSITIONS) + 1, rewindable=1)
     answer, fed = [], 0

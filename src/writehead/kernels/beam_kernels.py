@@ -21,8 +21,8 @@ def pick_kernel(
     growing,
     out_logits,
     out_tokens,
-    vocabulary,
-    end,
+    vocab_size,
+    eos,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     SIZE_N: tl.constexpr,
@@ -37,11 +37,11 @@ def pick_kernel(
     alive, chosen, least = tl.load(growing + row), tl.load(clock), tl.load(min_length)
     peaks = load_peaks(largest, row, CHUNKS, SIZE_N)
     if alive != 0:
-        banned = tl.where(chosen >= least, -1, end)
+        banned = tl.where(chosen >= least, -1, eos)
         values, tokens = best_of_row(
             logits + row * stride,
             peaks,
-            vocabulary,
+            vocab_size,
             banned,
             CHUNK,
             CHUNKS,
@@ -67,7 +67,7 @@ def _penalty(length, alpha):
 
 
 @triton.jit
-def _rank(total, rank, vocabulary, TOP: tl.constexpr, SIZE_C: tl.constexpr):
+def _rank(total, rank, vocab_size, TOP: tl.constexpr, SIZE_C: tl.constexpr):
     """The TOP best of total [beam, candidates], in order: scores, parents and tokens [SIZE_C].
 
     rank: beam × vocabulary + token, by which equals are told apart.
@@ -83,7 +83,7 @@ def _rank(total, rank, vocabulary, TOP: tl.constexpr, SIZE_C: tl.constexpr):
         ranks = tl.where(candidates == i, which, ranks)
         total = tl.where(rank == which, float("-inf"), total)
     ranks = tl.where(scores == float("-inf"), 0, ranks)
-    return scores, ranks // vocabulary, ranks % vocabulary
+    return scores, ranks // vocab_size, ranks % vocab_size
 
 
 @triton.jit
@@ -224,8 +224,8 @@ def beam_kernel(
     pool_ended,
     ancestors,
     prefix_width,
-    vocabulary,
-    end,
+    vocab_size,
+    eos,
     size,
     alpha,
     BEAM: tl.constexpr,
@@ -269,9 +269,9 @@ def beam_kernel(
         total = log_live[:, None] + (value - log_z[:, None])
         hopeless = (log_live == float("-inf"))[:, None] | (value == float("-inf"))
         total = tl.where(hopeless | (total != total), float("-inf"), total)
-        rank = tl.where(is_there & (token != LATE), beams[:, None] * vocabulary + token, LATE)
-        score, parent, last = _rank(total, rank, vocabulary, TOP, SIZE_C)
-        ended = (last == end) & (score != float("-inf"))
+        rank = tl.where(is_there & (token != LATE), beams[:, None] * vocab_size + token, LATE)
+        score, parent, last = _rank(total, rank, vocab_size, TOP, SIZE_C)
+        ended = (last == eos) & (score != float("-inf"))
         longest = tl.load(max_lengths + sentence).to(tl.int32)
         cut = chosen_so_far >= longest
 

@@ -41,9 +41,9 @@ class Candidates:
     chunk: int
 
     @classmethod
-    def make(cls, rows: int, vocabulary: int, top: int, device: torch.device) -> "Candidates":
+    def make(cls, rows: int, vocab_size: int, top: int, device: torch.device) -> "Candidates":
         """Room for the `top` best of each row."""
-        parts = triton.cdiv(vocabulary, PART)
+        parts = triton.cdiv(vocab_size, PART)
         return cls(
             torch.empty(rows, parts * (PART // CHUNK), device=device),
             torch.empty(rows, parts, 2, device=device),
@@ -93,7 +93,7 @@ class History:
 class Feed:
     """What the tokens that are chosen become: the input of the next step.
 
-    E: [vocabulary, d] and P: [positions, d], embeddings. X: [rows, d], where their sums belong.
+    E: [vocab_size, d] and P: [positions, d], embeddings. X: [rows, d], where their sums belong.
     """
 
     E: Tensor
@@ -101,8 +101,8 @@ class Feed:
     X: Tensor
 
 
-def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
-    """Fills `out.largest` and `out.statistics` from the first `vocabulary` of logits [rows, …]."""
+def survey(logits: Tensor, out: Candidates, *, vocab_size: int) -> None:
+    """Fills `out.largest` and `out.statistics` from the first `vocab_size` of logits [rows, …]."""
     rows, parts, _ = out.statistics.shape
     chain = chained(logits)
     launch(_survey_kernel, (rows, parts))(
@@ -110,7 +110,7 @@ def survey(logits: Tensor, out: Candidates, *, vocabulary: int) -> None:
         logits.stride(0),
         out.largest,
         out.statistics,
-        vocabulary,
+        vocab_size,
         CHUNK=out.chunk,
         PART=PART,
         CHAINED=bool(chain),
@@ -128,8 +128,8 @@ def choose_greedy(
     log_p: Tensor,
     feed: Feed,
     *,
-    vocabulary: int,
-    end: int,
+    vocab_size: int,
+    eos: int,
 ) -> None:
     """Takes each row's likeliest token, or the forced one, and adds its log-probability.
 
@@ -160,8 +160,8 @@ def choose_greedy(
         feed.X,
         texts.shape[1],
         limits.prefix.shape[1],
-        vocabulary,
-        end,
+        vocab_size,
+        eos,
         len(feed.P) - 1,
         d,
         CHUNK=found.chunk,
@@ -182,7 +182,7 @@ def _survey_kernel(
     stride,
     largest,
     statistics,
-    vocabulary,
+    vocab_size,
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -198,7 +198,7 @@ def _survey_kernel(
         statistics,
         row * parts + part,
         part,
-        vocabulary,
+        vocab_size,
         CHUNK,
         PART,
     )
@@ -211,7 +211,7 @@ def _note_part(
     statistics,
     place,
     part,
-    vocabulary,
+    vocab_size,
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
 ):
@@ -219,7 +219,7 @@ def _note_part(
     CHUNKS: tl.constexpr = PART // CHUNK
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, CHUNK)
     tokens = part * PART + chunks[:, None] * CHUNK + within[None, :]
-    x = tl.load(logits + tokens, mask=tokens < vocabulary, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
     peaks = tl.max(x, axis=1)
     peak = tl.max(peaks, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
@@ -240,7 +240,7 @@ def load_peaks(largest, row, CHUNKS: tl.constexpr, SIZE_N: tl.constexpr):
 def best_of_row(
     logits,
     peaks,
-    vocabulary,
+    vocab_size,
     banned,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -257,7 +257,7 @@ def best_of_row(
     if banned >= 0:  # its chunk's largest may be its own
         chunk = banned // CHUNK
         at = chunk * CHUNK + within
-        allowed = (at < vocabulary) & (at != banned)
+        allowed = (at < vocab_size) & (at != banned)
         x = tl.load(logits + at, mask=allowed, other=float("-inf")).to(tl.float32)
         peaks = tl.where(chunks == chunk, tl.max(x, axis=0), peaks)
     candidates = tl.arange(0, SIZE_C)
@@ -268,7 +268,7 @@ def best_of_row(
         chosen = tl.where(candidates == i, which, chosen)
         peaks = tl.where(chunks == which, float("-inf"), peaks)
     at = chosen[:, None] * CHUNK + within[None, :]
-    allowed = (candidates < TOP)[:, None] & (at < vocabulary) & (at != banned)
+    allowed = (candidates < TOP)[:, None] & (at < vocab_size) & (at != banned)
     allowed = allowed & (chosen >= 0)[:, None] & (chosen < CHUNKS)[:, None]
     x = tl.load(logits + at, mask=allowed, other=float("-inf")).to(tl.float32)
     values = tl.full([SIZE_C], float("-inf"), tl.float32)
@@ -317,8 +317,8 @@ def _greedy_kernel(
     X,
     steps,
     prefix_width,
-    vocabulary,
-    end,
+    vocab_size,
+    eos,
     last_position,
     d,
     CHUNK: tl.constexpr,
@@ -336,7 +336,7 @@ def _greedy_kernel(
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     part = PARTS - 1 - tl.program_id(1)  # what was written last may be in the device's cache yet
     logits += row * stride
-    _note_part(logits, largest, statistics, row * PARTS + part, part, vocabulary, CHUNK, PART)
+    _note_part(logits, largest, statistics, row * PARTS + part, part, vocab_size, CHUNK, PART)
     tl.debug_barrier()  # what all threads noted is there before one of them says so
     if tl.atomic_add(done + row, 1, sem="acq_rel") == PARTS - 1:
         tl.store(done + row, 0)
@@ -353,21 +353,21 @@ def _greedy_kernel(
         one = tl.full([1], 0, tl.int64) + row
         log_z = tl.sum(log_sum(statistics, one, one >= 0, PARTS, SIZE_P), axis=0)
         if alive != 0:
-            banned = tl.where(chosen_so_far >= least, -1, end)
+            banned = tl.where(chosen_so_far >= least, -1, eos)
             values, tokens = best_of_row(
-                logits, peaks, vocabulary, banned, CHUNK, CHUNKS, SIZE_N, 1, 1
+                logits, peaks, vocab_size, banned, CHUNK, CHUNKS, SIZE_N, 1, 1
             )
             value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
             if chosen_so_far <= forced:
                 token = tl.load(prefix + row * prefix_width + chosen_so_far - 1).to(tl.int32)
                 value = tl.load(logits + token).to(tl.float32)
-            token = tl.where(token == 2147483647, end, token)  # no number among the logits
+            token = tl.where(token == 2147483647, eos, token)  # no number among the logits
             fed, length = token.to(fed.dtype), length + 1
             tl.store(log_p + row, sum_so_far + value - log_z)
             tl.store(texts + row * steps + chosen_so_far - 1, token)
             tl.store(next_tokens + row, fed)
             tl.store(lengths + row, length)
-            goes_on = (token != end) & (chosen_so_far < most)
+            goes_on = (token != eos) & (chosen_so_far < most)
             tl.store(growing + row, goes_on.to(alive.dtype))
         embed_row(E, P, X, row, fed, length, last_position, d, SIZE_D)
         tl.debug_barrier()  # all threads have read the clock

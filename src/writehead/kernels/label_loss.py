@@ -23,7 +23,7 @@ def label_loss(
 ) -> tuple[Tensor, Tensor]:
     """What is trained on and the negative log-likelihood, [rows] each, float32.
 
-    logits: [rows, vocabulary]. labels: [rows]; a row whose label is negative does not count, and
+    logits: [rows, vocab_size]. labels: [rows]; a row whose label is negative does not count, and
     both of it are 0. A label past the vocabulary makes them NaN.
     """
     if logits.stride(1) != 1:
@@ -38,8 +38,8 @@ def _losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Objective, negative log-likelihood and log Z, [rows] each."""
     objective, nll, log_z = _empty(logits, labels, label_smoothing, z_loss)
-    rows, vocabulary = logits.shape
-    size = min(WHOLE, triton.next_power_of_2(vocabulary))
+    rows, vocab_size = logits.shape
+    size = min(WHOLE, triton.next_power_of_2(vocab_size))
     with torch.cuda.device_of(logits):
         _sum_kernel[(rows,)](
             logits,
@@ -48,7 +48,7 @@ def _losses(
             objective,
             nll,
             log_z,
-            vocabulary,
+            vocab_size,
             label_smoothing,
             z_loss,
             SIZE=size,
@@ -71,12 +71,12 @@ def _differentiate(
 ) -> Tensor:
     """The gradient of the logits: shares · p + evenly, and `own` more at the label; [rows] each."""
     gradient = torch.empty_like(logits)
-    rows, vocabulary = logits.shape
+    rows, vocab_size = logits.shape
     # what comes from a sum may be one number, repeated
     shares, evenly, own = (T.contiguous() for T in (shares, evenly, own))
-    size = min(PART, triton.next_power_of_2(vocabulary))
+    size = min(PART, triton.next_power_of_2(vocab_size))
     with torch.cuda.device_of(logits):
-        _differentiate_kernel[(rows, triton.cdiv(vocabulary, size))](
+        _differentiate_kernel[(rows, triton.cdiv(vocab_size, size))](
             logits,
             logits.stride(0),
             labels,
@@ -86,7 +86,7 @@ def _differentiate(
             own,
             gradient,
             gradient.stride(0),
-            vocabulary,
+            vocab_size,
             SIZE=size,
             num_warps=max(1, min(8, size // 256)),
         )
@@ -125,7 +125,7 @@ def _sum_kernel(
     objective,
     nll,
     log_z,
-    vocabulary,
+    vocab_size,
     label_smoothing,
     z_loss,
     SIZE: tl.constexpr,
@@ -135,24 +135,24 @@ def _sum_kernel(
     start = logits + row * stride
     label = tl.load(labels + row)
     counts = label >= 0
-    own = tl.load(start + label, mask=counts & (label < vocabulary), other=0.0).to(tl.float32)
-    own = tl.where(label < vocabulary, own, float("nan"))
+    own = tl.load(start + label, mask=counts & (label < vocab_size), other=0.0).to(tl.float32)
+    own = tl.where(label < vocab_size, own, float("nan"))
     largest = float("-inf")
     total = 0.0
     whole = 0.0
-    for first in range(0, vocabulary, SIZE):
+    for first in range(0, vocab_size, SIZE):
         at = first + tl.arange(0, SIZE)
-        inside = (at < vocabulary) & counts
+        inside = (at < vocab_size) & counts
         x = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
         whole += tl.sum(x, axis=0)
-        x = tl.where(at < vocabulary, x * LOG2E, float("-inf"))
+        x = tl.where(at < vocab_size, x * LOG2E, float("-inf"))
         now = tl.maximum(largest, tl.max(x, axis=0))
         base = tl.where(now == float("-inf"), 0.0, now)  # all that was seen is minus infinity
         total = total * tl.exp2(largest - base) + tl.sum(tl.exp2(x - base), axis=0)
         largest = now
     z = (largest + tl.log2(total)) / LOG2E
     mine = z - own
-    smoothed = (1.0 - label_smoothing) * mine + label_smoothing * (z - whole / vocabulary)
+    smoothed = (1.0 - label_smoothing) * mine + label_smoothing * (z - whole / vocab_size)
     if label_smoothing == 0.0:
         smoothed = mine  # a logit of minus infinity is no harm then
     tl.store(objective + row, tl.where(counts, smoothed + z_loss * z * z, 0.0))
@@ -171,14 +171,14 @@ def _differentiate_kernel(
     own,
     gradient,
     gradient_stride,
-    vocabulary,
+    vocab_size,
     SIZE: tl.constexpr,
 ):
     """One program owns SIZE logits of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     label = tl.load(labels + row)
-    inside = at < vocabulary
+    inside = at < vocab_size
     x = tl.load(logits + row * stride + at, mask=inside & (label >= 0), other=0.0).to(tl.float32)
     z = tl.load(log_z + row)
     p = tl.exp2((x - z) * LOG2E)

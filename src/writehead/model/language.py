@@ -19,7 +19,7 @@ class LanguageModel(Transformer):
         super().__init__(config, backend)
 
     def forward(self, tokens: Tensor, *, packing: Packing | None = None) -> Tensor:
-        """Logits [b, n, vocabulary]: at each position of tokens [b, n], those of the next one."""
+        """Logits [b, n, vocab_size]: at each position of tokens [b, n], those of the next one."""
         return self._decode(tokens, packing)
 
     @torch.no_grad()

@@ -40,7 +40,8 @@ from writehead.model.translation import TranslationModel
 from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
 from writehead.util.json_files import read_json
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 CHECKPOINTS = "checkpoints"  # of a run in training: a folder of runs
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
 OLD_CHECKSUM = f"{WEIGHTS}.sha256"  # of runs that older versions wrote
@@ -250,8 +251,11 @@ def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
             f"{shown(data.get('writehead'))}), but this is writehead {__version__}, which reads "
             f"up to format {FORMAT}; install a newer version"
         )
+    fields = data["model"]
+    if data["format"] == 1:
+        fields = {FORMAT_1_NAMES.get(name, name): value for name, value in fields.items()}
     try:
-        model = ModelConfig.from_json(data["model"])
+        model = ModelConfig.from_json(fields)
         check_config(model)
         if "quantization" not in data:
             return model, None

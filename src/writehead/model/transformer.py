@@ -49,7 +49,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.d)
+        self.tokens = nn.Embedding(config.vocab_size, config.d)
         self.decoder = Stack(
             config,
             config.decoder_attention,
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
             backend=backend,
         )
         if not config.tied:
-            self.output = nn.Linear(config.d, config.vocabulary, bias=False)
+            self.output = nn.Linear(config.d, config.vocab_size, bias=False)
             nn.init.normal_(self.output.weight, std=config.d**-0.5)
 
     @property
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feeds one token a row, [rows] -> logits of the next [rows, vocabulary].
+        """Feeds one token a row, [rows] -> logits of the next [rows, vocab_size].
 
         The position advances here and nowhere else. Nothing waits for the device.
         """
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
-        """Feeds n tokens a row at once, [rows, n] -> logits [rows, n, vocabulary].
+        """Feeds n tokens a row at once, [rows, n] -> logits [rows, n, vocab_size].
 
         With counts [rows], only the first counts[i] tokens of row i are real; the logits after
         them mean nothing.
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
     def _decode(
         self, tokens: Tensor, packing: Packing | None, memories: list[Memory] | None = None
     ) -> Tensor:
-        """Logits [b, n, vocabulary] of a whole sequence: training's form."""
+        """Logits [b, n, vocab_size] of a whole sequence: training's form."""
         self._check_tokens("target" if memories else "tokens", tokens)
         limit = self.config.target_positions
         positions = self._whole_positions("target", tokens, packing, limit)
@@ -192,11 +192,11 @@ class Transformer(nn.Module):
             raise ShapeError(f"{name} must be integers, not {tokens.dtype}")
         if tokens.device != self.device:
             raise ShapeError(f"{name} are on {tokens.device} and the model on {self.device}")
-        if not _within(tokens, 0, self.config.vocabulary - 1):
-            outside = tokens[(tokens < 0) | (tokens >= self.config.vocabulary)]
+        if not _within(tokens, 0, self.config.vocab_size - 1):
+            outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
             raise TokenError(
                 f"token {int(outside[0])} in {name} is outside the vocabulary of "
-                f"{self.config.vocabulary}; ids are from 0 to {self.config.vocabulary - 1}"
+                f"{self.config.vocab_size}; ids are from 0 to {self.config.vocab_size - 1}"
             )
 
     def _check_lengths(self, name: str, lengths: Tensor | None, tokens: Tensor, least: int) -> None:

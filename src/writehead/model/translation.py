@@ -42,7 +42,7 @@ class TranslationModel(Transformer):
         source_packing: Packing | None = None,
         target_packing: Packing | None = None,
     ) -> Tensor:
-        """Logits [b, n, vocabulary]: at each position of `target`, those of the token after it.
+        """Logits [b, n, vocab_size]: at each position of `target`, those of the token after it.
 
         source: [b, m]. target: [b, n], as fed to the decoder, so beginning with the start token.
         source_lengths: [b], where the source is padded. The packings keep attention inside each
@@ -107,5 +107,5 @@ class TranslationModel(Transformer):
             cache.share()
         M = self.encode(source, source_lengths=source_lengths)
         memories = self.decoder.memorize(M, Visibility(lengths=source_lengths))
-        first = torch.full((source.shape[0] * beam,), self.config.start, device=source.device)
+        first = torch.full((source.shape[0] * beam,), self.config.bos, device=source.device)
         return DecoderState(cache, memories, first, beam)

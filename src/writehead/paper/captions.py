@@ -41,12 +41,12 @@ def quality_caption(sheet: Sheet) -> list[str]:
 
 
 def _text(data: dict[str, Any]) -> str:
-    train, vocabulary = data["splits"]["train"], data["vocabulary"]
+    train, vocab_size = data["splits"]["train"], data["vocab_size"]
     unit = "pairs" if data["task"] == "translation" else "lines"
     names = _listed(name for one in data["sources"] if one["split"] == "train" for name in _of(one))
     return (
         f"{train['sequences']:,} {unit}, {millions(train['target_tokens'])} target tokens, of "
-        f"{names}; a vocabulary of {vocabulary:,}"
+        f"{names}; a vocabulary of {vocab_size:,}"
     )
 
 

@@ -40,7 +40,7 @@ class Experiment:
     family: str
     text: Callable[[Path | None], texts.Text]
     settings: Settings = field(default_factory=dict)
-    vocabulary: int | None = None  # the family's by default
+    vocab_size: int | None = None  # the family's by default
 
     @property
     def name(self) -> str:
@@ -68,8 +68,8 @@ class Experiment:
     def prepare(self) -> PrepareConfig:
         """What to make of the text."""
         baseline = FAMILIES[self.family]
-        vocabulary = self.vocabulary or baseline.vocabulary
-        return PrepareConfig(task=baseline.task, vocabulary=vocabulary)
+        vocab_size = self.vocab_size or baseline.vocab_size
+        return PrepareConfig(task=baseline.task, vocab_size=vocab_size)
 
     @property
     def dataset(self) -> Path:
@@ -136,7 +136,7 @@ EXPERIMENTS = {
             "tiny",
             texts.grammar_pairs,
             _REHEARSAL,
-            vocabulary=_GRAMMAR_VOCABULARY,
+            vocab_size=_GRAMMAR_VOCABULARY,
         ),
         Experiment("table1", "small", "wmt14-small", texts.translation_files, _TRANSLATION),
         Experiment("table1", "paper-size", "wmt14", texts.translation_files, _TRANSLATION),
@@ -147,7 +147,7 @@ EXPERIMENTS = {
             "tiny-lm",
             texts.grammar_text,
             _REHEARSAL,
-            vocabulary=_GRAMMAR_VOCABULARY,
+            vocab_size=_GRAMMAR_VOCABULARY,
         ),
         Experiment("table3", "small", "lm1b-small", texts.language_files, _SMALL_LANGUAGE),
         Experiment("table3", "paper-size", "lm1b", texts.language_files, _SMALL_LANGUAGE),

@@ -59,8 +59,8 @@ def write_page(path: Path, report: Report, pictures: list[Path]) -> Path:
         ]
     if report.not_run:
         body.append(f"<p class='note'>Not run: {html.escape('; '.join(report.not_run))}.</p>")
-    if report.boxed is not None:
-        body.append(_section(Section(report.boxed)))
+    if report.bundled is not None:
+        body.append(_section(Section(report.bundled)))
     write_page_file(path, html_page(TITLE, "\n".join(body), STYLE))
     return path
 

@@ -15,7 +15,7 @@ FAMILIES: dict[str, ModelConfig] = {
     # Table 1; the vocabulary of about 33.3k follows from the total of 211M
     "wmt14": ModelConfig(
         task="translation",
-        vocabulary=33_280,
+        vocab_size=33_280,
         d=1024,
         f=4096,
         h=8,
@@ -30,7 +30,7 @@ FAMILIES: dict[str, ModelConfig] = {
     # Table 3; the untied vocabulary of 32.0k follows from the total of 192M
     "lm1b": ModelConfig(
         task="language",
-        vocabulary=32_000,
+        vocab_size=32_000,
         d=1024,
         f=8192,
         h=8,
@@ -42,15 +42,15 @@ FAMILIES: dict[str, ModelConfig] = {
     ),
 }
 FAMILIES["wmt14-small"] = dataclasses.replace(
-    FAMILIES["wmt14"], vocabulary=16_384, d=512, f=2048, k=64, v=64
+    FAMILIES["wmt14"], vocab_size=16_384, d=512, f=2048, k=64, v=64
 )
 FAMILIES["lm1b-small"] = dataclasses.replace(
-    FAMILIES["lm1b"], vocabulary=16_384, d=512, f=4096, k=64, v=64
+    FAMILIES["lm1b"], vocab_size=16_384, d=512, f=4096, k=64, v=64
 )
 # what fits 16 MB in six bits a weight; a deep encoder and a shallow decoder, for quick decoding
-FAMILIES["boxed"] = dataclasses.replace(
+FAMILIES["bundled"] = dataclasses.replace(
     FAMILIES["wmt14"],
-    vocabulary=8192,
+    vocab_size=8192,
     d=384,
     f=1120,
     h=6,
@@ -62,7 +62,7 @@ FAMILIES["boxed"] = dataclasses.replace(
 )
 FAMILIES["tiny"] = dataclasses.replace(
     FAMILIES["wmt14"],
-    vocabulary=1024,
+    vocab_size=1024,
     d=128,
     f=512,
     k=16,
@@ -72,7 +72,7 @@ FAMILIES["tiny"] = dataclasses.replace(
     dropout=0.0,
 )
 FAMILIES["tiny-lm"] = dataclasses.replace(
-    FAMILIES["lm1b"], vocabulary=1024, d=128, f=512, k=16, v=16, decoder_layers=2, dropout=0.0
+    FAMILIES["lm1b"], vocab_size=1024, d=128, f=512, k=16, v=16, decoder_layers=2, dropout=0.0
 )
 
 # The default training settings of each family. `experiments.py` gives the reasons for those of the
@@ -86,7 +86,7 @@ TRAINING: dict[str, TrainConfig] = {
     "lm1b": TrainConfig(steps=136_000, rows=256, label_smoothing=0.0),
     "wmt14-small": dataclasses.replace(_TABLE, steps=6000, rows=64),
     "lm1b-small": dataclasses.replace(_TABLE, steps=4000, label_smoothing=0.0),
-    "boxed": dataclasses.replace(_SMALL, steps=12_000),
+    "bundled": dataclasses.replace(_SMALL, steps=12_000),
     # minutes on two CPU cores
     "tiny": TrainConfig(
         steps=1900,

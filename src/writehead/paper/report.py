@@ -11,7 +11,7 @@ from typing import Any
 from writehead.bench.plots import SWEPT, draw
 from writehead.bench.record import read_result_file
 from writehead.errors import RunError
-from writehead.paper.boxed import FOLDER, boxed_grid, read_boxed, what_is_not_run
+from writehead.paper.bundled import FOLDER, bundled_grid, read_bundled, what_is_not_run
 from writehead.paper.captions import kv_caption, loss_caption
 from writehead.paper.experiments import REHEARSAL, TABLES
 from writehead.paper.figures import loss_svg, quality_svg
@@ -58,7 +58,7 @@ class Report:
     sections: tuple[Section, ...]
     not_run: tuple[str, ...]
     sweep: dict[str, Any] | None = None
-    boxed: Grid | None = None
+    bundled: Grid | None = None
 
 
 def make_report(results: Path) -> Report:
@@ -72,19 +72,19 @@ def make_report(results: Path) -> Report:
     ]
     tables = {table for table, _ in found}
     not_run = [TITLES[table] for table in TABLES if table not in tables]
-    boxed, sweep = read_boxed(results), _newest_sweep(results)
+    bundled, sweep = read_bundled(results), _newest_sweep(results)
     if not (found or sweep or (results / FOLDER).is_dir()):
         raise RunError(
             f"there is no result in {results}; give the folder that `writehead reproduce` writes "
             f"to, which holds table1, table2 and table3"
         )
-    if boxed is None:
+    if bundled is None:
         not_run.append(what_is_not_run(results))
     return Report(
         sections=tuple(sections),
         not_run=tuple(not_run),
         sweep=sweep,
-        boxed=None if boxed is None else boxed_grid(boxed),
+        bundled=None if bundled is None else bundled_grid(bundled),
     )
 
 
@@ -154,16 +154,20 @@ def markdown(report: Report, figures: str) -> str:
         parts += [f"### {SWEEP_TITLE}", _link(SWEEP, SWEEP_TITLE, figures), SWEEP_CAPTION]
     if report.not_run:
         parts.append(f"Not run: {'; '.join(report.not_run)}.")
-    if report.boxed is not None:
-        parts += [f"## {report.boxed.title}", _grid(report.boxed), " ".join(report.boxed.notes)]
+    if report.bundled is not None:
+        parts += [
+            f"## {report.bundled.title}",
+            _grid(report.bundled),
+            " ".join(report.bundled.notes),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 def card_markdown(report: Report) -> str:
-    """The figures for the card of the model in the box."""
-    if report.boxed is None:
+    """The figures for the card of the bundled model."""
+    if report.bundled is None:
         return f"Not run: {report.not_run[-1]}.\n"
-    return "\n\n".join([_grid(report.boxed), *report.boxed.notes]) + "\n"
+    return "\n\n".join([_grid(report.bundled), *report.bundled.notes]) + "\n"
 
 
 def _grid(grid: Grid) -> str:

@@ -46,7 +46,7 @@ SCORED = {"name": str, "ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str
 FILES = {"split": str, "files": [{"name": str}]}
 QUALITY = ROW | {
     "seed": COUNT,
-    "model": {"vocabulary": range(1, 2**31)},
+    "model": {"vocab_size": range(1, 2**31)},
     "train": {
         **dict.fromkeys(("steps", "rows", "target_length"), COUNT[1:]),
         "optimizer": str,
@@ -57,7 +57,7 @@ QUALITY = ROW | {
     "data": {
         "fingerprint": str,
         "task": str,
-        "vocabulary": COUNT,
+        "vocab_size": COUNT,
         "splits": {"train": {"sequences": COUNT[1:], "target_tokens": COUNT[1:]}},
         "sources": [
             ({"split": str, "embedded": object}, {"split": str, "hub": str}, FILES),

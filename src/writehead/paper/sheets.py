@@ -198,10 +198,10 @@ class Sheet:
     @cached_property
     def models(self) -> dict[str, ModelConfig]:
         """The model of each row, by the paper's name: as it was trained, or as it would be."""
-        vocabulary = self.results[0]["model"]["vocabulary"]
+        vocab_size = self.results[0]["model"]["vocab_size"]
         return {
             row: ModelConfig.from_json(
-                {**self.experiment.rows[ours].to_json(), "vocabulary": vocabulary}
+                {**self.experiment.rows[ours].to_json(), "vocab_size": vocab_size}
             )
             for row, ours in self.names.items()
         }

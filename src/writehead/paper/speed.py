@@ -210,7 +210,7 @@ def _sentences(job: SpeedJob, speed: Speed, clock: Clock, report: Reporter) -> P
     if (own / INFO).is_file():
         return own
     grammar = job.runs / "data" / f"grammar-{speed.pairs}"
-    config = PrepareConfig(task="translation", vocabulary=min(2000, 300 + speed.pairs))
+    config = PrepareConfig(task="translation", vocab_size=min(2000, 300 + speed.pairs))
     with turn(grammar, clock, report) as is_ours:
         if not is_ours:
             return None

@@ -38,7 +38,7 @@ def batch_loss(model: nn.Module, batch: Batch, label_smoothing: float, z_loss: f
 def sequence_loss(
     logits: Tensor, labels: Tensor, counts: Tensor, *, label_smoothing: float, z_loss: float
 ) -> Loss:
-    """The loss of logits [b, n, vocabulary] for labels [b, n], where counts [b, n] is true.
+    """The loss of logits [b, n, vocab_size] for labels [b, n], where counts [b, n] is true.
 
     Label smoothing moves that much probability from the label to the whole vocabulary. The z-loss
     adds z_loss · log²Z, which keeps the logits from drifting. All in float32.

@@ -11,8 +11,8 @@ from typing import Any
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
-from writehead.data.rows import START
-from writehead.data.tokenizer import END, PAD
+from writehead.data.rows import BOS
+from writehead.data.tokenizer import EOS, PAD
 from writehead.errors import ConfigError, RunError, shown
 from writehead.model.runs import CONFIG
 from writehead.training.checkpoint import list_checkpoints
@@ -53,7 +53,7 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
             f"the dataset is for a {data.task} model and the preset is a {model.task} model; "
             f"choose a preset for {data.task}"
         )
-    for name, value in (("pad", PAD), ("start", START), ("end", END)):
+    for name, value in (("pad", PAD), ("bos", BOS), ("eos", EOS)):
         if getattr(model, name) != value:
             raise ConfigError(
                 f"model.{name} is {getattr(model, name)}, and in the dataset's tokens it is "
@@ -67,7 +67,7 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
                 f"rows of {length} tokens are longer than the {positions} learned positions; set "
                 f"train.source_length and train.target_length to {positions} or less"
             )
-    return replace(model, vocabulary=data.vocabulary)
+    return replace(model, vocab_size=data.vocab_size)
 
 
 def check_folder(run: Path) -> None:

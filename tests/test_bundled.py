@@ -1,4 +1,4 @@
-"""The model in the box: what uses it, what is said where it is missing, and its files."""
+"""The bundled model: what uses it, what is said where it is missing, and its files."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
 from writehead.errors import RunError
 from writehead.model import load_run, read_config
-from writehead.model.boxed import BOXED, boxed_run
+from writehead.model.bundled import BUNDLED, bundled_run
 from writehead.model.checksum import sha256
 from writehead.model.runs import read_quantization, run_bytes, run_fingerprint
 from writehead.paper.presets import preset
@@ -45,12 +45,12 @@ def test_benches_of_text_take_the_box_where_they_are_given_no_run(verb, writehea
     options = ("--input", text, "--beam=1", "--device=cpu", "--output", path)
     code, _, err = writehead("bench", *verb, *options)
     assert code == 0, err
-    assert json.loads(path.read_text())["run"] == "writehead/boxed/en-de"
+    assert json.loads(path.read_text())["run"] == "writehead/bundled/en-de"
 
 
-def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead, boxed, typed):
+def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead, bundled, typed):
     said = []
-    for run in ((), (boxed,)):
+    for run in ((), (bundled,)):
         typed("\n".join(LINES))
         said.append(writehead("translate", *run, *SHORT))
     code, out, err = said[0]
@@ -59,8 +59,8 @@ def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead
     assert len(set(out.splitlines())) > 1
 
 
-def test_an_engine_loaded_without_a_run_is_that_of_the_box(boxed):
-    loaded = load_run(boxed)
+def test_an_engine_loaded_without_a_run_is_that_of_the_box(bundled):
+    loaded = load_run(bundled)
     expected = Engine(loaded.model, Tokenizer.load(loaded.tokenizer)).translate(LINES)
     options = DecodeConfig(beam=4, alpha=0.6)
     found = Engine.load(device="cpu").translate(LINES, options)
@@ -98,7 +98,7 @@ def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
     assert words in err
 
 
-def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
+def test_a_closed_standard_input_is_a_sentence(writehead, bundled, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     code, out, err = writehead("translate", *SHORT)
     assert (code, out) == (2, "")
@@ -107,7 +107,7 @@ def test_a_closed_standard_input_is_a_sentence(writehead, boxed, monkeypatch):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_only_who_types_at_a_terminal_is_told_which_model_answers(
-    writehead, boxed, typed, terminal
+    writehead, bundled, typed, terminal
 ):
     typed("the cat.\n")
     sys.stdin.isatty = lambda: terminal
@@ -119,25 +119,25 @@ def test_the_wheel_takes_the_box_and_its_card(tmp_path):
     for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     package = tmp_path / "src" / "writehead"
-    (package / "boxed" / "en-de").mkdir(parents=True)
+    (package / "bundled" / "en-de").mkdir(parents=True)
     shutil.copyfile(ROOT / "src" / "writehead" / "__init__.py", package / "__init__.py")
     for name in ("MODEL_CARD.md", *(f"en-de/{name}" for name in FILES)):
-        (package / "boxed" / name).touch()
+        (package / "bundled" / name).touch()
     packed = {one.distribution_path for one in WheelBuilder(str(tmp_path)).recurse_included_files()}
-    assert {f"writehead/boxed/en-de/{name}" for name in FILES} <= packed
-    assert "writehead/boxed/MODEL_CARD.md" in packed
+    assert {f"writehead/bundled/en-de/{name}" for name in FILES} <= packed
+    assert "writehead/bundled/MODEL_CARD.md" in packed
 
 
 def test_the_box_is_a_small_multi_query_translator_in_few_bits():
-    size = sum(path.stat().st_size for path in BOXED.parent.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in BUNDLED.parent.rglob("*") if path.is_file())
     assert size <= 16_000_000
-    names = sorted(path.name for path in BOXED.iterdir())
+    names = sorted(path.name for path in BUNDLED.iterdir())
     assert names == FILES
-    config = read_config(boxed_run())
-    assert config == replace(preset("boxed/multi-query"), vocabulary=config.vocabulary)
+    config = read_config(bundled_run())
+    assert config == replace(preset("bundled/multi-query"), vocab_size=config.vocab_size)
     assert config.kind == "multi-query"
-    assert read_quantization(BOXED) is not None
-    assert Tokenizer.load(BOXED / "tokenizer.model").vocabulary <= config.vocabulary
+    assert read_quantization(BUNDLED) is not None
+    assert Tokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
 
 
 def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
@@ -150,12 +150,12 @@ def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
 
 
 def test_the_figures_of_the_box_are_those_of_its_weights():
-    folder = ROOT / "results" / "boxed"
+    folder = ROOT / "results" / "bundled"
     scored, timed = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")
     )
-    assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BOXED)
+    assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BUNDLED)
     for name in FILES[1:]:
-        assert f"{sha256(BOXED / name)}  {name}\n" in (BOXED / FILES[0]).read_text()
-    assert scored["bytes"] == run_bytes(BOXED)
-    assert scored["model"] == read_config(BOXED).to_json()
+        assert f"{sha256(BUNDLED / name)}  {name}\n" in (BUNDLED / FILES[0]).read_text()
+    assert scored["bytes"] == run_bytes(BUNDLED)
+    assert scored["model"] == read_config(BUNDLED).to_json()

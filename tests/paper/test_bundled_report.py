@@ -12,11 +12,11 @@ import pytest
 from texts import save_small_runs, sentences
 from writehead.errors import RunError
 from writehead.model.runs import run_fingerprint
-from writehead.paper.boxed import read_boxed
+from writehead.paper.bundled import read_bundled
 from writehead.paper.report import BEGIN, END, FIGURES
 
 ROOT = Path(__file__).parents[2]
-CARD = Path("src") / "writehead" / "boxed" / "MODEL_CARD.md"
+CARD = Path("src") / "writehead" / "bundled" / "MODEL_CARD.md"
 EXPECTED = [
     ["as trained", "80,000,000", "2.100", "20.00 / 21.00", "19.50 / 20.25", "–"],
     ["8 bits", "16,000,000", "2.123", "19.90 / 21.25", "19.50 / 20.25", "43.2 / 9.88"],
@@ -40,18 +40,18 @@ def change(path, **changes):
 @pytest.fixture
 def project(tmp_path):
     """A project of README, model card and results with known figures."""
-    boxed = shutil.copytree(ROOT / "results" / "boxed", tmp_path / "results" / "boxed")
+    bundled = shutil.copytree(ROOT / "results" / "bundled", tmp_path / "results" / "bundled")
     scores = {"bleu__greedy__13a": 19.5, "bleu__beam4__13a": 20.25}
     for name, size, loss, greedy, beam in (
         ("float32", 80_000_000, 2.1, 20.0, 21.0),
         ("quantized", 16_000_000, 2.123, 19.9, 21.25),
     ):
         scores |= {"bleu__greedy__intl": greedy, "bleu__beam4__intl": beam}
-        change(boxed / f"{name}.json", bytes=size, ln_ppl=loss, **scores)
-    change(boxed / "quantized.json", quantization={"bits": 8, "group": None})
+        change(bundled / f"{name}.json", bytes=size, ln_ppl=loss, **scores)
+    change(bundled / "quantized.json", quantization={"bits": 8, "group": None})
     for search, speed in (("greedy", 43.21), ("beam4", 9.876)):
         place = f"engines__ours__searches__{search}__sentences_per_second"
-        change(boxed / "speed.json", **{place: speed})
+        change(bundled / "speed.json", **{place: speed})
     (tmp_path / CARD).parent.mkdir(parents=True)
     (tmp_path / CARD).write_text(f"# Card\n{FIGURES[0]}\nold\n{FIGURES[1]}\nlimits\n")
     (tmp_path / "README.md").write_text(f"# Ours\n{BEGIN}\nold\n{END}\n")
@@ -95,10 +95,10 @@ def test_readme_and_card_have_the_figures_and_are_checked(report, project):
         other.write_text(text)
         code, _, err = report(f"--card={other}")
         assert (code, FIGURES[0] in err) == (expected, expected == 2)
-    (project / "results" / "boxed" / "speed.json").unlink()
+    (project / "results" / "bundled" / "speed.json").unlink()
     assert report()[0] == 0
     for path in (project / "README.md", card):
-        assert re.search(r"Not run: .*boxed/speed.json", path.read_text())
+        assert re.search(r"Not run: .*bundled/speed.json", path.read_text())
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_readme_and_card_have_the_figures_and_are_checked(report, project):
     ],
 )
 def test_files_that_do_not_fit_together_are_refused(project, name, changes, words):
-    path = project / "results" / "boxed" / f"{name}.json"
+    path = project / "results" / "bundled" / f"{name}.json"
     if isinstance(changes, str):
         path.write_text(changes)
     else:
         change(path, **changes)
     with pytest.raises(RunError, match=words) if words else contextlib.nullcontext():
-        read_boxed(project / "results")
+        read_bundled(project / "results")
 
 
 def test_evaluate_and_bench_say_which_weights_their_figures_are_of(writehead, tmp_path):

@@ -1,6 +1,6 @@
-"""The model in the box: the files that its figures are made of, and its table.
+"""The bundled model: the files that its figures are made of, and its table.
 
-results/boxed/ holds float32.json and quantized.json, by `writehead evaluate` before and after
+results/bundled/ holds float32.json and quantized.json, by `writehead evaluate` before and after
 quantizing, speed.json, by `writehead bench translate`, and train.json, of the training itself.
 """
 
@@ -17,8 +17,8 @@ from writehead.paper.layout import NONE, Grid
 from writehead.paper.results import COUNT, ENVIRONMENT, Result
 from writehead.training.evaluate import SEARCHES
 
-FOLDER = "boxed"
-TITLE = "The model in the box"
+FOLDER = "bundled"
+TITLE = "The bundled model"
 _BLEU = {"intl": float, "13a": float}
 _SPEED = {"sentences_per_second": float}
 _EVALUATED = {
@@ -64,11 +64,11 @@ ALIKE: dict[str, Callable[[Result], Any]] = {
     "way to score": lambda one: one["bleu"]["greedy"]["intl_signature"],
 }
 
-Boxed = dict[str, Result]  # by name of the file
+Bundled = dict[str, Result]  # by name of the file
 
 
 def what_is_not_run(results: Path) -> str:
-    """What to call the model in the box where its figures are not there, or not all of them."""
+    """What to call the bundled model where its figures are not there, or not all of them."""
     missing = _missing(results)
     title = TITLE[0].lower() + TITLE[1:]
     if len(missing) == len(FILES):
@@ -76,8 +76,8 @@ def what_is_not_run(results: Path) -> str:
     return f"{title}, which lacks {', '.join(f'{FOLDER}/{name}.json' for name in missing)}"
 
 
-def read_boxed(results: Path) -> Boxed | None:
-    """All files on the model in the box; None where some are missing.
+def read_bundled(results: Path) -> Bundled | None:
+    """All files on the bundled model; None where some are missing.
 
     Raises where one is damaged, or where they are not of one model, scored alike.
     """
@@ -104,7 +104,7 @@ def _missing(results: Path) -> list[str]:
     return [name for name in FILES if not _place(results, name).is_file()]
 
 
-def _check_alike(folder: Path, found: Boxed) -> None:
+def _check_alike(folder: Path, found: Bundled) -> None:
     """Raises unless the files are of one model, which differs in its bits and nothing else."""
     before, after = found["float32"], found["quantized"]
     if before["quantization"] is not None:
@@ -129,7 +129,7 @@ def _check_alike(folder: Path, found: Boxed) -> None:
         raise RunError(f"{folder / 'train.json'} is of another model; {FILES['train'][0]}")
 
 
-def boxed_grid(found: Boxed) -> Grid:
+def bundled_grid(found: Bundled) -> Grid:
     """The model as it was trained and as it is in the box: bytes, quality, speed, and the cost."""
     before, after = found["float32"], found["quantized"]
     head = ["weights", "bytes", "ln(PPL)", "BLEU, greedy / beam 4", "BLEU, 13a"]
@@ -168,7 +168,7 @@ def _signed(value: float, digits: int) -> str:
     return f"{'−' if value < 0 else '+'}{abs(value):.{digits}f}"
 
 
-def _notes(found: Boxed) -> list[str]:
+def _notes(found: Bundled) -> list[str]:
     before, after, speed = found["float32"], found["quantized"], found["speed"]
     config = ModelConfig.from_json(after["model"])
     bits = QuantizationConfig.from_json(after["quantization"])
@@ -177,7 +177,7 @@ def _notes(found: Boxed) -> list[str]:
     return [
         f"English to German by {config.kind} attention: {millions(after['parameters'])} "
         f"parameters, {config.encoder_layers} + {config.decoder_layers} layers, a vocabulary of "
-        f"{config.vocabulary:,}; in the box in {bits.words}, {after['bytes']:,} bytes with its "
+        f"{config.vocab_size:,}; in the box in {bits.words}, {after['bytes']:,} bytes with its "
         f"tokenizer.",
         f"Quality: {Path(after['on']).name}, {after['sentences']:,} sentences, {after['dtype']} "
         f"on {after['hardware']['device']}; BLEU {after['bleu']['greedy']['intl_signature']}, and "
