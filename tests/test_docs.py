@@ -1,4 +1,4 @@
-"""The pages under docs/ and CONTRIBUTING.md: examples run, paths and options exist, pages are short.
+"""The pages under docs/ and CONTRIBUTING.md: examples run, names exist, pages are short.
 
 A `console run` block is executed and its output compared. Other console blocks take too long or
 need files; their commands are checked for options that exist, and the shortest way through
@@ -93,3 +93,8 @@ def test_links_and_paths_exist(page):
 @every_page
 def test_pages_are_short(page):
     assert len(page.read_text(encoding="utf-8").split()) <= MAX_WORDS
+
+
+def test_pre_commit_has_the_ruff_of_constraints():
+    [version] = re.findall(r"^ruff==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"rev: v{version} " in (ROOT / ".pre-commit-config.yaml").read_text()
