@@ -78,11 +78,19 @@ def test_commands_and_their_options_exist(page):
         assert used <= {*known, "--help", "--version"}, command.name
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @every_page
 def test_links_and_paths_exist(page):
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)", text):
-        assert re.match(r"https?://", target) or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#?([^)\s]*)\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     for name in re.findall(r"`([\w./-]+)`", prose):
         ours = re.match(r"(src|tests|docs|results|\.ci|\.github)/", name)

@@ -1,7 +1,7 @@
 """What a search on the device knows before its first step, set in one launch.
 
 It is a launch of its own, and no captured graph, behind which the steps of 16 rows took 4% longer
-in one process (docs/benchmarks.md, "Two speeds").
+in one process (docs/benchmarks.md, "Lessons").
 """
 
 import triton
