@@ -218,7 +218,8 @@ def _wh_question(dice: Dice) -> Drawn:
     part = replace(_clause(dice), time_first=False)
     verb = part.verb
     questions = [("why", "warum", part)]
-    if part.tense in ("present", "past", "future") and not (part.time or part.frequency):
+    timeless = verb.state or part.tense in ("perfect", "progressive")
+    if not (timeless or part.time or part.frequency):
         questions.append(("when", "wann", part))
     if verb.place in ("in", "at"):
         questions.append(("where", "wo", replace(part, place=None)))
