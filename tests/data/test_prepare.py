@@ -11,8 +11,8 @@ from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
 from writehead.config import PrepareConfig
 from writehead.data import prepare as room
 from writehead.data.cleaning import normalise
+from writehead.data.corpus import pairs as embedded_pairs
 from writehead.data.dataset import Dataset
-from writehead.data.grammar import pairs as embedded_pairs
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import Chunk, Inputs, TextFiles, parallel_files, text_files

@@ -15,8 +15,8 @@ from writehead import cost
 from writehead.bench.record import environment
 from writehead.config import ModelConfig, PrepareConfig, Task, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
+from writehead.data.corpus import pairs
 from writehead.data.dataset import Dataset
-from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, embedded, text_files
 from writehead.decoding.devices import wait_for

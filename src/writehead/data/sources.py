@@ -153,7 +153,7 @@ class Embedded:
 
     def chunks(self) -> Iterator[Chunk]:
         """The pairs as the grammar makes them."""
-        from writehead.data.grammar import pairs
+        from writehead.data.corpus import pairs
 
         rows = pairs(self.split, self.pairs, self.seed, self.max_words)
         return chunked(((0.0, row) for row in rows), 2, total=self.pairs)

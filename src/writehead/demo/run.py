@@ -17,7 +17,7 @@ from rich.console import Console
 from writehead import cost
 from writehead.bench.record import environment, write_result
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
-from writehead.data.grammar import pairs
+from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import embedded

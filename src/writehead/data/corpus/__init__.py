@@ -1,0 +1,70 @@
+"""The built-in corpus: English sentences and their German translations from a small grammar.
+
+`sentences` draws clauses that make sense from the words of `lexicon.txt`; `english` and `german`
+put them into words. The corpus needs no download and is the same on every machine.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from writehead.data.corpus.sentences import Dice, draw
+from writehead.errors import DataError, nearest
+
+# the share of all sentences in each split, in eighths
+SPLITS = {"train": range(0, 6), "dev": range(6, 7), "test": range(7, 8)}
+MAX_CONSECUTIVE_MISSES = 100_000
+
+
+def split_of(target: str) -> str:
+    """The split of a pair, which depends on its German sentence alone.
+
+    Case is ignored: "sie" (they) and "Sie" (you) often differ in nothing else.
+    """
+    return _split_of(_fingerprint(target))
+
+
+def pairs(
+    split: str, count: int, seed: int = 0, max_words: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields `count` distinct pairs of an English sentence and its German translation.
+
+    The same arguments give the same pairs on every machine, a smaller `count` a prefix of them.
+    `max_words` keeps sentences of at most that many English words. No sentence of either language
+    is in two splits, whatever the seeds.
+    """
+    if split not in SPLITS:
+        raise DataError(f"there is no split {split!r}; {nearest(split, SPLITS)}")
+    if count < 0:
+        raise DataError(f"count must be 0 or more, not {count}")
+    if max_words is not None and max_words < 2:
+        raise DataError(f"max_words must be 2 or more, not {max_words}")
+    return _pairs(split, count, seed, max_words)
+
+
+def _pairs(split: str, count: int, seed: int, max_words: int | None) -> Iterator[tuple[str, str]]:
+    dice = Dice(f"writehead {split} {seed}")
+    seen: set[int] = set()  # fingerprints take less memory than sentences
+    misses = 0
+    while len(seen) < count:
+        source, target = draw(dice)
+        fingerprint = _fingerprint(target)
+        too_long = max_words is not None and len(source.split()) > max_words
+        if too_long or fingerprint in seen or _split_of(fingerprint) != split:
+            misses += 1
+            if misses > MAX_CONSECUTIVE_MISSES:
+                raise DataError(
+                    f"the corpus has no more than about {len(seen):,} such pairs, not {count:,}; "
+                    f"ask for fewer"
+                )
+            continue
+        misses = 0
+        seen.add(fingerprint)
+        yield source, target
+
+
+def _fingerprint(target: str) -> int:
+    return int.from_bytes(hashlib.blake2b(target.lower().encode(), digest_size=8).digest(), "big")
+
+
+def _split_of(fingerprint: int) -> str:
+    return next(name for name, eighths in SPLITS.items() if fingerprint % 8 in eighths)

@@ -1,0 +1,94 @@
+"""English word order and inflection."""
+
+from writehead.data.corpus.syntax import THIRD, Clause, NounPhrase, Pronoun, join
+
+_ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen",
+]  # fmt: skip
+_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def number(n: int) -> str:
+    """A number below 1,000 in words."""
+    if n < 20:
+        return _ONES[n]
+    if n < 100:
+        return _TENS[n // 10] + (f"-{_ONES[n % 10]}" if n % 10 else "")
+    return f"{_ONES[n // 100]} hundred" + (f" and {number(n % 100)}" if n % 100 else "")
+
+
+def noun_phrase(phrase: NounPhrase, *, is_object: bool = False) -> str:
+    """The noun phrase as the subject or an object."""
+    head = phrase.head
+    if isinstance(head, Pronoun):
+        return head.english[is_object]
+    count = number(phrase.count) if phrase.count else ""
+    adjective = phrase.adjective.english if phrase.adjective else ""
+    noun = join([count, adjective, head.english_plural if phrase.plural else head.english])
+    determiner = phrase.determiner
+    if phrase.plural:
+        determiner = {"a": "", "this": "these"}.get(determiner, determiner)
+    elif determiner == "a" and noun[0] in "aeiou":
+        determiner = "an"
+    return join([determiner, noun])
+
+
+def clause(part: Clause, *, lead: str = "", inverted: bool = False) -> str:
+    """The clause after its `lead`, a conjunction or a question word.
+
+    `inverted` puts the auxiliary before the subject.
+    """
+    auxiliary, verb = _verb(part, part.subject.person if part.subject else THIRD, inverted)
+    subject = noun_phrase(part.subject) if part.subject else ""
+    words = [lead, auxiliary, subject] if inverted else [lead, subject, auxiliary]
+    if part.time and part.time_first:
+        words.insert(1, part.time[0] + ("," if " " in part.time[0] else ""))
+    words += ["not" if part.negated else "", part.frequency[0] if part.frequency else "", verb]
+    return join([*words, *_after_verb(part)]).replace("can not", "cannot")
+
+
+def infinitive(part: Clause) -> str:
+    """The clause without its subject, from the bare infinitive on."""
+    return join([part.verb.english.base, *_after_verb(part)])
+
+
+def _verb(part: Clause, person: int, inverted: bool) -> tuple[str, str]:
+    """The auxiliary, if any, and the rest of the verb."""
+    verb, modal, past, third = part.verb.english, part.modal, part.tense == "past", person == THIRD
+    do = "" if not (inverted or part.negated) else "did" if past else "does" if third else "do"
+    if modal:
+        if modal.do_support and do:
+            return do, f"{modal.english[0]} {verb.base}"
+        auxiliary, _, rest = modal.english[2 if past else int(third)].partition(" ")
+        return auxiliary, f"{rest} {verb.base}".strip()
+    if part.tense == "perfect":
+        return "has" if third else "have", verb.participle
+    if part.tense == "future":
+        return "will", verb.base
+    if part.tense == "progressive" or verb.base == "be":
+        be = (("am", "is", "are"), ("was", "was", "were"))[past][person]
+        return be, "" if verb.base == "be" else verb.ing
+    if do:
+        return do, verb.base
+    return "", verb.past if past else verb.third if third else verb.base
+
+
+def _after_verb(part: Clause) -> list[str]:
+    """The objects and adverbials: "switch it on", but "look for it"."""
+    verb = part.verb.english
+    direct, indirect, about = (
+        noun_phrase(phrase, is_object=True) if phrase else ""
+        for phrase in (part.accusative, part.dative, part.prepositional)
+    )
+    words = [verb.particle, indirect, direct]
+    if verb.movable and part.accusative and isinstance(part.accusative.head, Pronoun):
+        words = [direct, verb.particle]
+    words += [part.verb.preposition[0] if about else "", about]
+    words += [pair[0] for pair in (part.predicate, part.place) if pair]
+    if part.time and not part.time_first:
+        words.append(part.time[0])
+    if part.infinitive:
+        words += [part.infinitive_marker[0], infinitive(part.infinitive)]
+    return words
