@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 import torch
 
 from writehead.decoding import Hypothesis
@@ -67,7 +68,7 @@ class Toy:
 
 
 def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: float = 0.0) -> Toy:
-    """Logits drawn anew for every history, by a hash of it; `end` is added to the end token's."""
+    """Logits drawn anew for every history, by a hash of it; `eos` is added to the end token's."""
 
     @cache
     def logits(history: History) -> tuple[float, ...]:
@@ -99,20 +100,22 @@ def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> H
     return Hypothesis(tokens, score, log_p, finished)
 
 
-def assert_same(got: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
-    """The same sequences, row by row, with scores that differ by float32's rounding at most."""
-    assert [(one.tokens, one.finished) for one in got] == [
-        (one.tokens, one.finished) for one in expected
-    ]
+def assert_same(
+    got: Sequence[Hypothesis], expected: Sequence[Hypothesis], tolerance: float = 1e-4
+) -> None:
+    """The same sequences in the same order, with scores that differ by rounding only."""
+    ours, theirs = ([(one.tokens, one.finished) for one in some] for some in (got, expected))
+    assert ours == theirs
     for name in ("score", "log_probability"):
-        for one, other in zip(got, expected, strict=True):
-            assert math.isclose(
-                getattr(one, name), getattr(other, name), rel_tol=1e-4, abs_tol=1e-4
-            )
+        ours, theirs = ([getattr(one, name) for one in some] for some in (got, expected))
+        assert ours == pytest.approx(theirs, rel=tolerance, abs=tolerance)
 
 
-def assert_ranked(got: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+def assert_ranked(
+    got: Sequence[Hypothesis], expected: Sequence[Hypothesis], tolerance: float = 1e-4
+) -> None:
     """The same hypotheses, best first; near-ties may come in either order."""
     scores = [one.score for one in got]
     assert scores == sorted(scores, reverse=True)
-    assert_same(*(sorted(found, key=lambda one: one.tokens) for found in (got, expected)))
+    ours, theirs = (sorted(some, key=lambda one: one.tokens) for some in (got, expected))
+    assert_same(ours, theirs, tolerance)

@@ -9,7 +9,7 @@ from writehead.bench.train import bench_train
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.errors import ConfigError
-from writehead.training.replay import WARM
+from writehead.training.step import WARMUP_STEPS
 
 GPU = torch.device("cuda")
 
@@ -63,7 +63,7 @@ def test_a_cpu_has_smaller_defaults(bench):
 
 def test_on_a_gpu_the_capture_of_a_graph_is_not_timed():
     with pytest.raises(ConfigError, match="ask for 5 or more"):
-        bench_train("x", MODEL, CONFIG, iter([]), GPU, steps=1, warmup=WARM + 1, tell=print)
+        bench_train("x", MODEL, CONFIG, iter([]), GPU, steps=1, warmup=WARMUP_STEPS + 1, tell=print)
 
 
 @pytest.mark.parametrize(

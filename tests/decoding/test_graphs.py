@@ -1,23 +1,20 @@
 """Searches on the device against the plain ones; interpreted where there is no GPU."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from helpers import config, model, tokens
-from search_toys import assert_ranked
+from graph_searches import EOS, Batch, Model, assert_same, captured, plain
+from helpers import DEVICE, config, model, tokens
 from texts import engine, sentences
 from writehead.config import DecodeConfig
-from writehead.decoding import Hypothesis, beam_search
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError
 from writehead.kernels import choose
-from writehead.model import LanguageModel, TranslationModel
+from writehead.model import LanguageModel
 
 pytest.importorskip("triton")
 MODULES = "decoding.captured decoding.graphs decoding.reading model.fused model.fused_layers"
@@ -30,10 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-EOS = 1
 SIZES = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
-Model = TranslationModel | LanguageModel
 GREEDY = DecodeConfig(max_length=4, beam=1)
 BEAM = DecodeConfig(max_length=4, beam=2, n_best=2)
 ROUND_ROWS = graphs._round_rows
@@ -59,39 +53,9 @@ def make(task: str = "translation", **changes: object) -> Model:
     return made.to(DEVICE)
 
 
-def read(*lengths: int) -> tuple[Tensor, list[int]]:
+def read(*lengths: int) -> Batch:
     """Sources or prompts of these lengths."""
     return tokens(len(lengths), max(lengths)).clamp(min=2).to(DEVICE), list(lengths)
-
-
-def room(made: Model, batch, options: DecodeConfig) -> int:
-    """Positions that a row's cache needs."""
-    if isinstance(made, TranslationModel):
-        return options.max_length
-    return max(batch[1]) + options.max_length - 1
-
-
-def plain(made: Model, batch, options: DecodeConfig, *, eos=EOS, vocab_size=37, **limits):
-    """The hypotheses that the search in PyTorch finds, step by step."""
-    name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
-    lengths = {name: torch.tensor(batch[1], device=DEVICE)}
-    state = made.start(batch[0], room(made, batch, options), beam=options.width, **lengths)
-
-    def step(fed: Tensor, state) -> Tensor:
-        return made.step(fed, state)[:, :vocab_size]
-
-    return beam_search(step, state, options, eos=eos, **limits)
-
-
-def captured(decoder, batch, options: DecodeConfig, **limits) -> Sequence[list[Hypothesis]]:
-    """The hypotheses that the kernels find."""
-    capacity = room(decoder.model, batch, options)
-    return decoder.search(*batch, capacity, options, **({"eos": EOS} | limits))
-
-
-def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
-    for one, other in zip(found, right, strict=True):
-        assert_ranked(one, other)
 
 
 TASKS = ("translation", "language")

@@ -8,17 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from graph_searches import EOS, Batch, Model, assert_same, captured, plain
 from helpers import assert_at_most_twice, assert_close_in, config, model, tokens
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine, Hypothesis, beam_search
-from writehead.model import LanguageModel, TranslationModel
+from writehead.decoding import Engine, Hypothesis
+from writehead.model import TranslationModel
 
 graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
 fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
 pytestmark = pytest.mark.gpu
 
-b, EOS, VOCABULARY = 37, 1, 501
+b, VOCABULARY = 37, 501
+TOLERANCE = 1e-3  # of scores, which sum up to 44 float32 log-probabilities
 SIZES = {"vocab_size": VOCABULARY, "d": 72, "f": 96, "h": 8, "k": 16, "v": 32}
 SIZES |= {"decoder_layers": 2, "target_positions": 64}
 KINDS = {
@@ -29,7 +31,6 @@ KINDS = {
 }
 GREEDY = DecodeConfig(max_length=24, min_length=4)
 BEAM = DecodeConfig(max_length=20, min_length=4, beam=4, n_best=3)
-Model = TranslationModel | LanguageModel
 
 both_tasks = pytest.mark.parametrize("task", ["translation", "language"])
 both_searches = pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
@@ -48,39 +49,12 @@ def make(
     return made.to("cuda", dtype)
 
 
-def read(count: int, longest: int, seed: int = 0) -> tuple[Tensor, list[int]]:
+def read(count: int, longest: int, seed: int = 0) -> Batch:
     """Sources or prompts of different lengths, padded."""
     draw = plain_random.Random(seed)
     lengths = [longest, *(draw.randint(1, longest) for _ in range(count - 1))]
     rows = [[draw.randrange(2, VOCABULARY) for _ in range(longest)] for _ in lengths]
     return torch.tensor(rows, device="cuda"), lengths
-
-
-def room(made: Model, batch: tuple[Tensor, list[int]], options: DecodeConfig) -> int:
-    if isinstance(made, TranslationModel):
-        return options.max_length
-    return max(batch[1]) + options.max_length - 1
-
-
-def plain(made: Model, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
-    name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
-    lengths = {name: torch.tensor(batch[1], device="cuda")}
-    state = made.start(batch[0], room(made, batch, options), beam=options.width, **lengths)
-    return beam_search(made.step, state, options, eos=EOS, **limits)
-
-
-def captured(decoder, batch, options: DecodeConfig, **limits) -> list[list[Hypothesis]]:
-    capacity = room(decoder.model, batch, options)
-    return list(decoder.search(*batch, capacity, options, eos=EOS, **limits))
-
-
-def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) -> None:
-    def facts(some):
-        return [[(one.tokens, one.finished) for one in hypotheses] for hypotheses in some]
-
-    assert facts(found) == facts(right)
-    ours, theirs = ([one.score for row in some for one in row] for some in (found, right))
-    assert ours == pytest.approx(theirs, abs=1e-3, rel=1e-4)
 
 
 @both_searches
@@ -92,7 +66,7 @@ def assert_same(found: list[list[Hypothesis]], right: list[list[Hypothesis]]) ->
 def test_captured_decoding_finds_the_plain_paths_tokens(task, kind, options):
     made, batch = make(task, kind), read(b, 31 if task == "translation" else 9)
     right = plain(made, batch, options)
-    assert_same(captured(graphs.GraphDecoder(made), batch, options), right)
+    assert_same(captured(graphs.GraphDecoder(made), batch, options), right, TOLERANCE)
 
 
 @both_searches
@@ -105,7 +79,7 @@ def test_prefixes_and_lengths_are_kept_to_also_in_smaller_graphs(task, options):
     right = plain(made, batch, options, **limits)
     decoder = graphs.GraphDecoder(made)
     for _ in range(2):
-        assert_same(captured(decoder, batch, options, **limits), right)
+        assert_same(captured(decoder, batch, options, **limits), right, TOLERANCE)
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 20])
@@ -115,14 +89,16 @@ def test_batches_of_every_size_are_decoded_by_one_decoder(options, count):
     decoder = graphs.GraphDecoder(made)
     for seed in range(2):
         batch = read(count, 12, seed)
-        assert_same(captured(decoder, batch, options), plain(made, batch, options))
+        assert_same(captured(decoder, batch, options), plain(made, batch, options), TOLERANCE)
 
 
 @both_searches
 def test_the_same_batch_gives_the_same_to_the_bit(options):
     decoder = graphs.GraphDecoder(make("translation", dtype=torch.bfloat16))
     batches = [read(b, longest, seed) for seed, longest in enumerate((31, 20, 9))]
-    _, second, third = ([captured(decoder, one, options) for one in batches] for _ in range(3))
+    _, second, third = (
+        [list(captured(decoder, one, options)) for one in batches] for _ in range(3)
+    )
     assert second == third
 
 

@@ -14,8 +14,7 @@ from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.training.distributed import World
 from writehead.training.loss import sequence_loss
-from writehead.training.replay import WARM
-from writehead.training.step import Stepper
+from writehead.training.step import WARMUP_STEPS, Stepper
 
 pytestmark = pytest.mark.gpu
 
@@ -72,7 +71,9 @@ def test_captured_steps_drop_out_differently_and_by_their_number(dropout, batche
     stepper = make(replace(PLAIN, dropout=dropout), STILL)
 
     def losses() -> list[float]:
-        return [float(stepper.update(batches[0], step)[0]) for step in range(WARM + 5)][WARM:]
+        return [float(stepper.update(batches[0], step)[0]) for step in range(WARMUP_STEPS + 5)][
+            WARMUP_STEPS:
+        ]
 
     first = losses()
     spread = max(first) - min(first)

@@ -30,20 +30,25 @@ def integers(*values: int) -> Tensor:
     return longs(*values, dtype=torch.int32)
 
 
+def make_limits(rows: int, chosen: int, width: int, config: DecodeConfig, prefixes, max_lengths):
+    """The limits of a search whose rows have chosen `chosen` tokens."""
+    prefixes = prefixes or [[]] * rows
+    padded = [(prefix + [0] * width)[:width] for prefix in prefixes]
+    return choose.Limits(
+        clock=integers(chosen),
+        prefix=torch.tensor(padded, device=DEVICE, dtype=torch.int32),
+        prefix_lengths=integers(*map(len, prefixes)),
+        max_lengths=integers(*(max_lengths or [config.max_length] * rows)),
+        min_length=integers(config.min_length),
+    )
+
+
 class Greedy:
     """The state of greedy steps; every row has chosen `chosen` tokens before the first."""
 
     def __init__(self, rows: int, chosen: int = 0, min_length: int = 0, prefixes=None):
-        prefixes = prefixes or [[]] * rows
-        width = max(1, *map(len, prefixes))
-        padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in prefixes]
-        self.limits = choose.Limits(
-            clock=integers(chosen),
-            prefix=torch.tensor(padded, device=DEVICE, dtype=torch.int32),
-            prefix_lengths=integers(*map(len, prefixes)),
-            max_lengths=integers(*[9] * rows),
-            min_length=integers(min_length),
-        )
+        config = DecodeConfig(max_length=9, min_length=min_length)
+        self.limits = make_limits(rows, chosen, 3, config, prefixes, None)
         self.rows = choose.Rows(*(longs(*[i] * rows) for i in (7, 5, 1)))
         self.texts = torch.full((rows, 9), -3, dtype=torch.int32, device=DEVICE)
         self.log_p = torch.full((rows,), -2.0, device=DEVICE)
@@ -171,15 +176,7 @@ class Beam:
     def __init__(self, config: DecodeConfig, first: list[int], prefixes=None, max_lengths=None):
         self.config = config
         b, beam, longest = len(first), config.beam, config.max_length
-        prefixes = prefixes or [[]] * b
-        padded = [(prefix + [0] * longest)[:longest] for prefix in prefixes]
-        self.limits = choose.Limits(
-            clock=integers(0),
-            prefix=torch.tensor(padded, device=DEVICE, dtype=torch.int32),
-            prefix_lengths=integers(*map(len, prefixes)),
-            max_lengths=integers(*(max_lengths or [longest] * b)),
-            min_length=integers(config.min_length),
-        )
+        self.limits = make_limits(b, 0, longest, config, prefixes, max_lengths)
         rows = longs(*range(b * beam))
         tokens = longs(*first).repeat_interleave(beam)
         self.rows = choose.Rows(tokens, torch.zeros_like(rows), torch.ones_like(rows))

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from helpers import DEVICE, assert_at_most_twice, assert_close_in, randn
 from writehead.kernels import cublas, linear, tiles
 
 columns, depth = 21, 37
-HALVES = [torch.float16, torch.bfloat16][: 1 + (DEVICE == "cuda")]  # tensor cores take no float32
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FEW_ROWS_SIZES = [(2, 9, 40), (16, 9, 1500), (17, 9, 40), (32, 9, 1024)]
+HALVES = [F16, BF16][: 1 + (DEVICE == "cuda")]  # tensor cores take no float32
 ROW_TILES = [
     linear.Tile(8, 16, warps=2),  # neither divides its size
     linear.Tile(4, 64, warps=1),  # deeper than the row
@@ -77,8 +79,17 @@ def test_one_row_errs_at_most_twice_as_much_as_plain_pytorch(wide, deep, dtype):
     assert_at_most_twice(found, norm(X, (deep,), gain, 1e-6) @ W.T, exact)
 
 
-def assert_few_rows(rows: int, wide: int, deep: int, dtype: torch.dtype, tile=None) -> None:
-    """Products of few rows with a residual and a deferred norm, by how far plain PyTorch errs."""
+@pytest.mark.parametrize(
+    ("rows", "wide", "deep", "dtype", "tile"),
+    [
+        *((rows, columns, depth, F16, tile) for rows in (2, 13, 16) for tile in ROWS_TILES),
+        *((*size, dtype, None) for size in FEW_ROWS_SIZES for dtype in HALVES),
+        pytest.param(16, 999, 5440, BF16, None, marks=pytest.mark.gpu),
+        pytest.param(16, 1280, 900, F16, None, marks=pytest.mark.gpu),
+    ],
+    ids=str,
+)
+def test_few_rows_err_at_most_twice_as_much_as_plain_pytorch(rows, wide, deep, dtype, tile):
     X, W, R = randn(rows, deep), randn(wide, deep) / deep**0.5, randn(rows, wide)
     X, W, R, S = (T.to(dtype) for T in (X, W, R, randn(rows, 24)))
     S *= torch.arange(1, rows + 1, device=DEVICE).to(dtype)[:, None]
@@ -86,35 +97,28 @@ def assert_few_rows(rows: int, wide: int, deep: int, dtype: torch.dtype, tile=No
     assert linear.few_rows(X, W)
     before, right = R.clone(), X.double() @ W.double().T
     assert_at_most_twice(linear.rows_linear(X, W, tile=tile), X @ W.T, right)
-    unnormed = linear.Unnormed(S, 0.3)
+    unnormed = linear.Unnormed(S, 0.3)  # the norm is deferred until after the product
     found = linear.rows_linear(X, W, residual=R, unnormed=unnormed, tile=tile)
     assert_at_most_twice(found, X @ W.T * root.to(dtype) + R, right * root + R)
     assert torch.equal(R, before)
 
 
-@pytest.mark.parametrize("tile", ROWS_TILES, ids=str)
-@pytest.mark.parametrize("rows", [2, 13, 16])
-def test_few_rows_by_any_tile(rows, tile):
-    assert_few_rows(rows, columns, depth, torch.float16, tile)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    ("rows", "wide", "deep"),
+    ("rows", "wide", "deep", "dtype", "shape"),
     [
-        *[(2, 9, 40), (16, 9, 1500), (17, 9, 40), (32, 9, 1024)],
-        *[pytest.param(16, 999, 5440, marks=pytest.mark.gpu)],
-        *[pytest.param(16, 1280, 900, marks=pytest.mark.gpu)],
+        *((*size, F32, s) for size in ((64, 32, 64), (37, 21, 40), (1, 70, 200)) for s in SHAPES),
+        *(
+            pytest.param(*size, dtype, None, marks=pytest.mark.gpu)
+            for size in ((33, 1280, 1024), (40, 1000, 512), (128, 1024, 1024), (256, 70, 960))
+            for dtype in (BF16, F16)
+        ),
     ],
+    ids=str,
 )
-def test_few_rows_by_the_tile_chosen_for_them(rows, wide, deep, dtype):
-    assert_few_rows(rows, wide, deep, dtype)
-
-
-def assert_tiled(X: Tensor, W: Tensor, shape: object) -> None:
-    """Products by tiles with and without a residual, which may be in two parts."""
-    rows, wide = len(X), len(W)
-    R = randn(rows, wide + 10, dtype=X.dtype)[:, 5:-5]
+def test_products_by_tiles_with_a_residual_in_one_part_or_two(rows, wide, deep, dtype, shape):
+    X, W = randn(rows, deep, dtype=dtype), randn(wide, deep) / deep**0.5
+    W, R = W.to(dtype), randn(rows, wide + 10, dtype=dtype)[:, 5:-5]
+    shape = tiles.choose_shape(X, W) if shape is None else shape
     before, right = R.clone(), X.double() @ W.double().T
     assert_at_most_twice(tiles.tiled_linear(X, W, shape), X @ W.T, right)
     for added in ({"residual": R}, {"residual": R[:, :13], "beside": R[:, 13:]}):
@@ -123,30 +127,9 @@ def assert_tiled(X: Tensor, W: Tensor, shape: object) -> None:
     assert torch.equal(R, before)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("rows", "wide", "deep"), [(64, 32, 64), (37, 21, 40), (1, 70, 200)])
-def test_products_by_tiles_of_any_shape(rows, wide, deep, shape):
-    assert_tiled(randn(rows, deep), randn(wide, deep) / deep**0.5, shape)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "wide", "deep"),
-    [(33, 1280, 1024), (40, 1000, 512), (128, 1024, 1024), (256, 70, 960)],
-)
-def test_products_by_tiles_that_are_chosen(rows, wide, deep, dtype):
-    X, W = randn(rows, deep, dtype=dtype), randn(wide, deep, dtype=dtype)
-    assert_tiled(X, W, tiles.choose_shape(X, W))
-
-
-F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 WHICH = [  # rows, depth, columns, dtype: by rows_linear, by tiles
-    *[
-        (1, 64, 64, F16, False, False),
-        (2, 64, 64, F16, True, False),
-        (2, 64, 64, F32, False, False),
-    ],
+    *[(1, 64, 64, F16, False, False), (2, 64, 64, F16, True, False)],
+    (2, 64, 64, F32, False, False),
     *[(32, 1024, 64, BF16, True, False), (33, 1024, 64, BF16, False, True)],
     *[(17, 2048, 64, F16, False, False), (128, 1024, 64, F32, False, False)],
     *[(128, 5440, 64, BF16, False, False), (128, 1024, 3072, BF16, False, False)],

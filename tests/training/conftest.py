@@ -29,15 +29,15 @@ def signal_at(monkeypatch):
     """Sends a signal to this process during the given steps, counted from 0."""
     update = Stepper.update
 
-    def arrange(number: int, *moments: int) -> None:
-        left = set(moments)
+    def schedule(number: int, *steps: int) -> None:
+        pending = set(steps)
 
-        def struck(self, batch, step):
-            if step in left:
-                left.remove(step)
+        def interrupted(self, batch, step):
+            if step in pending:
+                pending.remove(step)
                 os.kill(os.getpid(), number)
             return update(self, batch, step)
 
-        monkeypatch.setattr(Stepper, "update", struck)
+        monkeypatch.setattr(Stepper, "update", interrupted)
 
-    return arrange
+    return schedule

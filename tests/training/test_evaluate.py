@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from urllib.error import URLError
 
@@ -71,8 +72,8 @@ def test_likelihood_and_perplexity_are_those_of_a_loop_over_tokens(engines):
     assert (scores["words"], scores["lines"], scores["tokens"]) == (4 + 3 + 2, 3, tokens)
     assert scores["ln_ppl"] == pytest.approx(total / tokens, rel=1e-5)
     assert scores["ppl_per_word"] == pytest.approx(math.exp(total / 9), rel=1e-5)
-    assert len(tokenizer().encode(LONG)) > writer.model.config.target_positions
-    assert text_likelihood(writer, [LONG]).tokens == len(tokenizer().encode(LONG)) + 1
+    length = len(tokenizer().encode(LONG)) + 1  # text longer than the positions is cut, not skipped
+    assert text_likelihood(writer, [LONG]).tokens == length > writer.model.config.target_positions
 
 
 def test_bleu_is_sacrebleus(engines):
@@ -140,6 +141,37 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
     assert json.loads(writehead(*command)[1])["lines"] == len(Dataset.open(text).split("dev"))
 
 
+def test_the_bundled_model_is_scored_without_a_run(bundled, runs, writehead):
+    given = ("--source=a", "--reference=b", CPU, "--json")
+    answers = [json.loads(writehead("evaluate", *run, *given)[1]) for run in ((), (bundled,))]
+    assert {answer["run"] for answer in answers} == {"writehead/bundled/en-de"}
+    assert answers[0]["bleu"] == answers[1]["bleu"]
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["itself", "symbolic", "hard"])
+@pytest.mark.parametrize("name", ["a", "b", "translation/model.safetensors"])
+def test_an_input_is_not_overwritten(runs, writehead, name, link):
+    before = (runs / name).read_bytes()
+    if link is not None:
+        link(runs / name, runs / "link")
+    output = name if link is None else "link"
+    given = ("translation", "--source=a", "--reference=b", CPU)
+    code, _, err = writehead("evaluate", *given, "--output", output, "--force")
+    assert (code, "is an input" in err) == (2, True)
+    assert (runs / name).read_bytes() == before
+
+
+def test_text_and_a_dataset_are_not_overwritten(dataset, runs, writehead):
+    for given, file in (
+        (("--text", "a"), runs / "a"),
+        (("--dataset", dataset), dataset / "dataset.json"),
+    ):
+        before = file.read_bytes()
+        code, _, err = writehead("evaluate", "translation", *given, "--output", file, "--force")
+        assert (code, "is an input" in err) == (2, True)
+        assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -150,11 +182,12 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
         (["--source=a", "--reference=short"], "9 source lines and 8 reference lines"),
         (["--source=empty", "--reference=empty"], "no line to score"),
         (["--source=blank", "--reference=b"], "every source line is empty"),
+        (["--source=a", "--reference=blank"], "every reference line is empty"),
         (["--source=none", "--reference=b"], "cannot be read"),
         (["--text=a"], "scored on pairs"),
         (["--source=a", "--reference=b", "--search=beam-5"], "did you mean 'beam-4'?"),
         (["--test-set=wmt-14"], "did you mean 'wmt14'?"),
-        (["--test-set=wmt14"], "could not be fetched"),
+        (["--test-set=wmt14"], "could not be downloaded"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, writehead, options, words):

@@ -1,4 +1,4 @@
-"""Files that nobody vouches for: every damage ends in a sentence of ours, at once."""
+"""Untrusted files: any damage raises our own error with a short, printable message."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def report_on(path: Path) -> None:
     markdown(make_report(path.parents[2]), "figures")
 
 
-# by name: where the file comes from, and what reads it
+# where each file comes from, and what reads it
 FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "config.json": ("run", lambda path: load_run(path.parent)),
     "train.json": ("run", lambda path: read_plan(path.parent)),
@@ -50,7 +50,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 def damaged(value: Any) -> Iterator[Any]:
-    """A JSON value with one value in it missing or exchanged; of lists the first."""
+    """Yields a JSON value with one inner value missing or replaced; in lists, only the first."""
     if isinstance(value, list) and value:
         yield from ([one, *value[1:]] for one in damaged(value[0]))
     if isinstance(value, dict):
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_one_short_sentence(dataset, trained, tmp_path, name):
     ],
     ids=str,
 )
-def test_a_damaged_place_in_the_training_is_one_short_sentence(dataset, trained, tmp_path, change):
+def test_damaged_progress_is_one_short_sentence(dataset, trained, tmp_path, change):
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     path = last_checkpoint(run) / "training.json"
     (path.parent / "checksums.sha256").unlink()

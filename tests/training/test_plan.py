@@ -1,4 +1,4 @@
-"""Which settings and datasets a run resumes with."""
+"""Which settings, datasets and folders a run starts and resumes with."""
 
 import json
 import re
@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from trainings import CONFIG, LANGUAGE, MODEL, command, go, last_checkpoint, pair_dataset
-from writehead.config import TrainConfig
+from writehead.config import PrepareConfig, TrainConfig
 from writehead.errors import ConfigError, RunError
+from writehead.paper.experiments import find_experiment
+from writehead.paper.presets import FAMILIES, preset_names, train_preset
+from writehead.training.loop import Trainer
 
 SHORT = replace(CONFIG, steps=2)
 
@@ -19,6 +22,28 @@ SHORT = replace(CONFIG, steps=2)
 def run(dataset, tmp_path):
     go(dataset, tmp_path / "run", SHORT)
     return tmp_path / "run"
+
+
+def plan(run: Path) -> dict:
+    return json.loads((run / "train.json").read_text())
+
+
+def test_every_preset_has_training_settings_that_fit_its_positions():
+    for family, table, scale in (("wmt14", "table1", "paper"), ("lm1b-small", "table3", "small")):
+        assert train_preset(f"{family}/multi-query") == find_experiment(table, scale).train
+    for name in preset_names():
+        config, model = train_preset(name), FAMILIES[name.partition("/")[0]]
+        assert config.warmup < config.steps
+        assert config.target_length <= model.target_positions
+    with pytest.raises(ConfigError, match="did you mean 'tiny/multi-query'"):
+        train_preset("tiny/multi-quary")
+
+
+def test_train_takes_the_presets_settings(dataset, tmp_path, writehead):
+    options = ("--preset=tiny/multi-query", "--device=cpu", "--set=train.steps=2")
+    code, _, err = writehead("train", dataset, "--run", tmp_path, *options)
+    assert (code, "2 steps of 8 × (64 + 64) tokens" in err) == (0, True)
+    assert plan(tmp_path)["train"] == train_preset("tiny/multi-query").to_json() | {"steps": 2}
 
 
 def test_other_settings_are_refused_by_name(dataset, run, writehead):
@@ -34,24 +59,19 @@ def test_other_settings_are_refused_by_name(dataset, run, writehead):
     [
         ({"vocab_size": 331}, "model.vocab_size was 330 and is 331"),
         ({"count": 100}, "another vocabulary"),
-        ({"seed": 1}, "fingerprint"),  # the same tokenizer, but other lines are held out
+        ({"seed": 1}, "fingerprint"),  # the same tokenizer, but another dev split
         ({}, None),
     ],
 )
 def test_only_the_same_dataset_is_accepted_wherever_it_is(run, tmp_path, changes, words):
     other, longer = pair_dataset(tmp_path / "other", **changes), replace(CONFIG, steps=3)
-    if words is not None:
-        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-        with pytest.raises(ConfigError, match=words):
-            go(other, run, longer)
-        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-        plan = json.loads((run / "train.json").read_text())
-        plan["dataset"] = None  # as in runs of older versions, which accept any of the same tokens
-        (run / "train.json").write_text(json.dumps(plan))
-    if words in (None, "fingerprint"):
+    if words is None:
         assert go(other, run, longer).step == 3
-        plan = json.loads((run / "train.json").read_text())
-        assert (plan["dataset"] is None) == (words is not None)
+        return
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(ConfigError, match=words):
+        go(other, run, longer)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_settings_that_do_not_change_a_step_may_change(dataset, run, writehead):
@@ -62,21 +82,39 @@ def test_settings_that_do_not_change_a_step_may_change(dataset, run, writehead):
     assert last_checkpoint(run).name == "step-00000003"
 
 
+def test_a_run_without_a_checkpoint_accepts_new_settings(dataset, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            go(dataset, run, replace(CONFIG, rows=8, seed=3))
+    assert plan(run)["train"]["rows"] == 8
+    assert go(dataset, run, SHORT).step == 2
+    before = plan(run)
+    assert before["train"]["rows"] == CONFIG.rows
+    with pytest.raises(ConfigError, match=r"train\.rows was 4 and is 8"):
+        go(dataset, run, replace(CONFIG, rows=8))
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="finished and has no checkpoint"):
+        go(dataset, run, replace(CONFIG, rows=8))
+    assert plan(run) == before
+
+
 def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
-    before = (run / "train.json").read_bytes()
+    before = plan(run)
     for steps, rate in ((1, 0.5), (2, SHORT.learning_rate)):
         capsys.readouterr()
         go(dataset, run, replace(SHORT, steps=steps, learning_rate=rate))
-        said = capsys.readouterr().err
-        assert ("2 steps already" in said, "learning_rate" in said) == (True, rate == 0.5)
-    assert (run / "train.json").read_bytes() == before
+        err = capsys.readouterr().err
+        assert ("already has 2 steps" in err, "learning_rate" in err) == (True, rate == 0.5)
+    assert plan(run) == before
 
 
 def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
     signal_at(signal.SIGTERM, 2)
     assert go(dataset, tmp_path / "run").step == 3
     assert go(dataset, tmp_path / "run", replace(CONFIG, steps=4)).step == 4
-    assert json.loads((tmp_path / "run" / "train.json").read_text())["train"]["steps"] == 4
+    assert plan(tmp_path / "run")["train"]["steps"] == 4
 
 
 @pytest.mark.parametrize(
@@ -96,14 +134,27 @@ def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
         ("--device=cuda:99", "error: "),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(dataset, tmp_path, writehead, argument, words):
+def test_wrong_input_is_one_line_and_leaves_nothing_behind(
+    dataset, tmp_path, writehead, argument, words
+):
     code, _, err = writehead(*command(dataset, tmp_path / "run"), argument)
     assert (code, "Traceback" in err) == (2, False)
     assert words in err.replace("\n", " ")
-    assert "train.seed" not in argument or not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists()
 
 
-def test_unsuitable_datasets_and_folders_are_refused(dataset, text, run, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [(TrainConfig, 2**63 - 1), (lambda **one: PrepareConfig(task="language", **one), 2**32 - 1)],
+)
+def test_seeds_have_a_range(kind, largest):
+    assert kind(seed=largest).seed == largest
+    for seed in (-1, largest + 1, 10**300):
+        with pytest.raises(ConfigError, match="seed="):
+            kind(seed=seed)
+
+
+def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):
     for data, model, task in ((text, MODEL, "language"), (dataset, LANGUAGE, "translation")):
         with pytest.raises(ConfigError, match=f"preset for {task}"):
             go(data, tmp_path / "new", model=model)
@@ -111,14 +162,9 @@ def test_unsuitable_datasets_and_folders_are_refused(dataset, text, run, tmp_pat
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").write_text("all of it")
     for place in ("thesis", "thesis/text"):
-        with pytest.raises(RunError, match="something else"):
+        with pytest.raises(RunError, match="not a training run"):
             go(dataset, tmp_path / place)
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
-    checkpoint = last_checkpoint(run)
-    checkpoint.rename(tmp_path / "gone")
-    with pytest.raises(RunError, match="no checkpoint"):
-        go(dataset, run, SHORT)
-    (tmp_path / "gone").rename(checkpoint)
 
 
 def test_the_documentation_lists_every_setting_with_its_default():

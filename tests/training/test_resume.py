@@ -1,4 +1,4 @@
-"""A run that was stopped or killed resumes as if it had not been, to the last bit."""
+"""A stopped or killed run ends with the same bits as an uninterrupted one."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_stopped_run_resumes_exactly(dataset, text, tmp_path, signal_at, numbe
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_starts_again(dataset, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="no checkpoint yet"):
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="became nan"):
         update = Stepper.update
         patch.setattr(Stepper, "update", lambda *given: update(*given) * float("nan"))
         go(dataset, tmp_path / "run")

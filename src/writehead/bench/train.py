@@ -22,8 +22,7 @@ from writehead.data.sources import Inputs, embedded, text_files
 from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
-from writehead.training.replay import WARM
-from writehead.training.step import Stepper
+from writehead.training.step import WARMUP_STEPS, Stepper
 from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
@@ -94,10 +93,10 @@ def _check(steps: int, warmup: int, device: torch.device) -> None:
         raise ConfigError(f"{steps} steps cannot be timed; ask for 1 or more")
     if warmup < 0:
         raise ConfigError(f"a warm-up of {warmup} steps cannot be; ask for 0 or more")
-    if device.type == "cuda" and warmup < WARM + 2:
+    if device.type == "cuda" and warmup < WARMUP_STEPS + 2:
         raise ConfigError(
             f"a warm-up of {warmup} steps would leave the capture of the step's graph in the time "
-            f"on a GPU; ask for {WARM + 2} or more"
+            f"on a GPU; ask for {WARMUP_STEPS + 2} or more"
         )
 
 
@@ -131,7 +130,7 @@ def bench_train(
     """
     _check(steps, warmup, device)
     stepper = Stepper(model, config, World(0, 1, device))
-    dtype = torch.bfloat16 if stepper.half else torch.float32
+    dtype = stepper.dtype
     tell("matrix rate")
     rates = [matrix_rate(device, dtype)]
     for i in range(warmup):

@@ -21,7 +21,7 @@ from rich.console import Console
 from writehead.config import ModelConfig, TrainConfig
 from writehead.demo.board import Board
 from writehead.errors import TrainingError, WriteheadError
-from writehead.training.loop import Outcome, noted_signals, train
+from writehead.training.loop import Outcome, deferred_signals, train
 
 LOOK = 0.5  # seconds between looks at the logs
 
@@ -54,7 +54,7 @@ def train_together(trainings: Mapping[str, Training], threads: int, console: Con
     steps = max(training.config.steps for training in trainings.values())
     runs = {name: training.run for name, training in trainings.items()}
     helpers: list[_Helper] = []
-    with noted_signals() as told:
+    with deferred_signals() as told:
         # Python's own helper of new processes lifts the mask when it begins, so it comes first
         resource_tracker.ensure_running()
         # a new process inherits the mask, and so does not hear Ctrl-C

@@ -1,4 +1,4 @@
-"""One process or many: `torchrun` sets the world, DDP or FSDP2 spreads the model over it."""
+"""The processes that `torchrun` starts, and DDP or FSDP2 to train one model on all of them."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,10 @@ from writehead.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among how many, and the device it works on."""
+    """The rank and device of this process, and the number of processes.
+
+    Reductions run on the host, so they do not synchronize with the device.
+    """
 
     rank: int
     size: int
@@ -29,14 +32,11 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over all processes.
-
-        Hosts tell each other, so no device is waited for; so do `any` and `barrier`.
-        """
+        """Sums each value over all processes."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -45,25 +45,24 @@ class World:
         return sums
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so; all of them get the same answer."""
+        """Whether `flag` is true in any process."""
         return self.sum(float(flag))[0] > 0.0
 
     def barrier(self) -> None:
-        """Waits until every process is here."""
+        """Waits for all processes."""
         self.any(False)
 
 
 @contextmanager
 def join_world(device: str) -> Iterator[World]:
-    """This process's place in the world that `torchrun` set up, or alone without it."""
+    """Joins the process group of `torchrun`; without torchrun, the world is this process."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = find_device(device)
-    if chosen.type == "cuda" and chosen.index is None:
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if chosen.type == "cuda":
+        if chosen.index is None:
+            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
     if size > 1:
-        # gradients travel by nccl, and what hosts tell each other by gloo
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(rank, size, chosen)
@@ -72,26 +71,25 @@ def join_world(device: str) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def spread(model: Transformer, config: TrainConfig, world: World, half: bool) -> nn.Module:
-    """The model as all processes train it together; with one process, the model itself."""
-    if config.parallel == "fsdp" and world.size > 1:
-        if config.optimizer == "adafactor":
-            raise ConfigError(
-                "Adafactor factors whole tensors, which FSDP splits; use parallel=ddp, or "
-                "optimizer=adamw"
-            )
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32
-        )
-        for module in model.modules():
-            if isinstance(module, Layer):
-                cross = getattr(module, "cross", None)
-                if isinstance(cross, Attention):  # these work before their layer does
-                    fully_shard([cross.P_k, cross.P_v], mp_policy=policy)
-                fully_shard(module, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
+def parallelize(
+    model: Transformer, config: TrainConfig, world: World, dtype: torch.dtype
+) -> nn.Module:
+    """Wraps the model in DDP or FSDP2; a single process trains the model itself."""
+    if world.size == 1:
         return model
-    if world.size > 1:
+    if config.parallel == "ddp":
         index = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=index)
+    if config.optimizer == "adafactor":
+        raise ConfigError(
+            "Adafactor factors whole matrices, which FSDP shards; use parallel=ddp, or "
+            "optimizer=adamw"
+        )
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in [module for module in model.modules() if isinstance(module, Layer)]:
+        cross = getattr(layer, "cross", None)
+        if isinstance(cross, Attention):  # the model projects the source before it calls the layer
+            fully_shard([cross.P_k, cross.P_v], mp_policy=policy)
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
     return model

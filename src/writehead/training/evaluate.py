@@ -1,6 +1,5 @@
-"""Scores models: ln(PPL) per subword token, perplexity per word, and sacrebleu's BLEU."""
+"""Evaluates models: ln(PPL) per subword token, perplexity per word, and sacrebleu's BLEU."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from writehead.config import DecodeConfig, Task
+from writehead.config import DecodeConfig, ModelConfig
 from writehead.data.batches import padded_batches
 from writehead.data.dataset import Dataset, Side, Split
 from writehead.data.rows import Units
@@ -25,7 +24,7 @@ from writehead.model import LanguageModel, TranslationModel
 from writehead.training.loss import batch_loss
 from writehead.util.extras import requires
 
-TOKENS = 8192  # positions of a batch whose loss is taken
+BATCH_TOKENS = 8192
 SEARCHES = {
     "greedy": DecodeConfig(beam=1, alpha=0.0),
     "beam-4": DecodeConfig(beam=4, alpha=0.6),  # §4.2
@@ -34,7 +33,7 @@ SEARCHES = {
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The negative log-likelihood of a text: its sum, and the tokens it is over, ends included."""
+    """The negative log-likelihood of a text, and its number of tokens including `eos`."""
 
     nll: float
     tokens: int
@@ -42,81 +41,73 @@ class Likelihood:
 
     @property
     def ln_ppl(self) -> float:
-        """ln of the perplexity a subword token, as in Table 1."""
+        """ln of the perplexity per subword token, as in Table 1."""
         return self.nll / self.tokens
 
 
 @torch.no_grad()
 def likelihood(
     model: nn.Module,
+    config: ModelConfig,
     split: Split,
     device: torch.device,
-    *,
-    source_length: int | None,
-    target_length: int,
     limit: int | None = None,
 ) -> Likelihood:
-    """The likelihood that a model gives to a split, or to its first `limit` sequences."""
+    """The likelihood of a split, or of its first `limit` sequences."""
     was_training = model.training
     model.eval()
     nll, tokens = 0.0, 0
-    lengths = {"source_length": source_length, "target_length": target_length}
-    for batch in padded_batches(split, TOKENS, **lengths, limit=limit):
-        loss = batch_loss(model, batch.to(device), label_smoothing=0.0, z_loss=0.0)
-        nll, tokens = nll + loss.nll.item(), tokens + batch.tokens
+    source, target = config.source_positions or None, config.target_positions
+    for batch in padded_batches(
+        split, BATCH_TOKENS, source_length=source, target_length=target, limit=limit
+    ):
+        nll += batch_loss(model, batch.to(device), label_smoothing=0.0, z_loss=0.0).nll.item()
+        tokens += batch.tokens
     model.train(was_training)
-    task: Task = "translation" if source_length else "language"
-    skipped = Units(split, task, source_length, target_length).skipped
-    return Likelihood(nll, tokens, skipped)
+    return Likelihood(nll, tokens, Units(split, config.task, source, target).skipped)
 
 
 def text_likelihood(
     engine: Engine, targets: Sequence[str], sources: Sequence[str] | None = None
 ) -> Likelihood:
     """The likelihood of texts, or of translations given their sources."""
-    sides = {"target": _side(engine.tokenizer, targets)}
+    sides = {"target": _encode(engine.tokenizer, targets)}
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
-                f"{len(sources)} source lines and {len(targets)} reference lines do not pair; "
-                f"give files of one length"
+                f"there are {len(sources)} source lines and {len(targets)} reference lines; pass "
+                f"files of equal length"
             )
-        sides["source"] = _side(engine.tokenizer, sources)
+        sides["source"] = _encode(engine.tokenizer, sources)
     if not targets:
-        raise DataError("there is no line to score; give a file with text")
-    config = engine.model.config
-    found = likelihood(
-        engine.model,
-        Split("given", sides),
-        engine.model.device,
-        source_length=config.source_positions or None,
-        target_length=config.target_positions,
-    )
-    if not found.tokens:
+        raise DataError("there is no line to score; pass a file with text")
+    model = engine.model
+    result = likelihood(model, model.config, Split("given", sides), model.device)
+    if not result.tokens:
         raise DataError(
-            f"every pair is longer than the model's {config.target_positions} positions; give "
-            f"shorter lines"
+            f"every pair is longer than the model's {model.config.target_positions} positions; "
+            f"pass shorter lines"
         )
-    return found
+    return result
 
 
 def evaluate_text(engine: Engine, lines: Sequence[str]) -> dict[str, Any]:
-    """A language model's perplexity a word, as in Table 3, and ln(PPL) a subword token.
+    """The perplexity of a language model per word, as in Table 3, and ln(PPL) per subword token.
 
-    A word is what stands between spaces, and the end of a line counts as one. The perplexity of
-    words that are very long is infinite.
+    Words are separated by spaces, and the end of a line counts as one.
     """
     if not isinstance(engine.model, LanguageModel):
-        raise DataError("a translation model is scored on pairs; give a source and a reference")
+        raise DataError("a translation model is scored on pairs; pass a source and a reference")
     lines = [line for line in lines if line.strip()]
-    found = text_likelihood(engine, lines)
+    result = text_likelihood(engine, lines)
     words = sum(len(line.split()) + 1 for line in lines)
     return {
         "lines": len(lines),
         "words": words,
-        "tokens": found.tokens,
-        "ln_ppl": found.ln_ppl,
-        "ppl_per_word": _exp(found.nll / words),
+        "tokens": result.tokens,
+        "ln_ppl": result.ln_ppl,
+        # infinite instead of an OverflowError
+        "ppl_per_word": torch.tensor(result.nll / words, dtype=torch.float64).exp().item(),
     }
 
 
@@ -128,11 +119,7 @@ def evaluate_translation(
     *,
     show: Progress | None = None,
 ) -> dict[str, Any]:
-    """Returns ln(PPL) per subword token of the references, and BLEU of each search.
-
-    BLEU is sacrebleu's, of cased and detokenized text: with `-tok intl` as in the paper, and with
-    its default.
-    """
+    """ln(PPL) per subword token of the references, and the BLEU of each search."""
     if not isinstance(engine.model, TranslationModel):
         raise DataError("a language model is scored on text; pass text without sources")
     chosen = list(SEARCHES if searches is None else searches)
@@ -143,18 +130,18 @@ def evaluate_translation(
         if lines and not any(line.strip() for line in lines):
             raise DataError(f"every {side} line is empty; pass files with text")
     load_sacrebleu()  # raises if it is missing, before minutes of decoding
-    found = text_likelihood(engine, references, sources)
-    answer: dict[str, Any] = {
-        "sentences": len(sources),
-        "tokens": found.tokens,
-        "skipped": found.skipped,
-        "ln_ppl": found.ln_ppl,
-        "bleu": {},
-    }
+    result = text_likelihood(engine, references, sources)
+    scores = {}
     for name in chosen:
         outputs = engine.translate(sources, SEARCHES[name], progress=show)
-        answer["bleu"][name] = bleu([output.text for output in outputs], references)
-    return answer
+        scores[name] = bleu([output.text for output in outputs], references)
+    return {
+        "sentences": len(sources),
+        "tokens": result.tokens,
+        "skipped": result.skipped,
+        "ln_ppl": result.ln_ppl,
+        "bleu": scores,
+    }
 
 
 def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
@@ -165,7 +152,7 @@ def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
 
 
 def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """sacrebleu's score with the paper's tokenization and with the default one."""
+    """sacrebleu's cased BLEU with the paper's tokenization, intl, and with the default, 13a."""
     sacrebleu, scores = load_sacrebleu(), dict[str, Any]()
     for tokenization in ("intl", "13a"):
         metric = sacrebleu.BLEU(tokenize=tokenization)
@@ -175,7 +162,7 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
 
 
 def named_test_set(name: str) -> tuple[list[str], list[str]]:
-    """The English and German of a test set that sacrebleu knows, fetched the first time."""
+    """The English and German lines of a sacrebleu test set, downloaded the first time."""
     sacrebleu = load_sacrebleu()
     tests = sacrebleu.get_available_testsets()
     known = [test for test in tests if "en-de" in sacrebleu.DATASETS[test].langpairs]
@@ -184,16 +171,16 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
     try:
         source = sacrebleu.get_source_file(name, "en-de")
         reference = sacrebleu.get_reference_files(name, "en-de")[0]
-    except (OSError, SystemExit) as error:  # sacrebleu exits where it cannot fetch
+    except (OSError, SystemExit) as error:  # sacrebleu exits if a download fails
         raise DataError(
-            f"the test set {name} could not be fetched ({error}); without a network, pass its "
+            f"the test set {name} could not be downloaded ({error}); without a network, pass its "
             f"source and reference as files"
         ) from error
     return list(read_lines(source)), list(read_lines(reference))
 
 
 def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:
-    """Sources, if there are any, and targets of a dataset's split, as text made of its tokens."""
+    """The decoded sources, or None for a language dataset, and targets of a dataset's split."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
     targets = [decode(split.target(i)) for i in range(len(split))]
@@ -202,15 +189,7 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     return [decode(split.source(i)) for i in range(len(split))], targets
 
 
-def _exp(value: float) -> float:
-    """e to the power of `value`; infinity where no float is so large."""
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
-
-
-def _side(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:
+def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:
     ids = tokenizer.encode_all(list(lines))
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.uint64)
     return Side(np.fromiter(chain.from_iterable(ids), dtype=np.uint32), offsets)

@@ -1,36 +1,72 @@
-"""Reports the progress of training: a progress line, `log.jsonl` and TensorBoard files.
-
-TensorBoard is optional; `log.jsonl` has the same metrics.
-"""
+"""Reports training metrics: a progress bar, `log.jsonl` and, if installed, TensorBoard files."""
 
 import json
 import time
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from torch import Tensor
 
 from writehead.config import MAX_STEPS
 from writehead.errors import RunError
+from writehead.training.checkpoint import METER_SUMS
+from writehead.training.distributed import World
 from writehead.util.files import write_file
 from writehead.util.json_files import JsonError, check_shape, parse_json
 
-MAX_LINE = 1 << 16  # maximum characters per entry
-SHOWN = ("loss", "tokens_per_second", "utilisation")  # what fits beside a bar in 80 columns
-LOG, BOARD = "log.jsonl", "tensorboard"
+MAX_LINE = 1 << 16  # characters per entry
+BAR_METRICS = ("loss", "tokens_per_second", "utilisation")  # fit beside a bar in 80 columns
+FORMATS = {"tokens_per_second": "tokens/s={:,.0f}", "utilisation": "utilisation={:.0%}"}
+LOG, TENSORBOARD = "log.jsonl", "tensorboard"
+DEVICE_SUMS = ("objective", "nll", "norm")
+PER_PROCESS = ("objective", "nll", "tokens", "operations")  # summed over processes when read
+
+
+class Meter:
+    """Sums over the steps since the last log entry; the device's stay there until read.
+
+    `totals` continues from the sums in a checkpoint. The clock runs from `start_clock` to `totals`.
+    """
+
+    def __init__(self, world: World, totals: dict[str, float] | None = None) -> None:
+        self._world = world
+        own = dict(totals) if totals else dict.fromkeys(METER_SUMS, 0.0)
+        if not world.is_first:
+            own |= dict.fromkeys(PER_PROCESS, 0.0)
+        sums = torch.tensor([own.pop(name) for name in DEVICE_SUMS], dtype=torch.float64)
+        self._sums, self._counts = sums.to(world.device), own
+        self._started: float | None = None
+
+    def start_clock(self) -> None:
+        """Starts the clock, after work that does not count as training."""
+        self._started = time.perf_counter()
+
+    def add(self, values: Tensor, tokens: int, operations: int) -> None:
+        """Adds a step: the result of `Stepper.update`, and the work of this process."""
+        self._sums += values
+        for name, value in (("tokens", tokens), ("operations", operations), ("steps", 1)):
+            self._counts[name] += value
+
+    def totals(self) -> dict[str, float]:
+        """Stops the clock and returns the sums over all processes."""
+        sums = dict(zip(DEVICE_SUMS, self._sums.tolist(), strict=True))  # waits for the device
+        if self._started is not None:
+            self._counts["seconds"] += time.perf_counter() - self._started
+            self._started = None
+        own = sums | self._counts
+        total = self._world.sum(*(own[name] for name in PER_PROCESS))
+        return own | dict(zip(PER_PROCESS, total, strict=True))
 
 
 class Journal:
-    """A run's log, on disk and on the screen. Entries after `start`, which a crash left, go.
+    """The metrics of a run, on disk and on screen; drops entries after step `start`.
 
-    A `quiet` one says and writes nothing: of many processes one speaks.
+    A `quiet` journal prints and writes nothing: of several processes, only the first reports.
     """
 
     def __init__(self, run: Path, start: int, steps: int, *, quiet: bool = False) -> None:
@@ -44,53 +80,52 @@ class Journal:
             disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=steps, completed=start, line="")
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         if not quiet:
-            kept = [entry for entry in read_log(run) if entry["step"] <= start]
-            write_file(run / LOG, "".join(json.dumps(entry) + "\n" for entry in kept))
+            entries = [entry for entry in read_log(run) if entry["step"] <= start]
+            write_file(run / LOG, "".join(json.dumps(entry) + "\n" for entry in entries))
             self._file = (run / LOG).open("a", encoding="utf-8")
-            self._board = _open_board(run, start) if has_tensorboard() else None
+            self._board = _open_tensorboard(run, start) if has_tensorboard() else None
 
     def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
         if not self._quiet:
             self._file.close()
             if self._board is not None:
                 self._board.close()
 
-    def count(self, step: int) -> None:
-        """Moves the bar to a step that was begun; nothing is written, and no device waited for."""
+    def advance(self, step: int) -> None:
+        """Moves the progress bar; does not synchronize with the device."""
         self._bar.update(self._task, completed=step)
 
-    def log(self, step: int, entry: dict[str, float]) -> None:
-        """Adds an entry of the step, and shows it."""
-        if self._quiet or not entry:
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes and prints the metrics of a step."""
+        if self._quiet or not metrics:
             return
-        self._file.write(json.dumps({"step": step, **entry}) + "\n")
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         if self._board is not None:
-            for name, value in entry.items():
+            for name, value in metrics.items():
                 self._board.add_scalar(name, value, step)
-        pace = (time.monotonic() - self._began) / max(1, step - self._start)
-        left = timedelta(seconds=round(pace * (self._steps - step)))
-        line = " ".join([*(_show(name, value) for name, value in entry.items()), f"left={left}"])
-        short = [_show(name, entry[name]) for name in SHOWN if name in entry]
-        self._bar.update(self._task, completed=step, line=" ".join([*short, f"left={left}"]))
+        seconds = (time.monotonic() - self._started) / max(1, step - self._start)
+        eta = f"eta={timedelta(seconds=round(seconds * (self._steps - step)))}"
+        short = [_format(name, metrics[name]) for name in BAR_METRICS if name in metrics]
+        self._bar.update(self._task, completed=step, line=" ".join([*short, eta]))
         if not self._console.is_terminal:
-            self.say(f"step {step}/{self._steps} {line}")
+            texts = [_format(name, value) for name, value in metrics.items()]
+            self.print(" ".join([f"step {step}/{self._steps}", *texts, eta]))
 
-    def say(self, sentence: str) -> None:
-        """Prints a sentence above the progress line."""
-        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    def print(self, message: str) -> None:
+        """Prints a message above the progress bar."""
+        self._console.print(message, soft_wrap=True, highlight=False, markup=False)
+
+
+def _format(name: str, value: float) -> str:
+    return FORMATS.get(name, f"{name}={{:.4g}}").format(value)
 
 
 def has_tensorboard() -> bool:
@@ -98,15 +133,14 @@ def has_tensorboard() -> bool:
     return find_spec("tensorboard") is not None
 
 
-def _open_board(run: Path, start: int) -> "SummaryWriter":
-    """Opens a TensorBoard writer that discards earlier entries after step `start`."""
+def _open_tensorboard(run: Path, start: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(run / BOARD), purge_step=start + 1)
+    return SummaryWriter(str(run / TENSORBOARD), purge_step=start + 1)
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
-    """The entries of a run's log, without a last one that a crash cut short."""
+    """Reads the entries of a run's log, without a last one that a crash cut short."""
     path = run / LOG
     entries: list[dict[str, float]] = []
     if not path.is_file():
@@ -119,7 +153,7 @@ def read_log(run: Path) -> list[dict[str, float]]:
                 except json.JSONDecodeError:
                     if file.read(1):
                         raise JsonError("in the middle is not JSON") from None
-                    return entries
+                    break
                 check_shape(entry, {"step": range(MAX_STEPS + 1)})
                 check_shape(entry, {str: float})
                 entries.append(entry)
@@ -129,11 +163,3 @@ def read_log(run: Path) -> list[dict[str, float]]:
             f"{path} cannot be read: {reason}; move it elsewhere to train without its old entries"
         ) from error
     return entries
-
-
-def _show(name: str, value: float) -> str:
-    if name == "tokens_per_second":
-        return f"tokens/s={value:,.0f}"
-    if name == "utilisation":
-        return f"utilisation={value:.0%}"
-    return f"{name}={value:.4g}"

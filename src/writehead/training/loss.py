@@ -1,6 +1,6 @@
-"""Cross-entropy with label smoothing and z-loss, summed over the labels that count."""
+"""Cross-entropy with label smoothing and z-loss, summed over the labels that are not padding."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,53 +10,42 @@ from writehead.data.batches import Batch
 from writehead.kernels.available import runs_triton
 
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """Sums over the labels: what is trained on, and the plain negative log-likelihood."""
+class Loss(NamedTuple):
+    """Sums over labels: the training objective, and the negative log-likelihood alone."""
 
     objective: Tensor
     nll: Tensor
 
 
 def batch_loss(model: nn.Module, batch: Batch, label_smoothing: float, z_loss: float) -> Loss:
-    """The loss of a model on a batch of either task."""
+    """The loss of a translation model or a language model on a batch."""
     if batch.source is None:
         logits = model(batch.inputs, packing=batch.packing)
     else:
-        logits = model(
-            batch.source,
-            batch.inputs,
-            source_packing=batch.source_packing,
-            target_packing=batch.packing,
-        )
-    counts = batch.packing.segments != 0
-    return sequence_loss(
-        logits, batch.labels, counts, label_smoothing=label_smoothing, z_loss=z_loss
-    )
+        packings = {"source_packing": batch.source_packing, "target_packing": batch.packing}
+        logits = model(batch.source, batch.inputs, **packings)
+    mask = batch.packing.segments != 0
+    return sequence_loss(logits, batch.labels, mask, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
 def sequence_loss(
-    logits: Tensor, labels: Tensor, counts: Tensor, *, label_smoothing: float, z_loss: float
+    logits: Tensor, labels: Tensor, mask: Tensor, *, label_smoothing: float, z_loss: float
 ) -> Loss:
-    """The loss of logits [b, n, vocab_size] for labels [b, n], where counts [b, n] is true.
+    """The loss of logits [b, n, vocab_size] for labels [b, n] where mask [b, n] is true.
 
-    Label smoothing moves that much probability from the label to the whole vocabulary. The z-loss
-    adds z_loss · log²Z, which keeps the logits from drifting. All in float32.
+    Label smoothing spreads that much probability over the vocabulary. The z-loss z_loss · log²Z
+    keeps the logits from drifting. Everything is computed in float32.
     """
     logits = logits.flatten(0, 1)
-    labels = torch.where(counts, labels, -100).flatten()  # nll_loss ignores -100
+    labels = torch.where(mask, labels, -100).flatten()  # nll_loss ignores -100
     if runs_triton(logits):
-        from writehead.kernels.label_loss import label_loss  # which needs Triton
+        from writehead.kernels.label_loss import label_loss  # needs Triton
 
-        each, each_nll = label_loss(logits, labels, label_smoothing, z_loss)
-        return Loss(each.sum(), each_nll.sum())
-    logits, weight = logits.float(), counts.flatten().float()
-    # one reduction of the logits serves all: cross_entropy would take another
+        objectives, nlls = label_loss(logits, labels, label_smoothing, z_loss)
+        return Loss(objectives.sum(), nlls.sum())
+    logits, weight = logits.float(), mask.flatten().float()
     log_z = logits.logsumexp(dim=-1)
     nll = (log_z * weight).sum() + nll_loss(logits, labels, reduction="sum")
-    if label_smoothing == 0.0 and z_loss == 0.0:
-        return Loss(nll, nll)
     uniform = ((log_z - logits.mean(dim=-1)) * weight).sum()
     objective = (1.0 - label_smoothing) * nll + label_smoothing * uniform
-    objective = objective + z_loss * (log_z.square() * weight).sum()
-    return Loss(objective, nll)
+    return Loss(objective + z_loss * (log_z.square() * weight).sum(), nll)

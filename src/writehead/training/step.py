@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, clip, update, on this process's rows of a batch."""
+"""One optimizer step: forward and backward with gradient accumulation, clipping, update."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,63 +13,63 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
 from writehead.decoding.devices import warn_if_emulated
 from writehead.model.runs import make_model
-from writehead.training.distributed import World, spread
+from writehead.training.distributed import World, parallelize
 from writehead.training.loss import Loss, batch_loss
 from writehead.training.optimizer import learning_rate, make_optimizer, set_learning_rate
-from writehead.training.replay import Replay
+
+WARMUP_STEPS = 3  # steps before a CUDA graph is captured: they compile, tune and allocate
 
 
 class Stepper:
-    """A model and its optimizer, spread over the world, with the config's precision.
+    """A model and its optimizer.
 
-    On a GPU the weights are float32 and the work is bfloat16, compiled, unless the config says
-    otherwise. Compiled work on one GPU is also captured: after a few steps the whole of a step is
-    one launch, and the host has time to make the next batch.
+    On a GPU, weights are float32 and the forward pass is bfloat16 and compiled, unless the config
+    says otherwise. With one GPU, a compiled step is also captured as a CUDA graph.
     """
 
     def __init__(self, model: ModelConfig, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+        self.model_config, self.config, self.world = model, config, world
         cuda = world.device.type == "cuda"
-        self.half = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
-        if self.half and world.device.type == "cpu":
+        bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
+        self.dtype = torch.bfloat16 if bfloat16 else torch.float32
+        if bfloat16 and world.device.type == "cpu":
             warn_if_emulated()
         compiled = config.compile == "yes" or (config.compile == "auto" and cuda)
-        torch.manual_seed(config.seed)  # all processes begin with the same weights
-        raw = make_model(model).to(world.device).train()
-        self.model = spread(raw, config, world, self.half)
+        torch.manual_seed(config.seed)  # the same initial weights in all processes
+        whole = make_model(model).to(world.device).train()
+        self.model = parallelize(whole, config, world, self.dtype)
         self.optimizer = make_optimizer(self.model, config, compiled=compiled)
         self._loss = torch.compile(batch_loss) if compiled else batch_loss
         self._scale = torch.ones((), device=world.device)
-        self._do: Callable[[list[Batch]], Tensor] = self._step
+        self._run: Callable[[list[Batch]], Tensor] = self._step
         if compiled and cuda and world.size == 1:
-            self._do = Replay(self._step)
+            self._run = CapturedStep(self._step)
 
     def update(self, batch: Batch, step: int) -> Tensor:
-        """Trains on a batch as the step-th, from 0.
+        """Trains on a batch; `step` counts from 0.
 
-        Returns, of this process, the summed loss and negative log-likelihood, and the norm of
-        everyone's gradient: [3], on the device, until the next update.
+        Returns this process's summed objective and negative log-likelihood, and the gradient norm
+        over all processes: [3], on the device, overwritten by the next update.
         """
         config, world = self.config, self.world
-        # dropout differs from step to step and from process to process, and from nothing else
+        # dropout depends on the seed, the step and the process only, so that runs resume exactly
         torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + world.rank) % (1 << 63))
         set_learning_rate(self.optimizer, learning_rate(config, step))
-        # processes average their gradients, and here they are to be summed
+        # DDP and FSDP average gradients over processes; the mean over all tokens needs their sum
         self._scale.fill_(world.size / world.sum(batch.tokens)[0])
-        return self._do([part.to(world.device) for part in batch.split(config.accumulate)])
+        return self._run([part.to(world.device) for part in batch.split(config.accumulate)])
 
     def _step(self, parts: list[Batch]) -> Tensor:
-        """One update by the batch in its parts; all that differs between steps is on the device."""
         config = self.config
         sums = torch.zeros(2, device=self.world.device)
         for i, part in enumerate(parts):
-            with self._synchronised(i + 1 == len(parts)):
+            with self._gradient_sync(i + 1 == len(parts)):
                 with self.autocast():
                     loss: Loss = self._loss(self.model, part, config.label_smoothing, config.z_loss)
                 (loss.objective * self._scale).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([loss.objective.detach(), loss.nll.detach()])
-        limit = float("inf") if config.clip is None else config.clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        max_norm = float("inf") if config.clip is None else config.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         self.optimizer.step()
@@ -77,15 +77,49 @@ class Stepper:
         return torch.cat([sums, norm.reshape(1).float()])
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of the work."""
-        if self.half:
-            return torch.autocast(self.world.device.type, torch.bfloat16)
-        return nullcontext()
+        """The precision of the forward pass."""
+        enabled = self.dtype == torch.bfloat16
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=enabled)
 
-    def _synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients travel between processes with the last part of a batch only."""
+    def _gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
+        """Reduces gradients over processes only with the last part of a batch."""
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last)
-        if isinstance(self.model, DistributedDataParallel) and not last:
+            self.model.set_requires_gradient_sync(enabled)
+        if isinstance(self.model, DistributedDataParallel) and not enabled:
             return self.model.no_sync()
         return nullcontext()
+
+
+class CapturedStep:
+    """Captures a step as a CUDA graph after `WARMUP_STEPS` calls, and replays it from then on.
+
+    All batches have one shape. The step must not synchronize, and must read everything that
+    changes between steps from tensors that stay in place.
+    """
+
+    def __init__(self, step: Callable[[list[Batch]], Tensor]) -> None:
+        self._step = step
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[Batch] = []
+        self._output = torch.empty(0)
+
+    def __call__(self, parts: list[Batch]) -> Tensor:
+        """Returns what the step returns; the next call overwrites it."""
+        self._calls += 1
+        if self._calls <= WARMUP_STEPS:  # on the stream of the capture, as autograd requires
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                output = self._step(parts)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return output
+        if self._graph is None:
+            self._inputs, self._graph = parts, torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._output = self._step(parts)
+        else:
+            for static, part in zip(self._inputs, parts, strict=True):
+                static.copy_(part)
+        self._graph.replay()
+        return self._output

@@ -1,4 +1,4 @@
-"""The matrix rate that a device reaches, by which utilisation is told."""
+"""The matrix-multiplication rate of a device, to which utilisation is relative."""
 
 import time
 
@@ -6,11 +6,11 @@ import torch
 
 from writehead.decoding.devices import wait_for
 
-PRODUCT = {"cuda": 8192, "cpu": 1024}  # its size; a smaller one would not fill a GPU
+PRODUCT = {"cuda": 8192, "cpu": 1024}  # matrix size; smaller matrices would not fill a GPU
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
-    """Operations a second of a size³ product of random matrices, by the best of ten runs."""
+    """Operations per second of a product of two size × size matrices: the best of ten runs."""
     size = size or PRODUCT["cuda" if device.type == "cuda" else "cpu"]
     A, B = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
@@ -18,8 +18,8 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> floa
     times = []
     for _ in range(10):
         wait_for(device)
-        began = time.perf_counter()
+        started = time.perf_counter()
         A @ B
         wait_for(device)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
     return 2 * size**3 / min(times)
