@@ -1,10 +1,6 @@
-"""§4.1: the text of each experiment: what is trained on, and what is scored.
+"""§4.1: the text of each experiment: what models are trained on and scored on."""
 
-At small scale it is read from files of one folder. At the paper's it comes from the hub, and the
-test sets by the names that §4.2 gives sacrebleu.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,161 +10,111 @@ from writehead.data.sources import Chunk, Corpus, Embedded, Inputs, TextFiles, e
 from writehead.errors import DataError
 from writehead.training.evaluate import named_test_set
 
-PACKED = ("", ".xz", ".gz", ".bz2")  # how a file may be stored
+SUFFIXES = ("", ".xz", ".gz", ".bz2")
 PAIRS, PAIRS_DEV, PAIRS_TEST = (
     ("europarl-1", "europarl-2", "tatoeba"),
     "newstest2013",
     "newstest2014",
 )
-BOOKS, BOOKS_DEV, NEWS = "books.txt", "books.valid.txt", "lm1b-heldout.dev.txt"
-# enough for a tiny model to take some steps on
+BOOKS, BOOKS_DEV = "books.txt", "books.valid.txt"
 GRAMMAR_PAIRS, GRAMMAR_WORDS, GRAMMAR_HELD_OUT = 2000, 7, 16
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Text to score, under its name: targets, and their sources where it is a translation."""
-
-    name: str
-    targets: list[str]
-    sources: list[str] | None = None
-
-
-@dataclass(frozen=True)
 class Text:
-    """What the runs of a table read; `scored` is read when it is needed.
-
-    Of translation "dev" and "test" are scored; of a language model "dev" and, where there is one,
-    "other", which is text of another kind than it was trained on.
-    """
+    """The text of one experiment; `scored` has corpora, or names of sacrebleu's test sets."""
 
     inputs: Inputs
-    scored: Mapping[str, Callable[[], Lines]]
+    scored: Mapping[str, Corpus | str]
 
 
 @dataclass(frozen=True)
 class OneSide:
-    """One side of a corpus of pairs, as a corpus of text."""
+    """The first language of a parallel corpus."""
 
     pairs: Corpus
-    side: int
     sides: int = 1
 
     def identity(self) -> dict[str, Any]:
-        """That of the pairs, and which side."""
-        return {**self.pairs.identity(), "side": self.side}
+        """Identifies the parallel corpus and the side."""
+        return {**self.pairs.identity(), "side": 0}
 
     def chunks(self) -> Iterator[Chunk]:
-        """The lines of that side."""
-        return (replace(chunk, sides=(chunk.sides[self.side],)) for chunk in self.pairs.chunks())
+        """Yields the lines of that side."""
+        return (replace(chunk, sides=chunk.sides[:1]) for chunk in self.pairs.chunks())
 
 
 def translation_files(folder: Path | None) -> Text:
-    """Europarl and Tatoeba with the paper's dev and test sets, from files."""
-    names = [f"{stem}.{side}" for stem in (*PAIRS, PAIRS_DEV, PAIRS_TEST) for side in ("en", "de")]
-    found = find_files(folder, names)
-
-    def pair(stem: str) -> Corpus:
-        return TextFiles((found[f"{stem}.en"], found[f"{stem}.de"]))
-
-    dev, test = pair(PAIRS_DEV), pair(PAIRS_TEST)
-    return Text(
-        Inputs(train=tuple(pair(stem) for stem in PAIRS), dev=(dev,), test=(test,)),
-        {"dev": lambda: lines_of(PAIRS_DEV, dev), "test": lambda: lines_of(PAIRS_TEST, test)},
-    )
+    """Europarl and Tatoeba with newstest2013 and newstest2014, from files."""
+    stems = (*PAIRS, PAIRS_DEV, PAIRS_TEST)
+    found = find_files(folder, [f"{stem}.{side}" for stem in stems for side in ("en", "de")])
+    *train, dev, test = (TextFiles((found[f"{one}.en"], found[f"{one}.de"])) for one in stems)
+    return Text(Inputs(train=tuple(train), dev=(dev,), test=(test,)), {"dev": dev, "test": test})
 
 
 def language_files(folder: Path | None) -> Text:
-    """Public-domain books with their own held-out text, and news as text of another kind."""
-    found = find_files(folder, [BOOKS, BOOKS_DEV, NEWS])
-    train, dev, news = (TextFiles((found[name],)) for name in (BOOKS, BOOKS_DEV, NEWS))
-    return Text(
-        Inputs(train=(train,), dev=(dev,)),
-        {"dev": lambda: lines_of(BOOKS_DEV, dev), "other": lambda: lines_of(NEWS, news)},
-    )
+    """Books, with held-out books as the dev set, from files."""
+    found = find_files(folder, [BOOKS, BOOKS_DEV])
+    train, dev = (TextFiles((found[name],)) for name in (BOOKS, BOOKS_DEV))
+    return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
 
 
 def translation_hub(folder: Path | None) -> Text:
-    """WMT14 from the hub, or from a folder of its parquet files; scored as §4.2 says."""
-
-    def lines(name: str) -> Lines:
-        sources, targets = named_test_set(name)
-        return Lines(f"sacrebleu -t {name}", targets, sources)
-
-    return Text(
-        hub_inputs(_on_hub("wmt14", folder), "en-de"),
-        {"dev": lambda: lines("wmt13"), "test": lambda: lines("wmt14")},
-    )
+    """WMT14 from the Hugging Face Hub or a folder of its parquet files, with §4.2's test sets."""
+    return Text(hub_inputs(_hub_name("wmt14", folder), "en-de"), {"dev": "wmt13", "test": "wmt14"})
 
 
 def language_hub(folder: Path | None) -> Text:
-    """LM1B from the hub, or from a folder of its parquet files, with its held-out text."""
-    inputs = hub_inputs(_on_hub("lm1b", folder))
-    return Text(inputs, {"dev": lambda: lines_of("lm1b, held out", *inputs.dev)})
+    """LM1B from the Hugging Face Hub or a folder of its parquet files."""
+    inputs = hub_inputs(_hub_name("lm1b", folder))
+    return Text(inputs, {"dev": inputs.dev[0]})
 
 
 def grammar_pairs(folder: Path | None) -> Text:
-    """Short sentences of the built-in grammar: a rehearsal that needs no file."""
+    """Sentence pairs of the built-in grammar, which needs no files."""
     inputs = embedded(GRAMMAR_PAIRS, max_words=GRAMMAR_WORDS, held_out=GRAMMAR_HELD_OUT)
-    (dev,), (test,) = inputs.dev, inputs.test
-    return Text(
-        inputs,
-        {
-            "dev": lambda: lines_of("the grammar's dev set", dev),
-            "test": lambda: lines_of("the grammar's test set", test),
-        },
-    )
+    return Text(inputs, {"dev": inputs.dev[0], "test": inputs.test[0]})
 
 
 def grammar_text(folder: Path | None) -> Text:
-    """The English side of the same, with German as text of another kind."""
-
-    def corpus(split: str, count: int, side: int) -> Corpus:
-        return OneSide(Embedded(split, count, max_words=GRAMMAR_WORDS), side)
-
-    dev, other = (corpus("dev", GRAMMAR_HELD_OUT, side) for side in (0, 1))
-    return Text(
-        Inputs(train=(corpus("train", GRAMMAR_PAIRS, 0),), dev=(dev,)),
-        {
-            "dev": lambda: lines_of("the grammar's English", dev),
-            "other": lambda: lines_of("the grammar's German", other),
-        },
+    """English sentences of the built-in grammar."""
+    train, dev = (
+        OneSide(Embedded(split, count, max_words=GRAMMAR_WORDS))
+        for split, count in (("train", GRAMMAR_PAIRS), ("dev", GRAMMAR_HELD_OUT))
     )
+    return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
 
 
-def _on_hub(name: str, folder: Path | None) -> str:
-    """The hub's name, or the folder that stands for it; raises where that is not there."""
+def _hub_name(name: str, folder: Path | None) -> str:
     if folder is not None and not folder.exists():
-        raise DataError(
-            f"there is no folder {folder}; give one with {name}'s parquet files, or leave --data "
-            f"out to fetch them"
-        )
+        raise DataError(f"there is no folder {folder}; pass one with {name}'s parquet files")
     return name if folder is None else str(folder)
 
 
 def find_files(folder: Path | None, names: list[str]) -> dict[str, Path]:
-    """Where each file lies, packed or not; raises with the names of all that are missing."""
+    """Returns the path of each file, compressed or not; raises DataError naming all missing."""
     place = Path("data") if folder is None else folder
     found = {
         name: path
         for name in names
-        for path in (place / f"{name}{suffix}" for suffix in reversed(PACKED))
+        for path in (place / f"{name}{suffix}" for suffix in reversed(SUFFIXES))
         if path.is_file()
     }
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(
-            f"{place} lacks {', '.join(missing)} (plain, .xz, .gz or .bz2); give the folder that "
-            f"has them with --data, as docs/reproducing.md says"
+            f"{place} lacks {', '.join(missing)} (plain, .xz, .gz or .bz2); docs/results.md says "
+            f"where to get them"
         )
     return found
 
 
-def lines_of(name: str, *corpora: Corpus) -> Lines:
-    """All lines of corpora, in order; a line too long to be text is empty."""
-    sides: list[list[str]] = [[] for _ in range(corpora[0].sides)]
-    for corpus in corpora:
-        for chunk in corpus.chunks():
-            for side, lines in zip(sides, chunk.sides, strict=True):
-                side += [line or "" for line in lines]
-    return Lines(name, sides[-1], sides[0] if len(sides) > 1 else None)
+def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
+    """Returns sources and targets of a text to score; for a language model they are the same."""
+    if isinstance(source, str):
+        return named_test_set(source)
+    sides: list[list[str]] = [[] for _ in range(source.sides)]
+    for chunk in source.chunks():
+        for side, lines in zip(sides, chunk.sides, strict=True):
+            side += [line or "" for line in lines]  # a line that is too long is None
+    return sides[0], sides[-1]
