@@ -11,7 +11,13 @@ from writehead.util.json_files import read_json
 
 BLEU = {name: {"intl": float} for name in SEARCHES}
 EVALUATED = ENVIRONMENT | {"bytes": SIZE, "fingerprint": str, "on": str, "sentences": SIZE}
-EVALUATED |= {"ln_ppl": float, "bleu": BLEU, "model": dict, "quantization": ({"bits": SIZE}, None)}
+EVALUATED |= {
+    "parameters": SIZE,
+    "ln_ppl": float,
+    "bleu": BLEU,
+    "model": dict,
+    "quantization": ({"bits": SIZE}, None),
+}
 SPEED = {name: {"sentences_per_second": float} for name in SEARCHES}
 HARDWARE = {"hardware": {"device": str, "threads": SIZE}}
 SHAPES = {
@@ -50,8 +56,9 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         [f"{bits} bits, as bundled", *_quality(after, size), rates],
     ]
     caption = (
-        f"{Path(after['on']).name}, {after['sentences']:,} sentences; "
-        f"{hardware['device']}, {hardware['threads']} threads."
+        f"English to German, {after['parameters'] / 1e6:.0f}M parameters. Quality: "
+        f"{Path(after['on']).name}, {after['sentences']:,} sentences, sacrebleu with `-tok intl`. "
+        f"Speed: {Path(speed['input']).name}, {hardware['device']}, {hardware['threads']} threads."
     )
     return rows, caption
 

@@ -33,10 +33,12 @@ def quality_svg(table: str, scales: Sequence[Scores]) -> str:
         _draw(axes, list(configs), values, measure)
         axes.set_title(title, loc="left", fontsize=10)
     largest = kv_bytes(configs["multi-head"])
-    labels = [f"{row} ({kv_bytes(configs[row]) / largest:.0%})" for row in configs]
+    labels = [f"{row} ({100 * kv_bytes(configs[row]) / largest:.3g}%)" for row in configs]
     drawn[0].set_yticks(range(len(configs)), labels, fontsize=9)
     drawn[0].invert_yaxis()
-    figure.supxlabel(f"{measure.label}, lower is better; in brackets: K/V cache", fontsize=9)
+    figure.supxlabel(
+        f"{measure.label}, lower is better; in brackets: K/V cache, relative", fontsize=9
+    )
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": CREATOR})

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from writehead.cost import Setting
+
 
 @dataclass(frozen=True)
 class Table1Row:
@@ -78,16 +80,6 @@ class Training:
     tokens: int
 
 
-@dataclass(frozen=True)
-class Timing:
-    """§4.3: what was timed for Table 2."""
-
-    batch: int
-    source: int
-    target: int
-    chip: str
-
-
 TABLE_1_TRAINING = Training("WMT14 English-German", 211_000_000, 100_000, 128 * 256)
-TABLE_2_TIMING = Timing(batch=1024, source=128, target=128, chip="one TPUv2 (8 cores)")
+TABLE_2_SETTING, TABLE_2_CHIP = Setting(batch=1024, source=128, target=128), "one TPUv2 (8 cores)"
 TABLE_3_TRAINING = Training("Billion-Word Benchmark", 192_000_000, 136_000, 64 * 1024)
