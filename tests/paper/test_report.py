@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from texts import save_small_runs, sentences
 from writehead.errors import RunError
+from writehead.model.runs import run_bytes, run_fingerprint
 from writehead.paper.bundled import bundled_table
 from writehead.paper.claims import CLAIMS, judge, verdict
 from writehead.paper.experiments import EXPERIMENTS
@@ -64,7 +66,7 @@ def write_table(folder: Path, table: str, losses: dict[str, list[float]]) -> Pat
 
 def paper_losses(noise: float = 0.001) -> dict[str, list[float]]:
     """The paper's ln(PPL), with three seeds of the first two rows."""
-    losses = {row.row: [row.ln_ppl_dev] for row in TABLE_1}
+    losses = {row.row: [row.loss] for row in TABLE_1}
     for row in ("multi-head", "multi-query"):
         losses[row] = [losses[row][0] + shift for shift in (-noise, 0.0, noise)]
     return losses
@@ -123,7 +125,7 @@ def test_the_tables_show_the_papers_figures_beside_ours_and_what_was_not_run(tmp
     losses = paper_losses()
     del losses["multi-query-local"]
     write_table(tmp_path, "table1", losses)
-    write_table(tmp_path, "table3", {row.row: [row.ppl_dev / 100] for row in TABLE_3})
+    write_table(tmp_path, "table3", {row.row: [row.loss / 100] for row in TABLE_3})
     write_row(tmp_path, "table1", "multi-query", [1.6], scale="tiny")  # not shown beside another
     report = make_report(tmp_path)
     one, three = (cells(part) for part in re.split("## Table [123]", report.text)[1::2])
@@ -135,7 +137,7 @@ def test_the_tables_show_the_papers_figures_beside_ours_and_what_was_not_run(tmp
     assert "- Table 3, `paper`: all rows" in report.text
     assert re.search(r"Table 2.*\n\nNot run yet\.\n", report.text)
     assert "tiny 1M" not in report.text
-    assert "+0.015 after 1 steps at `small`, +0.015 after 6,000 steps at `small`" in report.text
+    assert "at `small` +0.015 after 1 steps and +0.015 after 6,000 steps" in report.text
     train, made = TEMPLATES["table1"]["train"], TEMPLATES["table1"]["environment"]
     assert f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,}" in report.text
     assert made["commit"][:7] in report.text
@@ -144,7 +146,7 @@ def test_the_tables_show_the_papers_figures_beside_ours_and_what_was_not_run(tmp
 
 
 def test_table_3_is_judged_by_perplexity(tmp_path):
-    losses = {row.row: [row.ppl_dev / 100] for row in TABLE_3}
+    losses = {row.row: [row.loss / 100] for row in TABLE_3}
     losses["multi-head"] = [losses["multi-head"][0] + shift for shift in (0.0, 1e-4, 0.0)]
     write_table(tmp_path, "table3", losses)
     assert set(verdicts(tmp_path, "table3").values()) == {"supported"}
@@ -258,6 +260,20 @@ def test_bundled_files_that_do_not_belong_together_are_refused(project, name, ch
     write(path, found)
     with pytest.raises(RunError, match=words):
         bundled_table(project / "results")
+
+
+def test_evaluate_and_bench_record_which_weights_they_measured(writehead, tmp_path):
+    text, path = tmp_path / "news.en", tmp_path / "result.json"
+    text.write_text("\n".join(sentences(2)) + "\n")
+    for run in save_small_runs(tmp_path):
+        for command in (
+            ("evaluate", run, "--source", text, "--reference", text),
+            ("bench", "translate", run, "--input", text, "--repeats=1"),
+        ):
+            assert writehead(*command, "--device=cpu", "--output", path, "--force")[0] == 0
+            found = json.loads(path.read_text())
+            assert (found["fingerprint"], found["bytes"]) == (run_fingerprint(run), run_bytes(run))
+            assert (found["quantization"] is None) == (run.name == "plain")
 
 
 def test_our_own_document_and_card_say_what_our_own_results_give(writehead, monkeypatch):

@@ -95,8 +95,8 @@ def _sum(weights: Weights, losses: Losses) -> float:
     return sum(weight * losses[row] for row, weight in weights.items())
 
 
-DEV, TEST = ("ln_ppl_dev", "bleu_dev"), ("bleu_test_greedy", "bleu_test_beam4")
-LM = ("ppl_dev",)
+DEV, TEST = ("loss", "bleu_dev"), ("bleu_test_greedy", "bleu_test_beam4")
+LM = ("loss",)
 BASIC = (HEAD, QUERY)
 REDUCED = (*BASIC, *SMALL_HEADS)
 ALL = (*REDUCED, HEAD_LOCAL, QUERY_LOCAL)

@@ -126,9 +126,7 @@ def _make(
     row: Row,
 ) -> Result:
     """Trains and scores one row; returns its result."""
-    run = job.run(row)
-    _check_started(job, row)  # another process may have started it meanwhile
-    began = time.monotonic()
+    run, began = job.run(row), time.monotonic()
     _train(job, row, data.directory, clock)
     trained = time.monotonic()
     report.say(f"{row.result.stem}: scoring")
@@ -176,23 +174,9 @@ def score(run: Path, text: Text, device: str) -> dict[str, Any]:
     lines = {name: read_lines(source) for name, source in text.scored.items()}
     if isinstance(exact.model, LanguageModel):
         return {name: evaluate.evaluate_text(exact, own) for name, (_, own) in lines.items()}
-    fast = Engine.load(run, device)
-    return {name: _score_pairs(exact, fast, *pair, SEARCHED[name]) for name, pair in lines.items()}
-
-
-def _score_pairs(
-    exact: Engine, fast: Engine, sources: list[str], targets: list[str], searches: tuple[str, ...]
-) -> dict[str, Any]:
-    found = evaluate.text_likelihood(exact, targets, sources)
-    scores = {}
-    for name in searches:
-        outputs = fast.translate(sources, evaluate.SEARCHES[name])
-        scores[name] = evaluate.bleu([output.text for output in outputs], targets)
-    return {
-        "sentences": len(targets),
-        "tokens": found.tokens,
-        "skipped": found.skipped,
-        "ln_ppl": found.ln_ppl,
-        "dtype": str(fast.model.dtype).removeprefix("torch."),
-        "bleu": scores,
-    }
+    fast, scores = Engine.load(run, device), {}
+    for name, (sources, targets) in lines.items():
+        scores[name] = evaluate.evaluate_translation(fast, sources, targets, SEARCHED[name])
+        scores[name]["ln_ppl"] = evaluate.text_likelihood(exact, targets, sources).ln_ppl
+        scores[name]["dtype"] = str(fast.model.dtype).removeprefix("torch.")
+    return scores

@@ -1,7 +1,6 @@
 """§2.3.1, §2.4.1, §3.1: the ratio of memory access to operations, as printed and as counted."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from writehead.config import AttentionConfig
 from writehead.cost import visible_pairs
@@ -28,30 +27,14 @@ def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
     The paper's terms assume k = v = d/h and n ≤ d; the counts do not.
     """
     d, h, k = attention.d, attention.h, attention.k
-    multi_head = dataclasses.replace(attention, g=h, bias=False)
-    multi_query = dataclasses.replace(attention, g=1, bias=False)
+    plain = replace(attention, bias=False)
+    counted = [_batched_ratio(plain, b, n)]
+    counted += [_incremental_ratio(replace(plain, g=g), b, n) for g in (h, 1)]
+    theta = (1 / k + 1 / (b * n), n / d + 1 / b, 1 / d + n / (d * h) + 1 / b)
     return (
-        Ratio(
-            "§2.3.1",
-            f"batched {attention.kind}",
-            "1/k + 1/(bn)",
-            1 / k + 1 / (b * n),
-            _batched_ratio(dataclasses.replace(attention, bias=False), b, n),
-        ),
-        Ratio(
-            "§2.4.1",
-            "incremental multi-head",
-            "n/d + 1/b",
-            n / d + 1 / b,
-            _incremental_ratio(multi_head, b, n),
-        ),
-        Ratio(
-            "§3.1",
-            "incremental multi-query",
-            "1/d + n/(dh) + 1/b",
-            1 / d + n / (d * h) + 1 / b,
-            _incremental_ratio(multi_query, b, n),
-        ),
+        Ratio("§2.3.1", f"batched {attention.kind}", "1/k + 1/(bn)", theta[0], counted[0]),
+        Ratio("§2.4.1", "incremental multi-head", "n/d + 1/b", theta[1], counted[1]),
+        Ratio("§3.1", "incremental multi-query", "1/d + n/(dh) + 1/b", theta[2], counted[2]),
     )
 
 

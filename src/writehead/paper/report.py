@@ -108,8 +108,8 @@ def _quality(table: str, scales: list[Scores]) -> str:
     setups = [f"{one.scale} {_setup(one.results[0])}" for one in scales]
     caption = (
         f"The paper: {_millions(paper.parameters)} parameters, {paper.data}, {paper.steps:,} steps "
-        f"of {paper.tokens:,} target tokens. Ours: {'; '.join(setups)}. Data and vocabulary differ, "
-        f"so compare rows, not columns; ± is the standard deviation over seeds. "
+        f"of {paper.tokens:,} target tokens. Ours: {'; '.join(setups)}. The data "
+        f"differs, so compare rows, not columns; ± is the standard deviation over seeds. "
         f"{_provenance(result for one in scales for result in one.results)}"
     )
     picture = f"![{MEASURES[table][0].label} by row](figures/{table}.svg)"
@@ -229,14 +229,12 @@ def _gap(found: Found) -> str:
     words = []
     for scale in _scales(found, "table1"):
         gap = Scores("table1", scale, found["table1", scale]).gap()
-        words += [f"{gap[step]:+.3f} after {step:,} steps at `{scale}`" for step in _ends(gap)]
+        if gap:
+            ends = (f"{gap[step]:+.3f} after {step:,} steps" for step in (min(gap), max(gap)))
+            words.append(f"at `{scale}` {' and '.join(ends)}")
     if not words:
         return ""
-    return f"Multi-query's dev ln(PPL) minus multi-head's in Table 1: {', '.join(words)}."
-
-
-def _ends(gap: dict[int, float]) -> list[int]:
-    return sorted({min(gap), max(gap)}) if gap else []
+    return f"Multi-query's dev ln(PPL) minus multi-head's, with seed 0, is {'; '.join(words)}."
 
 
 def _margins(findings: list[Finding]) -> str:

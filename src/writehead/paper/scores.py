@@ -8,7 +8,7 @@ from typing import Any
 from writehead.config import ModelConfig
 from writehead.paper.experiments import find_experiment
 from writehead.paper.results import Result
-from writehead.paper.tables import TABLE_1, TABLE_3, Table1Row, Table3Row
+from writehead.paper.tables import TABLE_1, TABLE_3
 
 # two-sided 95% quantiles of Student's t by degrees of freedom; nearly constant from 10 on
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -34,16 +34,16 @@ class Measure:
         return None if value is None else float(value)
 
 
-PAPER: dict[str, tuple[Table1Row | Table3Row, ...]] = {"table1": TABLE_1, "table3": TABLE_3}
+PAPER = {"table1": TABLE_1, "table3": TABLE_3}
 GREEDY, BEAM = ("bleu", "greedy", "intl"), ("bleu", "beam-4", "intl")
 MEASURES = {
     "table1": (
-        Measure("ln_ppl_dev", "ln(PPL) dev", ("dev", "ln_ppl"), 3, True),
+        Measure("loss", "ln(PPL) dev", ("dev", "ln_ppl"), 3, True),
         Measure("bleu_dev", "BLEU dev", ("dev", *GREEDY), 1, False),
         Measure("bleu_test_greedy", "BLEU test, greedy", ("test", *GREEDY), 1, False),
         Measure("bleu_test_beam4", "BLEU test, beam 4", ("test", *BEAM), 1, False),
     ),
-    "table3": (Measure("ppl_dev", "perplexity dev", ("dev", "ppl_per_word"), 1, True),),
+    "table3": (Measure("loss", "perplexity dev", ("dev", "ppl_per_word"), 1, True),),
 }
 
 

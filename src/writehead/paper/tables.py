@@ -6,15 +6,18 @@ from writehead.cost import Setting
 
 
 @dataclass(frozen=True)
-class Table1Row:
-    """WMT14 EN-DE quality; the paper prints test BLEU for some rows only."""
+class QualityRow:
+    """A row of Table 1 or 3; `loss` is ln(PPL) per subword or perplexity per word, on dev.
+
+    The paper prints the test BLEU of some rows of Table 1 only.
+    """
 
     row: str
     h: int
     k: int
     f: int
-    ln_ppl_dev: float
-    bleu_dev: float
+    loss: float
+    bleu_dev: float | None = None
     bleu_test_greedy: float | None = None
     bleu_test_beam4: float | None = None
 
@@ -31,26 +34,15 @@ class Table2Row:
     beam4_decoder: float
 
 
-@dataclass(frozen=True)
-class Table3Row:
-    """Billion-Word LM quality: perplexity per word."""
-
-    row: str
-    h: int
-    k: int
-    f: int
-    ppl_dev: float
-
-
 TABLE_1 = (
-    Table1Row("multi-head", 8, 128, 4096, 1.424, 26.7, 27.7, 28.4),
-    Table1Row("multi-query", 8, 128, 5440, 1.439, 26.5, 27.5, 28.5),
-    Table1Row("multi-head-local", 8, 128, 4096, 1.427, 26.6, 27.5, 28.3),
-    Table1Row("multi-query-local", 8, 128, 5440, 1.437, 26.5, 27.6, 28.2),
-    Table1Row("multi-head-1x128", 1, 128, 6784, 1.518, 25.8),
-    Table1Row("multi-head-2x64", 2, 64, 6784, 1.480, 26.2, 26.8, 27.9),
-    Table1Row("multi-head-4x32", 4, 32, 6784, 1.488, 26.1),
-    Table1Row("multi-head-8x16", 8, 16, 6784, 1.513, 25.8),
+    QualityRow("multi-head", 8, 128, 4096, 1.424, 26.7, 27.7, 28.4),
+    QualityRow("multi-query", 8, 128, 5440, 1.439, 26.5, 27.5, 28.5),
+    QualityRow("multi-head-local", 8, 128, 4096, 1.427, 26.6, 27.5, 28.3),
+    QualityRow("multi-query-local", 8, 128, 5440, 1.437, 26.5, 27.6, 28.2),
+    QualityRow("multi-head-1x128", 1, 128, 6784, 1.518, 25.8),
+    QualityRow("multi-head-2x64", 2, 64, 6784, 1.480, 26.2, 26.8, 27.9),
+    QualityRow("multi-head-4x32", 4, 32, 6784, 1.488, 26.1),
+    QualityRow("multi-head-8x16", 8, 16, 6784, 1.513, 25.8),
 )
 
 TABLE_2 = (
@@ -61,12 +53,12 @@ TABLE_2 = (
 )
 
 TABLE_3 = (
-    Table3Row("multi-head", 8, 128, 8192, 29.9),
-    Table3Row("multi-query", 8, 128, 9088, 30.2),
-    Table3Row("multi-head-1x128", 1, 128, 9984, 31.2),
-    Table3Row("multi-head-2x64", 2, 64, 9984, 31.1),
-    Table3Row("multi-head-4x32", 4, 32, 9984, 31.0),
-    Table3Row("multi-head-8x16", 8, 16, 9984, 30.9),
+    QualityRow("multi-head", 8, 128, 8192, 29.9),
+    QualityRow("multi-query", 8, 128, 9088, 30.2),
+    QualityRow("multi-head-1x128", 1, 128, 9984, 31.2),
+    QualityRow("multi-head-2x64", 2, 64, 9984, 31.1),
+    QualityRow("multi-head-4x32", 4, 32, 9984, 31.0),
+    QualityRow("multi-head-8x16", 8, 16, 9984, 30.9),
 )
 
 
