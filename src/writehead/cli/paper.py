@@ -10,6 +10,7 @@ from writehead.cli.app import Threads, app
 from writehead.cli.settings import read_settings
 from writehead.errors import ConfigError
 from writehead.schema import with_settings
+from writehead.util.files import write_file
 
 if TYPE_CHECKING:
     from writehead.paper.reproduce import Summary
@@ -167,5 +168,5 @@ def report_command(
         raise typer.Exit(1 if outdated else 0)
     reports.write_report(report, output)
     if card in texts:
-        card.write_text(texts[card], encoding="utf-8")
+        write_file(card, texts[card])
     typer.echo(f"report: {output}")

@@ -36,13 +36,13 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     paths = {name: results / "bundled" / f"{name}.json" for name in SHAPES}
     if not all(path.is_file() for path in paths.values()):
         return None
-    found: dict[str, Result] = {
+    files: dict[str, Result] = {
         name: read_json(paths[name], shape, RunError, "measure it again")
         for name, shape in SHAPES.items()
     }
-    before, after, speed = found.values()
+    before, after, speed = files.values()
     for name in ("quantized", "speed"):
-        if found[name]["fingerprint"] != run_fingerprint(BUNDLED):
+        if files[name]["fingerprint"] != run_fingerprint(BUNDLED):
             raise RunError(f"{paths[name]} is not of the bundled weights; measure it again")
     same = ("model", "sentences")
     if after["quantization"] is None or any(before[name] != after[name] for name in same):

@@ -3,7 +3,6 @@
 Every figure in the document comes from a result file or from `tables.py`.
 """
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -46,7 +45,7 @@ CONTEXT = {
     "environment": {"hardware": {"device": str}},
 }
 
-Found = dict[tuple[str, str], list[Result]]  # by table and scale
+Tables = dict[tuple[str, str], list[Result]]  # by table and scale
 Times = dict[str, tuple[float, ...] | None]  # by column of Table 2
 
 
@@ -61,19 +60,19 @@ class Report:
 
 def make_report(results: Path) -> Report:
     """Reads a folder of results and returns the report on them."""
-    found, bundled = read_results(results), bundled_table(results)
-    speeds = [_speed(found["table2", scale], scale) for scale in _scales(found, "table2")]
+    tables, bundled = read_results(results), bundled_table(results)
+    speeds = [_speed(tables["table2", scale], scale) for scale in _scales(tables, "table2")]
     fields = {
         "table2": "\n\n".join(speeds) or f"{NOT_RUN.capitalize()}.",
-        "claims": _claims(found),
-        "gap": _gap(found),
+        "claims": _claims(tables),
+        "gap": _gap(tables),
         "context": _context(results / "decoding" / "decode-context.json"),
         "bundled": f"{markdown_table(bundled[0])}\n\n{bundled[1]}" if bundled else "Not measured.",
-        "missing": _missing(found),
+        "missing": _missing(tables),
     }
     figures = {}
     for table in TRAINING:
-        scales = [Scores(table, scale, found[table, scale]) for scale in _scales(found, table)]
+        scales = [Scores(table, scale, tables[table, scale]) for scale in _scales(tables, table)]
         fields[table] = _quality(table, scales) if scales else f"{NOT_RUN.capitalize()}."
         if scales:
             figures[f"{table}.svg"] = quality_svg(table, scales)
@@ -88,9 +87,9 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
 
 
-def _scales(found: Found, table: str) -> list[str]:
+def _scales(tables: Tables, table: str) -> list[str]:
     """The scales with results; tiny, a rehearsal, only if it is the only one."""
-    scales = [scale for scale in SCALES if (table, scale) in found]
+    scales = [scale for scale in SCALES if (table, scale) in tables]
     return [scale for scale in scales if scale != "tiny"] or scales
 
 
@@ -126,33 +125,29 @@ def _figure(values: list[float] | None, digits: int, otherwise: str) -> str:
 def _setup(one: Result) -> str:
     train, data = one["train"], one["data"]
     unit = "pairs" if data["task"] == "translation" else "lines"
-    names = [
-        name for source in data["sources"] if source["split"] == "train" for name in _names(source)
-    ]
+    sources = [source for source in data["sources"] if source["split"] == "train"]
     return (
         f"{_millions(one['parameters'])}, {_millions(data['splits']['train']['sequences'])} {unit} "
-        f"of {', '.join(dict.fromkeys(names))}, {train['steps']:,} steps of "
-        f"{train['rows'] * train['target_length']:,}"
+        f"of {_unique(name for source in sources for name in _names(source))}, "
+        f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,}"
     )
 
 
 def _names(source: dict[str, Any]) -> list[str]:
-    if "embedded" in source:
-        return ["the built-in grammar"]
-    return (
-        [source["hub"]] if "hub" in source else [f["name"].split(".")[0] for f in source["files"]]
-    )
+    if "files" in source and "hub" not in source:
+        return [file["name"].split(".")[0] for file in source["files"]]
+    return [source.get("hub", "the built-in grammar")]
 
 
 def _provenance(results: Iterable[Result]) -> str:
     """Names the hardware, dates, versions and commits of results."""
     made = [one["environment"] for one in results]
     dates = sorted(one["date"][:10] for one in made)
-    days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    commits = (re.match(r"[0-9a-f]{7}|", one["commit"] or "")[0] or "unknown" for one in made)  # type: ignore[index]
+    commits = (re.sub("^([0-9a-f]{7}).*", r"\1", one["commit"] or "unknown") for one in made)
     return (
-        f"Measured on {_unique(one['hardware']['device'] for one in made)}, {days}, PyTorch "
-        f"{_unique(one['versions']['torch'] for one in made)}, commit {_unique(commits)}."
+        f"Measured on {_unique(one['hardware']['device'] for one in made)}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, "
+        f"PyTorch {_unique(one['versions']['torch'] for one in made)}, commit {_unique(commits)}."
     )
 
 
@@ -210,25 +205,27 @@ def _speedup(slow: tuple[float, ...] | None, fast: tuple[float, ...] | None) -> 
     return f"{slow[-1] / fast[-1]:.1f}×" if slow and fast and fast[-1] else NONE
 
 
-def _claims(found: Found) -> str:
+def _claims(tables: Tables) -> str:
     """The claims with the margins of the paper and of each scale."""
-    used = {*_scales(found, "table1"), *_scales(found, "table3")}
+    used = {*_scales(tables, "table1"), *_scales(tables, "table3")}
     scales = [scale for scale in SCALES if scale in used]
     rows = [["table", "claim", "paper", *scales]]
     for claim in CLAIMS:
         row = [claim.table[-1], claim.text, _margins(judge(claim, None))]
         for scale in scales:
-            findings = judge(claim, Scores(claim.table, scale, found.get((claim.table, scale), [])))
+            findings = judge(
+                claim, Scores(claim.table, scale, tables.get((claim.table, scale), []))
+            )
             row.append(f"**{verdict(findings)}** {_margins(findings)}".strip())
         rows.append(row)
     return markdown_table(rows)
 
 
-def _gap(found: Found) -> str:
+def _gap(tables: Tables) -> str:
     """How far multi-query is behind multi-head early and late in training."""
     words = []
-    for scale in _scales(found, "table1"):
-        gap = Scores("table1", scale, found["table1", scale]).gap()
+    for scale in _scales(tables, "table1"):
+        gap = Scores("table1", scale, tables["table1", scale]).gap()
         if gap:
             ends = (f"{gap[step]:+.3f} after {step:,} steps" for step in (min(gap), max(gap)))
             words.append(f"at `{scale}` {' and '.join(ends)}")
@@ -248,21 +245,18 @@ def _margins(findings: list[Finding]) -> str:
 
 def _context(path: Path) -> str:
     """The decoding time of multi-head and multi-query after long contexts."""
-    if not path.is_file():
+    sweep = read_json(path, CONTEXT, RunError, "measure it again") if path.is_file() else {}
+    if not sweep.get("contexts"):
         return "Not measured."
-    found = read_json(path, CONTEXT, RunError, "measure it again")
-    times = {
-        (one["context"], one["preset"].partition("/")[2]): one["measured"]["ours"]["step_ms"]
-        for one in found["contexts"]
-    }
+    times: dict[int, Times] = {}
+    for one in sweep["contexts"]:
+        kind, step = one["preset"].partition("/")[2], one["measured"]["ours"]["step_ms"]
+        times.setdefault(one["context"], {})[kind] = (step["median"],)
     rows = [["context", "multi-head", "multi-query", "speedup"]]
-    for context in sorted({context for context, _ in times}):
-        head, query = (
-            times.get((context, kind), {}).get("median", math.nan)
-            for kind in ("multi-head", "multi-query")
-        )
-        rows.append([f"{context:,}", f"{head:.2f}", f"{query:.2f}", f"{head / query:.1f}×"])
-    first, device = found["contexts"][0], found["environment"]["hardware"]["device"]
+    for context, by_kind in sorted(times.items()):
+        head, query = by_kind.get("multi-head"), by_kind.get("multi-query")
+        rows.append([f"{context:,}", _sum(head), _sum(query), _speedup(head, query)])
+    first, device = sweep["contexts"][0], sweep["environment"]["hardware"]["device"]
     caption = (
         f"Milliseconds per decoding step of the `{first['preset'].partition('/')[0]}` language "
         f"model, batch {first['batch']}, {device}."
@@ -270,12 +264,12 @@ def _context(path: Path) -> str:
     return f"{markdown_table(rows)}\n\n{caption}"
 
 
-def _missing(found: Found) -> str:
+def _missing(tables: Tables) -> str:
     """Lists the rows of each table and scale without a result."""
     lines = []
     for table in TRAINING:
         for scale in SCALES[1:]:
-            missing = Scores(table, scale, found.get((table, scale), [])).missing
+            missing = Scores(table, scale, tables.get((table, scale), [])).missing
             if missing:
                 rows = "all rows" if len(missing) == len(PAPER[table]) else ", ".join(missing)
                 lines.append(f"- Table {table[-1]}, `{scale}`: {rows}")
@@ -309,8 +303,8 @@ def read_text(path: Path) -> str:
 def fill_card(card: Path, table: str) -> str:
     """Returns the text of a model card with `table` between its marks."""
     text, (begin, end) = read_text(card), CARD_MARKS
-    before, found, rest = text.partition(begin)
+    before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise RunError(f"{card} lacks {begin} and {end}; add them where the table belongs")
     return f"{before}{begin}\n{table}\n{end}{after}"

@@ -80,25 +80,27 @@ def result_path(results: Path, table: str, scale: str, row: str, seed: int | Non
 
 def read_result(path: Path) -> Result:
     """Reads a result; raises RunError if it is damaged or not at its own path."""
-    found: Any = read_json(path, object, RunError, ADVICE)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    result: Any = read_json(path, object, RunError, ADVICE)
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise RunError(f"{path} was not written by `writehead reproduce`; move it elsewhere")
     try:
-        check_shape(found, ROW)
-        check_shape(found, SHAPES.get(found["table"], ROW))
+        check_shape(result, ROW)
+        check_shape(result, SHAPES.get(result["table"], ROW))
+        if not result.get("decode", True):
+            raise JsonError("has no timings")
     except JsonError as error:
         raise RunError(f"{path} {error}; {ADVICE}") from error
-    own = (found["table"], found["scale"], found["row"], found.get("seed"))
+    own = (result["table"], result["scale"], result["row"], result.get("seed"))
     if result_path(path.parents[2], *own) != path:
         raise RunError(f"{path} is a result of {shown(own, 200)}; move it to the folder of those")
-    return found
+    return result
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
     """Reads all results by table and scale; raises if the rows of a table are not comparable."""
     if not results.is_dir():
         raise RunError(f"there is no folder {results}; `writehead reproduce` creates one")
-    found = {}
+    tables = {}
     for table in TABLES:
         for scale in SCALES:
             paths = sorted((results / table / scale).glob("*.json"))
@@ -107,8 +109,8 @@ def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
                 if table != "table2":
                     for path, one in zip(paths[1:], read[1:], strict=True):
                         _check_comparable(path, one, read[0])
-                found[table, scale] = read
-    return found
+                tables[table, scale] = read
+    return tables
 
 
 def check_results(results: Path, expected: Result) -> None:

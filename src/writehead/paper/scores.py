@@ -72,15 +72,15 @@ class Scores:
     @property
     def missing(self) -> list[str]:
         """The rows without a result."""
-        return [row for row, found in self.by_row.items() if not found]
+        return [row for row, results in self.by_row.items() if not results]
 
     def values(self, measure: Measure) -> Values:
         """Returns the measured figures by row."""
-        found = {
+        values = {
             row: [value for one in own if (value := measure.of(one)) is not None]
             for row, own in self.by_row.items()
         }
-        return {row: values for row, values in found.items() if values}
+        return {row: own for row, own in values.items() if own}
 
     def noise(self, measure: Measure, weights: dict[str, float]) -> float | None:
         """Returns the 95% interval of a weighted sum of row means; None without repeated seeds.

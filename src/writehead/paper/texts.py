@@ -47,15 +47,15 @@ class OneSide:
 def translation_files(folder: Path | None) -> Text:
     """Europarl and Tatoeba with newstest2013 and newstest2014, from files."""
     stems = (*PAIRS, PAIRS_DEV, PAIRS_TEST)
-    found = find_files(folder, [f"{stem}.{side}" for stem in stems for side in ("en", "de")])
-    *train, dev, test = (TextFiles((found[f"{one}.en"], found[f"{one}.de"])) for one in stems)
+    paths = find_files(folder, [f"{stem}.{side}" for stem in stems for side in ("en", "de")])
+    *train, dev, test = (TextFiles((paths[f"{one}.en"], paths[f"{one}.de"])) for one in stems)
     return Text(Inputs(train=tuple(train), dev=(dev,), test=(test,)), {"dev": dev, "test": test})
 
 
 def language_files(folder: Path | None) -> Text:
     """Books, with held-out books as the dev set, from files."""
-    found = find_files(folder, [BOOKS, BOOKS_DEV])
-    train, dev = (TextFiles((found[name],)) for name in (BOOKS, BOOKS_DEV))
+    paths = find_files(folder, [BOOKS, BOOKS_DEV])
+    train, dev = (TextFiles((paths[name],)) for name in (BOOKS, BOOKS_DEV))
     return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
 
 
@@ -94,19 +94,19 @@ def _hub_name(name: str, folder: Path | None) -> str:
 def find_files(folder: Path | None, names: list[str]) -> dict[str, Path]:
     """Returns the path of each file, compressed or not; raises DataError naming all missing."""
     place = Path("data") if folder is None else folder
-    found = {
+    paths = {
         name: path
         for name in names
         for path in (place / f"{name}{suffix}" for suffix in reversed(SUFFIXES))
         if path.is_file()
     }
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in paths]
     if missing:
         raise DataError(
             f"{place} lacks {', '.join(missing)} (plain, .xz, .gz or .bz2); docs/results.md says "
             f"where to get them"
         )
-    return found
+    return paths
 
 
 def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
