@@ -13,11 +13,10 @@ from texts import save_small_runs, sentences
 from writehead.errors import RunError
 from writehead.model.runs import run_bytes, run_fingerprint
 from writehead.paper.bundled import bundled_table
-from writehead.paper.claims import CLAIMS, judge, verdict
+from writehead.paper.claims import CLAIMS, Scores, judge, verdict
 from writehead.paper.experiments import EXPERIMENTS
 from writehead.paper.report import CARD_MARKS, MARK, make_report
 from writehead.paper.results import read_results, result_path
-from writehead.paper.scores import Scores
 from writehead.paper.tables import TABLE_1, TABLE_3
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from writehead.cli import app
 from writehead.cli.paper import read_seeds
 from writehead.config import TrainConfig
 from writehead.cost import Setting
-from writehead.paper import quality, speed, texts
+from writehead.paper import experiments, reproduce, speed
 from writehead.paper.experiments import find_experiment
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 
@@ -149,7 +149,7 @@ def test_a_run_with_more_steps_than_asked_for_is_not_scored(run, copied):
 
 
 def test_a_row_of_another_process_is_skipped_and_taken_once_that_stopped(run, copied, monkeypatch):
-    score = quality.score
+    score = reproduce.score
     with locked(copied / "runs/table1/tiny/.multi-head-seed0.lock") as held:
         code, err = run("table1", "--only=multi-head", "--steps=4")
         assert (code, "0 of 1 results exist; other processes" in err) == (0, True)
@@ -158,7 +158,7 @@ def test_a_row_of_another_process_is_skipped_and_taken_once_that_stopped(run, co
             fcntl.flock(held, fcntl.LOCK_UN)
             return score(*given)
 
-        monkeypatch.setattr(quality, "score", stop_the_other)
+        monkeypatch.setattr(reproduce, "score", stop_the_other)
         code, err = run("table1", *BOTH)
     assert (code, "2 of 2 results exist" in err) == (0, True)
     assert err.index("row 1 of 2, multi-query") < err.index("row 2 of 2, multi-head")
@@ -249,17 +249,19 @@ def test_bad_input_is_one_line_and_exit_code_2(writehead, tmp_path, monkeypatch,
 
 
 def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
-    for stem in (*texts.PAIRS, texts.PAIRS_DEV, texts.PAIRS_TEST):
+    for stem in (*experiments.PAIRS, experiments.PAIRS_DEV, experiments.PAIRS_TEST):
         for side in ("en", "de"):
             (tmp_path / f"{stem}.{side}").write_text(f"{stem} {side}\n")
-    found = texts.translation_files(tmp_path)
-    test = texts.read_lines(found.scored["test"])
+    found = experiments.translation_files(tmp_path)
+    test = experiments.read_lines(found.scored["test"])
     assert (len(found.inputs.train), test) == (3, (["newstest2014 en"], ["newstest2014 de"]))
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     for split in ("train", "test"):
         table = arrow.table({"text": [f"{split} line"]})
         parquet.write_table(table, tmp_path / f"{split}.parquet")
-    assert texts.read_lines(texts.language_hub(tmp_path).scored["dev"])[1] == ["test line"]
+    assert experiments.read_lines(experiments.language_hub(tmp_path).scored["dev"])[1] == [
+        "test line"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def reproduce_command(
         )
     if minutes is not None and not minutes >= 0:
         raise ConfigError(f"--minutes {minutes} must be 0 or more")
-    from writehead.paper import experiments, quality, speed
+    from writehead.paper import experiments, reproduce, speed
 
     try:
         if table == "table2":
@@ -89,7 +89,7 @@ def reproduce_command(
         else:
             changes = read_settings(settings, ("train",))["train"]
             experiment = experiments.find_experiment(table, scale or "small")
-            job = quality.Job(
+            job = reproduce.Job(
                 experiment=experiment,
                 train=with_settings(experiment.with_steps(steps), changes),
                 rows=experiments.choose_rows(experiment.name, tuple(experiment.rows), only or []),
@@ -100,7 +100,7 @@ def reproduce_command(
                 device=device,
                 minutes=minutes,
             )
-            summary = quality.reproduce_quality(job)
+            summary = reproduce.reproduce_quality(job)
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to resume", err=True)
         raise typer.Exit(130) from None

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 from writehead import cost
 from writehead.config import ModelConfig
-from writehead.paper.claims import NOT_RUN, SMALL_HEADS
+from writehead.paper.claims import (
+    MEASURES,
+    NOT_RUN,
+    SMALL_HEADS,
+    Measure,
+    Scores,
+    Values,
+    paper_values,
+)
 from writehead.paper.presets import rows
-from writehead.paper.scores import MEASURES, Measure, Scores, Values, paper_values
 from writehead.util.extras import requires
 
 with requires("plot"):

@@ -12,11 +12,20 @@ from typing import Any
 
 from writehead.errors import RunError
 from writehead.paper.bundled import bundled_table
-from writehead.paper.claims import CLAIMS, NOT_RUN, Finding, judge, verdict
+from writehead.paper.claims import (
+    CLAIMS,
+    MEASURES,
+    NOT_RUN,
+    PAPER,
+    Finding,
+    Scores,
+    judge,
+    paper_values,
+    verdict,
+)
 from writehead.paper.experiments import SCALES
 from writehead.paper.figures import CREATOR, quality_svg
 from writehead.paper.results import OURS, Result, read_results
-from writehead.paper.scores import MEASURES, PAPER, Scores, paper_values
 from writehead.paper.tables import (
     TABLE_1_TRAINING,
     TABLE_2,
