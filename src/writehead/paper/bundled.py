@@ -25,6 +25,7 @@ SHAPES = {
     "quantized": EVALUATED,
     "speed": {
         "fingerprint": str,
+        "input": str,
         "environment": HARDWARE,
         "engines": {"ours": {"searches": SPEED}},
     },

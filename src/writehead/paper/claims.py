@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from writehead.config import ModelConfig
 from writehead.paper.experiments import find_experiment
 from writehead.paper.results import Result
 from writehead.paper.tables import TABLE_1, TABLE_3
@@ -63,15 +62,11 @@ class Scores:
 
     def __init__(self, table: str, scale: str, results: list[Result]) -> None:
         self.table, self.scale, self.results = table, scale, results
-        experiment = find_experiment(table, scale)
         # rows with small heads are named by their sizes, which depend on the scale
-        names = dict(zip((row.row for row in PAPER[table]), experiment.rows, strict=True))
-        self.configs: dict[str, ModelConfig] = {
-            row: experiment.rows[name] for row, name in names.items()
-        }
+        names = zip(PAPER[table], find_experiment(table, scale).rows, strict=True)
         self.by_row = {
-            row: sorted((r for r in results if r["row"] == name), key=lambda r: int(r["seed"]))
-            for row, name in names.items()
+            row.row: sorted((r for r in results if r["row"] == name), key=lambda r: int(r["seed"]))
+            for row, name in names
         }
 
     @property
