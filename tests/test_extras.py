@@ -52,7 +52,7 @@ def test_what_needs_no_extra_works_without_them(tmp_path):
 def test_verbs_that_draw_name_the_extra_before_they_work(tmp_path):
     (tmp_path / "result.json").write_text("{}")
     commands = [
-        ["report", "--readme=none"],
+        ["report"],
         ["bench", "plot", "result.json", "figures"],
         ["bench", "decode", "--device=cpu", "--plot=figures"],
         ["demo"],

@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from trainings import TIMES, last_checkpoint
 from writehead.cli import app
+from writehead.cli.paper import read_seeds
 from writehead.config import TrainConfig
-from writehead.paper import reproduce as reproduction
-from writehead.paper import speed, texts
-from writehead.paper.experiments import find_experiment, read_seeds
-from writehead.paper.speed import SPEEDS, choose_scale
+from writehead.cost import Setting
+from writehead.paper import experiments, reproduce, speed
+from writehead.paper.experiments import find_experiment
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 
 ROWS = ("multi-head", "multi-query")
@@ -69,10 +68,9 @@ def result(folder: Path, path: str = RESULT) -> dict[str, object]:
 
 
 def timeless(found: dict[str, object]) -> dict[str, object]:
-    """A result without what depends on the machine, the hour and the folder."""
+    """A result without what depends on the machine, the time and the folder."""
     log = [{name: one[name] for name in one if name not in TIMES} for one in found["log"]]
-    apart = dict.fromkeys(("timings", "environment", "run"))
-    return {**found, **apart, "log": log}
+    return {**found, **dict.fromkeys(("timings", "environment", "run")), "log": log}
 
 
 def moments(folder: Path) -> dict[Path, int]:
@@ -82,23 +80,20 @@ def moments(folder: Path) -> dict[Path, int]:
 def test_a_table_stopped_by_the_clock_resumes_to_the_same_results(run, tmp_path, whole):
     code, err = run("table1", *BOTH, "--minutes=0")
     assert code == 128 + signal.SIGTERM
-    stopped = int(re.search(r"multi-head, seed 0, after step (\d) of 4; 0 of 2 results", err)[1])
+    stopped = int(re.search(r"multi-head-seed0, after step (\d) of 4; 0 of 2 results", err)[1])
     assert 1 <= stopped < 4
     assert not list((tmp_path / "results").rglob("*.json"))
 
     code, err = run("table1", *BOTH)
     assert code == 0
-    assert re.search(r"row 2 of 2, multi-query, seed 0; \d:\d\d:\d\d left\n", err)
+    assert re.search(r"row 2 of 2, multi-query-seed0; \d:\d\d:\d\d left\n", err)
     for row in ROWS:
         path = RESULT.replace("multi-query", row)
         assert timeless(result(tmp_path, path)) == timeless(result(whole, path))
-    sessions = result(tmp_path, RESULT.replace("query", "head"))["timings"]["sessions"]
-    spans = [(one["from_step"], one["to_step"]) for one in sessions]
-    assert spans == [(0, stopped), (stopped, 4)]
 
     before = moments(tmp_path)
     code, err = run("table1", *BOTH)
-    assert (code, "nothing was trained" in err, moments(tmp_path)) == (0, True, before)
+    assert (code, "all 2 results exist" in err, moments(tmp_path)) == (0, True, before)
 
 
 def test_rows_differ_in_their_attention_alone_and_say_what_they_were_made_of(whole):
@@ -120,14 +115,14 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
     plan, step = copied / RUN / "train.json", last_checkpoint(copied / RUN) / "training.json"
     before = moments(copied)
     for setting, words in (
-        ("--steps=5", "train.steps is 4 in it and 5"),
-        ("--set=train.clip=0.5", "train.clip is 1.0 in it and 0.5"),
+        ("--steps=5", "train.steps is 4 instead of 5"),
+        ("--set=train.clip=0.5", "train.clip is 1.0 instead of 0.5"),
     ):
         code, err = run("table1", *QUERY, setting)
         assert (code, err.count("\n"), moments(copied)) == (2, 1, before)
-        assert f"{copied / RUN} was begun with other settings: {words}" in err
+        assert f"{copied / RUN} was started with other settings: {words}" in err
     for path, change, words in (
-        (plan, {"dataset": "another"}, f"{copied / RUN} was begun on another dataset"),
+        (plan, {"dataset": "another"}, str(copied / RUN)),
         (step, {"step": 5}, "damaged"),
     ):
         right = path.read_text()
@@ -135,12 +130,12 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
         code, err = run("table1", *QUERY)
         assert (code, words in err, (copied / RESULT).exists()) == (2, True, False)
         path.write_text(right)
-    # settings that enter no step may change
+    # settings that do not change a step may change
     code, err = run("table1", *QUERY, "--set=train.checkpoint_every=3", "--set=train.log_every=2")
     assert code == 0, err
     assert result(copied)["scores"] == result(whole)["scores"]
     code, err = run("table1", "--only=multi-head-local", "--steps=5")
-    assert (code, "train.steps is 4 in it and 5" in err) == (2, True)
+    assert (code, "train.steps is 4 instead of 5" in err) == (2, True)
 
 
 def test_a_run_with_more_steps_than_asked_for_is_not_scored(run, copied):
@@ -150,24 +145,22 @@ def test_a_run_with_more_steps_than_asked_for_is_not_scored(run, copied):
     (checkpoint / "checksums.sha256").unlink()
     checkpoint.rename(checkpoint.with_name("step-00000005"))
     code, err = run("table1", *QUERY)
-    assert (code, "has 5 steps and 4" in err, (copied / RESULT).exists()) == (2, True, False)
+    assert (code, "has 5 steps instead of 4" in err, (copied / RESULT).exists()) == (2, True, False)
 
 
-def test_a_row_of_another_process_is_passed_over_and_taken_once_that_stopped(
-    run, copied, monkeypatch
-):
-    finish = reproduction._finish
+def test_a_row_of_another_process_is_skipped_and_taken_once_that_stopped(run, copied, monkeypatch):
+    score = reproduce.score
     with locked(copied / "runs/table1/tiny/.multi-head-seed0.lock") as held:
         code, err = run("table1", "--only=multi-head", "--steps=4")
-        assert (code, "0 of 1 results are there; other processes" in err) == (0, True)
+        assert (code, "0 of 1 results exist; other processes" in err) == (0, True)
 
         def stop_the_other(*given):
             fcntl.flock(held, fcntl.LOCK_UN)
-            finish(*given)
+            return score(*given)
 
-        monkeypatch.setattr(reproduction, "_finish", stop_the_other)
+        monkeypatch.setattr(reproduce, "score", stop_the_other)
         code, err = run("table1", *BOTH)
-    assert (code, "2 of 2 results are there" in err) == (0, True)
+    assert (code, "2 of 2 results exist" in err) == (0, True)
     assert err.index("row 1 of 2, multi-query") < err.index("row 2 of 2, multi-head")
 
 
@@ -181,17 +174,16 @@ def test_a_dataset_that_another_process_prepares_is_waited_for(run, tmp_path, mo
         assert (code, "stopped at the dataset" in err) == (128 + signal.SIGTERM, True)
         monkeypatch.setattr("writehead.paper.reproduce.time.sleep", release)
         code, err = run(*options)
-    assert (code, "1 of 1 results are there" in err) == (0, True)
+    assert (code, "1 of 1 results exist" in err) == (0, True)
     assert f"another process is preparing {tmp_path / 'runs/data' / dataset}" in err
 
 
-def test_table_3_is_scored_per_word_on_its_own_text_and_on_another(run, tmp_path):
+def test_table_3_is_scored_per_word(run, tmp_path):
     code, err = run("table3", "--only=multi-head-2x8", "--steps=2", "--seeds=1,")
     assert code == 0, err
     found = result(tmp_path, "results/table3/tiny/multi-head-2x8-seed1.json")
-    dev, other = found["scores"]["dev"], found["scores"]["other"]
-    assert (found["train"]["seed"], dev["lines"], other["lines"]) == (1, 16, 16)
-    assert 1 < dev["ppl_per_word"] < other["ppl_per_word"]  # it never saw German
+    assert (found["train"]["seed"], found["scores"]["dev"]["lines"]) == (1, 16)
+    assert found["scores"]["dev"]["ppl_per_word"] > 1
     assert [read_seeds(text) for text in ("3", "0,2", "2,")] == [(0, 1, 2), (0, 2), (2,)]
 
 
@@ -199,39 +191,31 @@ def test_table_3_is_scored_per_word_on_its_own_text_and_on_another(run, tmp_path
 def quick_table_2(monkeypatch, quick_chip) -> None:
     """Sizes that are timed at once."""
     monkeypatch.setattr(speed, "WARMUP", 1)
+    monkeypatch.setattr("writehead.bench.train.GRAMMAR_PAIRS", 300)
     train = TrainConfig(rows=2, source_length=16, target_length=16)
-    sizes = {"batch": 3, "source": 4, "target": 3, "repeats": 1, "steps": 1, "train": train}
-    monkeypatch.setitem(SPEEDS, "tiny", dataclasses.replace(SPEEDS["tiny"], **sizes))
+    sizes = {"setting": Setting(3, 4, 3), "repeats": 1, "steps": 1, "train": train}
+    quick = dataclasses.replace(speed.WORKLOADS["tiny"], **sizes)
+    monkeypatch.setitem(speed.WORKLOADS, "tiny", quick)
 
 
-def test_table_2_times_both_searches_and_a_training_step(run, copied, quick_table_2, monkeypatch):
-    code, err = run("table2", "--only=multi-query", scale=None)
-    assert (code, "--scale paper" in err) == (0, True)  # since a CPU has its own scale
-    found = result(copied, "results/table2/tiny/multi-query.json")
+def test_table_2_times_both_searches_and_a_training_step(run, tmp_path, quick_table_2, monkeypatch):
+    query = ("table2", "--only=multi-query")
+    assert run(*query, scale=None)[0] == 0
+    found = result(tmp_path, "results/table2/tiny/multi-query.json")
     settings = [(row["setting"]["batch"], row["setting"]["beam"]) for row in found["decode"]]
     assert settings == [(3, 1), (3, 4)]
     for row in found["decode"]:
         assert list(row["measured"]) == ["ours, padded", "ours, true lengths"]
     assert found["training"]["us_per_token"] > 0
-    code, err = run("table2", "--only=multi-query")
-    assert (code, "nothing was timed" in err) == (0, True)
-    assert choose_scale("cpu") == "tiny"
+    code, err = run(*query)
+    assert (code, "all 1 results exist" in err) == (0, True)
+    lock = f".tiny-{speed.platform.node()}.lock"
+    with locked(tmp_path / "runs/table2" / lock):
+        code, err = run("table2", "--only=multi-head")
+    assert (code, "0 of 1 results exist; other processes" in err) == (0, True)
+    assert speed.default_scale("cpu") == "tiny"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert choose_scale("auto") == "paper"
-
-
-def test_processes_of_table_2_share_the_rows_but_not_a_chip(run, copied, quick_table_2):
-    both, runs = ("table2", "--only=multi-head", "--only=multi-query"), copied / "runs/table2/tiny"
-    with locked(runs.with_name("small") / f".{speed.chip_name(torch.device('cpu'))}.lock"):
-        code, err = run(*both, scale="small")
-    assert (code, "0 of 2 results are there; other processes" in err) == (0, True)
-    assert "hours" in err  # which the sizes of a GPU may take
-    with locked(runs / ".multi-head.lock"):
-        code, err = run(*both)
-    assert (code, "1 of 2 results are there; other processes" in err) == (0, True)
-    code, err = run(*both)
-    assert (code, "2 of 2 results are there" in err) == (0, True)
-    assert not list(runs.rglob("*.lock"))
+    assert speed.default_scale("auto") == "paper"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +240,7 @@ def test_processes_of_table_2_share_the_rows_but_not_a_chip(run, copied, quick_t
 def test_bad_input_is_one_line_and_exit_code_2(writehead, tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2" if given == "torchrun" else "1")
-    for name in ("file", "books.txt.xz", "lm1b-heldout.dev.txt"):
+    for name in ("file", "books.txt.xz"):
         (tmp_path / name).write_text("some text\n")
     code, out, err = writehead("reproduce", *given.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -265,18 +249,19 @@ def test_bad_input_is_one_line_and_exit_code_2(writehead, tmp_path, monkeypatch,
 
 
 def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
-    for stem in (*texts.PAIRS, texts.PAIRS_DEV, texts.PAIRS_TEST):
+    for stem in (*experiments.PAIRS, experiments.PAIRS_DEV, experiments.PAIRS_TEST):
         for side in ("en", "de"):
             (tmp_path / f"{stem}.{side}").write_text(f"{stem} {side}\n")
-    found = texts.translation_files(tmp_path)
-    test = found.scored["test"]()
-    assert (len(found.inputs.train), test.name) == (3, "newstest2014")
-    assert (test.sources, test.targets) == (["newstest2014 en"], ["newstest2014 de"])
+    found = experiments.translation_files(tmp_path)
+    test = experiments.read_lines(found.scored["test"])
+    assert (len(found.inputs.train), test) == (3, (["newstest2014 en"], ["newstest2014 de"]))
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     for split in ("train", "test"):
         table = arrow.table({"text": [f"{split} line"]})
         parquet.write_table(table, tmp_path / f"{split}.parquet")
-    assert texts.language_hub(tmp_path).scored["dev"]().targets == ["test line"]
+    assert experiments.read_lines(experiments.language_hub(tmp_path).scored["dev"])[1] == [
+        "test line"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from writehead.data.dataset import Dataset
 from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError, WriteheadError
 from writehead.model import load_run
-from writehead.paper.report import make_report, markdown
+from writehead.paper.report import make_report
 from writehead.training.journal import read_log
 from writehead.training.plan import read_plan
 
@@ -36,7 +36,7 @@ def trained(dataset, tmp_path_factory):
 
 
 def report_on(path: Path) -> None:
-    markdown(make_report(path.parents[2]), "figures")
+    make_report(path.parents[2])
 
 
 # where each file comes from, and what reads it

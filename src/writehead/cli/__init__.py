@@ -1,6 +1,6 @@
 """The command line: one verb a job, `--help` with an example for each."""
 
-from writehead.cli import bench, decode, demo, explain, prepare, quantize, reproduce, train
+from writehead.cli import bench, decode, demo, explain, paper, prepare, quantize, train
 from writehead.cli.app import app, main
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "demo",
     "explain",
     "main",
+    "paper",
     "prepare",
     "quantize",
-    "reproduce",
     "train",
 ]

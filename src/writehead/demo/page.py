@@ -5,10 +5,10 @@ import io
 from pathlib import Path
 from typing import Any
 
+from writehead.demo.frame import html_page
 from writehead.demo.opening import how_long
 from writehead.demo.table import table_rows
 from writehead.errors import RunError
-from writehead.paper.frame import html_page
 from writehead.util.extras import requires
 
 with requires("demo"):

@@ -1,50 +1,147 @@
-"""§4.1: the experiments of Tables 1 and 3 at each scale, as data; the row and the seed are open.
+"""§4.1: the experiments of Tables 1 and 3: models, text and training settings at each scale.
 
-Everything that the rows of a table share is here: the family of presets, the text and how it is
-trained on, with the reasons for what is not the paper's.
+The rows of a table differ in their attention only.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
-from writehead.errors import ConfigError, nearest
-from writehead.paper import texts
-from writehead.paper.presets import FAMILIES, rows
+from writehead.data.hub import hub_inputs
+from writehead.data.sources import Chunk, Corpus, Embedded, Inputs, TextFiles, embedded
+from writehead.errors import ConfigError, DataError, nearest
+from writehead.paper.presets import FAMILIES, TRAINING, rows
+from writehead.training.evaluate import named_test_set
 
 TABLES = ("table1", "table2", "table3")
-# from the smallest: a rehearsal; our text and our sizes; our text and the paper's sizes; the paper
+# a rehearsal on a CPU; our text and sizes; our text and the paper's sizes; the paper's experiment
 SCALES = ("tiny", "small", "paper-size", "paper")
-REHEARSAL = SCALES[0]
+SUFFIXES = ("", ".xz", ".gz", ".bz2")
+PAIRS, PAIRS_DEV, PAIRS_TEST = (
+    ("europarl-1", "europarl-2", "tatoeba"),
+    "newstest2013",
+    "newstest2014",
+)
+BOOKS, BOOKS_DEV = "books.txt", "books.valid.txt"
+GRAMMAR_PAIRS, GRAMMAR_WORDS, GRAMMAR_HELD_OUT = 2000, 7, 16
 
 
 @dataclass(frozen=True)
-class Because:
-    """A setting, and why it is what it is."""
+class Text:
+    """The text of one experiment; `scored` has corpora, or names of sacrebleu's test sets."""
 
-    value: Any
-    why: str
+    inputs: Inputs
+    scored: Mapping[str, Corpus | str]
 
 
-Settings = Mapping[str, Because]
+@dataclass(frozen=True)
+class OneSide:
+    """The first language of a parallel corpus."""
+
+    pairs: Corpus
+    sides: int = 1
+
+    def identity(self) -> dict[str, Any]:
+        """Identifies the parallel corpus and the side."""
+        return {**self.pairs.identity(), "side": 0}
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the lines of that side."""
+        return (replace(chunk, sides=chunk.sides[:1]) for chunk in self.pairs.chunks())
+
+
+def translation_files(folder: Path | None) -> Text:
+    """Europarl and Tatoeba with newstest2013 and newstest2014, from files."""
+    stems = (*PAIRS, PAIRS_DEV, PAIRS_TEST)
+    paths = find_files(folder, [f"{stem}.{side}" for stem in stems for side in ("en", "de")])
+    *train, dev, test = (TextFiles((paths[f"{one}.en"], paths[f"{one}.de"])) for one in stems)
+    return Text(Inputs(train=tuple(train), dev=(dev,), test=(test,)), {"dev": dev, "test": test})
+
+
+def language_files(folder: Path | None) -> Text:
+    """Books, with held-out books as the dev set, from files."""
+    paths = find_files(folder, [BOOKS, BOOKS_DEV])
+    train, dev = (TextFiles((paths[name],)) for name in (BOOKS, BOOKS_DEV))
+    return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
+
+
+def translation_hub(folder: Path | None) -> Text:
+    """WMT14 from the Hugging Face Hub or a folder of its parquet files, with §4.2's test sets."""
+    return Text(hub_inputs(_hub_name("wmt14", folder), "en-de"), {"dev": "wmt13", "test": "wmt14"})
+
+
+def language_hub(folder: Path | None) -> Text:
+    """LM1B from the Hugging Face Hub or a folder of its parquet files."""
+    inputs = hub_inputs(_hub_name("lm1b", folder))
+    return Text(inputs, {"dev": inputs.dev[0]})
+
+
+def grammar_pairs(folder: Path | None) -> Text:
+    """Sentence pairs of the built-in grammar, which needs no files."""
+    inputs = embedded(GRAMMAR_PAIRS, max_words=GRAMMAR_WORDS, held_out=GRAMMAR_HELD_OUT)
+    return Text(inputs, {"dev": inputs.dev[0], "test": inputs.test[0]})
+
+
+def grammar_text(folder: Path | None) -> Text:
+    """English sentences of the built-in grammar."""
+    train, dev = (
+        OneSide(Embedded(split, count, max_words=GRAMMAR_WORDS))
+        for split, count in (("train", GRAMMAR_PAIRS), ("dev", GRAMMAR_HELD_OUT))
+    )
+    return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
+
+
+def _hub_name(name: str, folder: Path | None) -> str:
+    if folder is not None and not folder.exists():
+        raise DataError(f"there is no folder {folder}; pass one with {name}'s parquet files")
+    return name if folder is None else str(folder)
+
+
+def find_files(folder: Path | None, names: list[str]) -> dict[str, Path]:
+    """Returns the path of each file, compressed or not; raises DataError naming all missing."""
+    place = Path("data") if folder is None else folder
+    paths = {
+        name: path
+        for name in names
+        for path in (place / f"{name}{suffix}" for suffix in reversed(SUFFIXES))
+        if path.is_file()
+    }
+    missing = [name for name in names if name not in paths]
+    if missing:
+        raise DataError(
+            f"{place} lacks {', '.join(missing)} (plain, .xz, .gz or .bz2); docs/results.md says "
+            f"where to get them"
+        )
+    return paths
+
+
+def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
+    """Returns sources and targets of a text to score; for a language model they are the same."""
+    if isinstance(source, str):
+        return named_test_set(source)
+    sides: list[list[str]] = [[] for _ in range(source.sides)]
+    for chunk in source.chunks():
+        for side, lines in zip(sides, chunk.sides, strict=True):
+            side += [line or "" for line in lines]  # a line that is too long is None
+    return sides[0], sides[-1]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table at a scale. `settings` are those that differ from `TrainConfig`'s own defaults."""
+    """A quality table at one scale."""
 
     table: str
     scale: str
     family: str
-    text: Callable[[Path | None], texts.Text]
-    settings: Settings = field(default_factory=dict)
-    vocab_size: int | None = None  # the family's by default
+    text: Callable[[Path | None], Text]
+    train: TrainConfig
+    vocab_size: int
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name for messages."""
         return f"{self.table}, scale {self.scale}"
 
     @property
@@ -52,13 +149,8 @@ class Experiment:
         """The models by row, in the table's order."""
         return rows(self.family)
 
-    @property
-    def train(self) -> TrainConfig:
-        """How every row is trained."""
-        return TrainConfig(**{name: chosen.value for name, chosen in self.settings.items()})
-
     def with_steps(self, steps: int | None) -> TrainConfig:
-        """`train` with another number of steps, and as large a share of them to warm up in."""
+        """Returns `train` with another number of steps and a warm-up of the same proportion."""
         train = self.train
         if steps is None:
             return train
@@ -66,112 +158,63 @@ class Experiment:
 
     @property
     def prepare(self) -> PrepareConfig:
-        """What to make of the text."""
-        baseline = FAMILIES[self.family]
-        vocab_size = self.vocab_size or baseline.vocab_size
-        return PrepareConfig(task=baseline.task, vocab_size=vocab_size)
+        """How the text is tokenized."""
+        return PrepareConfig(task=FAMILIES[self.family].task, vocab_size=self.vocab_size)
 
     @property
     def dataset(self) -> Path:
-        """The dataset's place in the folder of runs."""
+        """The dataset's path in the folder of runs."""
         return Path("data") / f"{self.table}-{self.scale}"
 
-    def choose_rows(self, wanted: list[str]) -> tuple[str, ...]:
-        """The rows that were asked for, in the table's order; all where none was."""
-        for row in wanted:
-            if row not in self.rows:
-                raise ConfigError(f"{self.name} has no row {row!r}; {nearest(row, self.rows)}")
-        return tuple(row for row in self.rows if row in wanted or not wanted)
 
-
-_LOOKS: Settings = {
-    "log_every": Because(100, "a curve of some dozens of points"),
-    "evaluate_every": Because(1000, "a dev curve of some points"),
-    "checkpoint_every": Because(1000, "a machine that goes away costs a minute or two"),
-    "keep": Because(1, "going on needs the last one; the best on dev stays too"),
-}
-_RATE: Settings = {
-    "learning_rate": Because(0.02, "held by a first run of 8,000 steps with 1,000 to warm up in"),
-    "warmup": Because(1000, "with 300 the rate falls too soon: 3,000 steps were too few so"),
-    "decay": Because(0.2, "the last steps, in which the rate falls to 0, gain the most"),
-}
-_TRANSLATION: Settings = {
-    "steps": Because(6000, "two to three epochs of 1.3M pairs: some minutes on one H200"),
-    "rows": Because(64, "for as many tokens, twice the steps: so few steps are what is scarce"),
-    **_RATE,
-    **_LOOKS,
-}
-_LANGUAGE: Settings = {
-    "rows": Because(256, "64K tokens, as in §4.1"),
-    "label_smoothing": Because(0.0, "perplexity is what is measured; the library's default was 0"),
-}
-_SMALL_LANGUAGE: Settings = {
-    **_LANGUAGE,
-    "steps": Because(4000, "about five epochs of 19M words of books; the paper's had ten"),
-    "rows": Because(128, "half of §4.1's tokens, as for translation"),
-    **_RATE,
-    **_LOOKS,
-}
-_REHEARSAL: Settings = {
-    "steps": Because(200, "a minute or two on one core"),
-    "rows": Because(8, "short sentences fill few rows"),
-    "source_length": Because(64, "short sentences"),
-    "target_length": Because(64, "short sentences"),
-    "learning_rate": Because(0.04, "the demo's"),
-    "warmup": Because(20, "a tenth of the steps"),
-    "log_every": Because(20, "ten points"),
-    "evaluate_every": Because(50, "four points"),
-    "checkpoint_every": Because(50, "so that going on is rehearsed too"),
-    "keep": Because(1, "going on needs the last one"),
-}
-_PAPER_LANGUAGE: Settings = {**_LANGUAGE, "steps": Because(136_000, "§4.1")}
-_GRAMMAR_VOCABULARY = 600  # what so little text can fill
-
+_TINY = TrainConfig(
+    steps=200,
+    rows=8,
+    source_length=64,
+    target_length=64,
+    learning_rate=0.04,
+    warmup=20,
+    log_every=20,
+    evaluate_every=50,
+    checkpoint_every=50,
+    keep=1,
+)
+_WMT, _LM = TRAINING["wmt14-small"], TRAINING["lm1b-small"]
+_TINY_VOCABULARY = 600  # the grammar has few words
 EXPERIMENTS = {
-    (one.table, one.scale): one
-    for one in (
-        Experiment(
-            "table1",
-            "tiny",
-            "tiny",
-            texts.grammar_pairs,
-            _REHEARSAL,
-            vocab_size=_GRAMMAR_VOCABULARY,
-        ),
-        Experiment("table1", "small", "wmt14-small", texts.translation_files, _TRANSLATION),
-        Experiment("table1", "paper-size", "wmt14", texts.translation_files, _TRANSLATION),
-        Experiment("table1", "paper", "wmt14", texts.translation_hub),
-        Experiment(
-            "table3",
-            "tiny",
-            "tiny-lm",
-            texts.grammar_text,
-            _REHEARSAL,
-            vocab_size=_GRAMMAR_VOCABULARY,
-        ),
-        Experiment("table3", "small", "lm1b-small", texts.language_files, _SMALL_LANGUAGE),
-        Experiment("table3", "paper-size", "lm1b", texts.language_files, _SMALL_LANGUAGE),
-        Experiment("table3", "paper", "lm1b", texts.language_hub, _PAPER_LANGUAGE),
+    (table, scale): Experiment(
+        table, scale, family, text, train, vocabulary or FAMILIES[family].vocab_size
+    )
+    for table, scale, family, text, train, vocabulary in (
+        ("table1", "tiny", "tiny", grammar_pairs, _TINY, _TINY_VOCABULARY),
+        ("table1", "small", "wmt14-small", translation_files, _WMT, None),
+        ("table1", "paper-size", "wmt14", translation_files, _WMT, None),
+        ("table1", "paper", "wmt14", translation_hub, TRAINING["wmt14"], None),
+        ("table3", "tiny", "tiny-lm", grammar_text, _TINY, _TINY_VOCABULARY),
+        ("table3", "small", "lm1b-small", language_files, _LM, None),
+        ("table3", "paper-size", "lm1b", language_files, _LM, None),
+        ("table3", "paper", "lm1b", language_hub, TRAINING["lm1b"], None),
     )
 }
 
 
 def find_experiment(table: str, scale: str) -> Experiment:
-    """The experiment of a quality table at a scale; raises with the nearest name."""
+    """Returns the experiment of Table 1 or 3 at a scale; errors suggest the nearest name."""
     if table not in TABLES:
-        raise ConfigError(f"there is no {table!r} to reproduce; {nearest(table, TABLES)}")
-    if scale not in SCALES:
-        raise ConfigError(f"there is no scale {scale!r}; {nearest(scale, SCALES)}")
+        raise ConfigError(f"unknown table {table!r}; {nearest(table, TABLES)}")
+    check_scale(scale)
     return EXPERIMENTS[table, scale]
 
 
-def read_seeds(text: str) -> tuple[int, ...]:
-    """The seeds of "3", which is 0, 1 and 2, or of a list with commas: "0,2", or "2," alone."""
-    try:
-        listed = [int(part) for part in text.split(",") if part.strip()]
-        seeds = tuple(dict.fromkeys(listed)) if "," in text else tuple(range(int(text)))
-    except ValueError as error:
-        raise ConfigError(f"--seeds {text} is no number, as 3, and no list, as 0,1,2") from error
-    if not seeds or min(seeds) < 0:
-        raise ConfigError(f"--seeds {text} names no seed; give how many, as 3, or which, as 0,1,2")
-    return seeds
+def check_scale(scale: str) -> None:
+    """Raises ConfigError if the scale is unknown."""
+    if scale not in SCALES:
+        raise ConfigError(f"unknown scale {scale!r}; {nearest(scale, SCALES)}")
+
+
+def choose_rows(table: str, known: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
+    """Returns the wanted rows in the table's order; all rows if none is named."""
+    for row in wanted:
+        if row not in known:
+            raise ConfigError(f"{table} has no row {row!r}; {nearest(row, known)}")
+    return tuple(row for row in known if row in wanted or not wanted)

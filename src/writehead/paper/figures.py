@@ -1,162 +1,85 @@
-"""The report's pictures, as SVG: quality against bytes of K and V, and what was learnt when."""
+"""The paper's argument as a figure: quality by row, beside the size of the row's K/V cache."""
 
 import io
-import math
+import statistics
+from collections.abc import Sequence
 
-from writehead.bench.plots import COLOURS
-from writehead.paper.claims import HEAD
+from writehead import cost
+from writehead.config import ModelConfig
+from writehead.paper.claims import (
+    MEASURES,
+    NOT_RUN,
+    SMALL_HEADS,
+    Measure,
+    Scores,
+    Values,
+    paper_values,
+)
 from writehead.paper.presets import rows
-from writehead.paper.sheets import Figures, Measure, Sheet, kv_bytes
 from writehead.util.extras import requires
 
 with requires("plot"):
     import matplotlib
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.figure import Figure
 
 PAPER_FAMILY = {"table1": "wmt14", "table3": "lm1b"}
-SMALL_HEADS = "#718096"  # of the rows with fewer or smaller heads
-LINES = ("solid", "dashed", "dotted", "dashdot")
-HEIGHT = 200  # points of a panel of `quality_svg`, about
-LINE = 10  # points that a text takes
+RED, BLUE, GREY = "#b5483a", "#2b6cb0", "#718096"
+CREATOR = "writehead report"  # in the SVG's metadata
 
 
-def quality_svg(sheet: Sheet) -> str:
-    """The paper's argument: quality against K/V bytes a token, its figures and ours beside them."""
-    measure = sheet.measures[0]
-    canvas = Canvas(figsize=(9.4, 3.9), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    theirs = rows(PAPER_FAMILY[sheet.table])
-    sizes = {row: kv_bytes(theirs[row]) for row in theirs}
-    _quality(left, sheet.paper_figures(measure), sizes, {row: row for row in theirs}, measure)
-    left.set_title("the paper's", loc="left", fontsize=11)
-    sizes = {row: kv_bytes(config) for row, config in sheet.models.items()}
-    _quality(right, sheet.figures(measure), sizes, sheet.names, measure)
-    right.set_title(f"ours, {sheet.experiment.family}", loc="left", fontsize=11)
-    return _svg(canvas)
+def quality_svg(table: str, scales: Sequence[Scores]) -> str:
+    """Draws one panel with the paper's figures and one per scale with ours."""
+    measure, configs = MEASURES[table][0], rows(PAPER_FAMILY[table])
+    panels = [("paper", paper_values(table, measure))]
+    panels += [(one.scale, one.values(measure)) for one in scales]
+    figure = Figure(figsize=(2.2 + 2.6 * len(panels), 0.9 + 0.28 * len(configs)))
+    figure.set_layout_engine("constrained")
+    drawn = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, values) in zip(drawn, panels, strict=True):
+        _draw(axes, list(configs), values, measure)
+        axes.set_title(title, loc="left", fontsize=10)
+    largest = kv_bytes(configs["multi-head"])
+    labels = [f"{row} ({100 * kv_bytes(configs[row]) / largest:.3g}%)" for row in configs]
+    drawn[0].set_yticks(range(len(configs)), labels, fontsize=9)
+    drawn[0].invert_yaxis()
+    figure.supxlabel(
+        f"{measure.label}, lower is better; in brackets: K/V cache, relative", fontsize=9
+    )
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": CREATOR})
+    return text.getvalue()
 
 
-def _quality(
-    axes: Axes, figures: Figures, sizes: dict[str, float], names: dict[str, str], measure: Measure
-) -> None:
-    """One point a row; down and left is better. A bar shows the spread of several seeds."""
-    means = {row: figure.mean for row, figure in figures.items()}
-    raised = _raised(means)
-    for row, figure in figures.items():
-        axes.errorbar(
-            sizes[row],
-            figure.mean,
-            yerr=figure.spread,
-            fmt="s" if row.endswith("-local") else "o",
-            color=_colour(row),
-            markersize=6,
-            capsize=3,
-        )
-        few = row in raised
+def _draw(axes: Axes, names: list[str], values: Values, measure: Measure) -> None:
+    """Draws a dot per row with the standard deviation over its seeds."""
+    for i, row in enumerate(names):
+        if row not in values:
+            axes.text(
+                0.02, i, NOT_RUN, transform=axes.get_yaxis_transform(), fontsize=8, va="center"
+            )
+            continue
+        mean = statistics.mean(values[row])
+        spread = statistics.stdev(values[row]) if values[row][1:] else None
+        colour = GREY if row in SMALL_HEADS else BLUE if "query" in row else RED
+        axes.errorbar(mean, i, xerr=spread, fmt="o", color=colour, markersize=5, capsize=3)
         axes.annotate(
-            names[row].removeprefix("multi-head-")
-            if few
-            else names[row].replace("-local", " local"),
-            (sizes[row], figure.mean),
-            xytext=(8, raised[row] - 3) if few else (0, 9 if _is_above(row, means) else -13),
+            f"{mean:.{measure.digits}f}",
+            (mean, i),
+            xytext=(7, 0),
             textcoords="offset points",
             fontsize=8,
-            ha="left" if few else "center",
-            color=_colour(row),
+            va="center",
         )
-    ticks = sorted({sizes[row] for row in figures})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=8)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.margins(x=0.22, y=0.18)
-    axes.set_xlabel("bytes of K and V a token")
-    axes.set_ylabel(measure.label)
-    _plain(axes)
-
-
-def _is_above(row: str, means: dict[str, float]) -> bool:
-    """Whether a row is the upper of it and the same with a window, or without."""
-    other = row.removesuffix("-local") if row.endswith("-local") else f"{row}-local"
-    return means[row] >= means.get(other, means[row])
-
-
-def _raised(means: dict[str, float]) -> dict[str, float]:
-    """By how many points the texts of fewer or smaller heads are raised, so that none meet."""
-    values = means.values() or [0.0]  # there may be no results
-    scale = HEIGHT / ((max(values) - min(values)) * 1.4 or 1.0)
-    raised, free = {}, -math.inf
-    for row in sorted(means, key=lambda row: means[row]):
-        if not _is_whole(row):
-            at = max(means[row] * scale, free)
-            raised[row], free = at - means[row] * scale, at + LINE
-    return raised
-
-
-def loss_svg(sheet: Sheet) -> str:
-    """ln(PPL) of the dev set while training, and how far each row is behind multi-head by then."""
-    # by the first seed that there is
-    curves = {row: next(iter(sheet.curves(row).values()), {}) for row in sheet.names}
-    curves = {row: curve for row, curve in curves.items() if curve}
-    panels = 2 if HEAD in curves else 1
-    canvas = Canvas(figsize=(4.7 * panels, 3.9), layout="constrained")
-    left, *others = canvas.subplots(1, panels, squeeze=False)[0]
-    for row, curve in curves.items():
-        drawn = {"color": _colour(row), "linestyle": _style(row), "linewidth": 1.4}
-        left.plot(list(curve), list(curve.values()), label=sheet.names[row], **drawn)
-        behind, _ = sheet.behind(row)
-        for axes in others:
-            axes.plot(list(behind), list(behind.values()), marker=".", **drawn)
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    left.yaxis.set_minor_formatter(NullFormatter())
-    last = [value for curve in curves.values() for value in curve.values()]
-    if last:
-        left.set_yticks(_ticks(min(last), max(last)))
-        left.legend(frameon=False, fontsize=7.5)
-    left.set(xlabel="step", ylabel="ln(PPL) a token, dev")
-    for axes in others:
-        axes.set(xlabel="step", ylabel="above multi-head's at that step")
-    for axes in (left, *others):
-        _plain(axes)
-    return _svg(canvas)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, few enough to read."""
-    steps = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-    step = next((one for one in steps if (high - low) / one <= 7), steps[-1])
-    first = int(low / step)
-    return [i * step for i in range(first, int(high / step) + 2) if i * step >= low] or [low]
-
-
-def _is_whole(row: str) -> bool:
-    """Whether a row has as many heads of the same size as the baseline."""
-    return row.removesuffix("-local") in ("multi-head", "multi-query")
-
-
-def _colour(row: str) -> str:
-    kind = "multi-query" if row.startswith("multi-query") else "multi-head"
-    return COLOURS[kind] if _is_whole(row) else SMALL_HEADS
-
-
-def _style(row: str) -> str:
-    """What tells rows of one colour apart."""
-    if _is_whole(row):
-        return "dashed" if row.endswith("-local") else "solid"
-    sizes = ("1x128", "2x64", "4x32", "8x16")
-    return LINES[sizes.index(row.removeprefix("multi-head-"))]
-
-
-def _plain(axes: Axes) -> None:
-    axes.grid(visible=True, which="major", color="#e2e8f0", linewidth=0.8)
+    axes.margins(x=0.3, y=0.1)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(visible=True, color="#e2e8f0", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _svg(canvas: Canvas) -> str:
-    """The picture as text, the same each time."""
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "writehead"}):
-        canvas.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+def kv_bytes(config: ModelConfig) -> int:
+    """Returns the bytes of K and V of one sentence of §4.3, 128 tokens into 128, in 16 bits."""
+    setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)
+    return int(cost.kv_bytes(config, setting)["total"])

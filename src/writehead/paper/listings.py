@@ -1,9 +1,7 @@
-"""§2-3: the paper's six functions, einsum for einsum. The reference that tests compare with.
+"""§2-3: the paper's six functions in PyTorch, einsum for einsum. The reference for the tests.
 
-Nothing here is meant to be fast or to be called by the library: it is the text of the paper in
-PyTorch, so that a reader can lay one beside the other. As in the paper there is no scale on the
-logits (§2.2: it can be folded into P_q) and the names are the paper's own. Where the print slips,
-the line says so.
+The library does not call these functions. Names are the paper's, and as in the paper the logits
+are not scaled (§2.2: the scale can be folded into P_q). Comments mark errors of the print.
 """
 
 from torch import Tensor, cat, einsum, softmax

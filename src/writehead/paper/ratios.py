@@ -1,7 +1,6 @@
-"""§2.3.1, §2.4.1, §3.1: memory access over operations, the paper's terms beside exact counts."""
+"""§2.3.1, §2.4.1, §3.1: the ratio of memory access to operations, as printed and as counted."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from writehead.config import AttentionConfig
 from writehead.cost import visible_pairs
@@ -9,10 +8,10 @@ from writehead.cost import visible_pairs
 
 @dataclass(frozen=True)
 class Ratio:
-    """Memory access over operations of one attention layer, as a section of the paper has it.
+    """Memory access over operations of one attention layer, in one section of the paper.
 
-    `theta` is the sum of the section's terms; `counted` is the elements of all tensors accessed
-    over the multiply-adds.
+    `theta` is the sum of the section's terms; `counted` divides the elements of all tensors
+    accessed by the multiply-adds.
     """
 
     section: str
@@ -23,35 +22,19 @@ class Ratio:
 
 
 def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
-    """§2.3.1, §2.4.1 and §3.1 for self-attention over n positions, with this layer's own sizes.
+    """Returns the three ratios for self-attention over n positions.
 
-    The paper's terms hold for k = v = d/h and n ≤ d; the counts hold for any.
+    The paper's terms assume k = v = d/h and n ≤ d; the counts do not.
     """
     d, h, k = attention.d, attention.h, attention.k
-    multi_head = dataclasses.replace(attention, g=h, bias=False)
-    multi_query = dataclasses.replace(attention, g=1, bias=False)
+    plain = replace(attention, bias=False)
+    counted = [_batched_ratio(plain, b, n)]
+    counted += [_incremental_ratio(replace(plain, g=g), b, n) for g in (h, 1)]
+    theta = (1 / k + 1 / (b * n), n / d + 1 / b, 1 / d + n / (d * h) + 1 / b)
     return (
-        Ratio(
-            "§2.3.1",
-            f"batched {attention.kind}",
-            "1/k + 1/(bn)",
-            1 / k + 1 / (b * n),
-            _batched_ratio(dataclasses.replace(attention, bias=False), b, n),
-        ),
-        Ratio(
-            "§2.4.1",
-            "incremental multi-head",
-            "n/d + 1/b",
-            n / d + 1 / b,
-            _incremental_ratio(multi_head, b, n),
-        ),
-        Ratio(
-            "§3.1",
-            "incremental multi-query",
-            "1/d + n/(dh) + 1/b",
-            1 / d + n / (d * h) + 1 / b,
-            _incremental_ratio(multi_query, b, n),
-        ),
+        Ratio("§2.3.1", f"batched {attention.kind}", "1/k + 1/(bn)", theta[0], counted[0]),
+        Ratio("§2.4.1", "incremental multi-head", "n/d + 1/b", theta[1], counted[1]),
+        Ratio("§3.1", "incremental multi-query", "1/d + n/(dh) + 1/b", theta[2], counted[2]),
     )
 
 
@@ -64,7 +47,7 @@ def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
 
 
 def _incremental_ratio(attention: AttentionConfig, b: int, n: int) -> float:
-    """The same over n calls, each of which reads K, V and the projections anew."""
+    """The same over n calls, each of which reads K, V and the projections again."""
     d, h, k, v = attention.d, attention.h, attention.k, attention.v
     pairs = visible_pairs(n)
     elements = b * n * (2 * d + h * (k + v)) + b * pairs * attention.kv_size

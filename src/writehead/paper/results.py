@@ -1,22 +1,21 @@
-"""The files that `reproduce` writes and `report` reads: where they lie, and that they fit together.
+"""The result files that `reproduce` writes and `report` reads.
 
-results/TABLE/SCALE/ROW-seedK.json is one row of Table 1 or 3 by one seed, and
-results/table2/SCALE/ROW.json one row of Table 2. The folder `again` in it has the same of rows that
-were trained once more. Other folders are not read.
+One row and seed of Table 1 or 3 is results/TABLE/SCALE/ROW-seedK.json, and one row of Table 2 is
+results/table2/SCALE/ROW.json.
 """
 
 from pathlib import Path
 from typing import Any
 
-from writehead.bench.record import read_result_file
 from writehead.errors import RunError, shown
 from writehead.paper.experiments import SCALES, TABLES
-from writehead.util.json_files import JsonError, check_shape
+from writehead.util.json_files import JsonError, check_shape, read_json
 
 FORMAT = 1
-AGAIN = "again"
-# what does not enter what a step computes, nor when the learning rate changes
-APART = {
+ADVICE = "delete it and run its row again"
+OURS = {"padded": "ours, padded", "true": "ours, true lengths"}  # the decoders of Table 2
+# training settings that do not change the result of a step
+FREE_SETTINGS = {
     "seed",
     "accumulate",
     "compile",
@@ -27,8 +26,8 @@ APART = {
     "checkpoint_every",
     "keep",
 }
-# the shapes of the fields that a report reads from a result; see `check_shape`
-COUNT = range(2**63)
+# the fields that a report reads; see `check_shape`
+COUNT, SIZE = range(2**63), range(1, 2**63)
 FIGURE = (float, None)
 ENVIRONMENT = {
     "hardware": {"device": str},
@@ -36,159 +35,110 @@ ENVIRONMENT = {
     "commit": (str, None),
     "date": str,
 }
-ROW = {
-    **dict.fromkeys(("table", "scale", "family", "row"), str),
-    "model": dict,
-    "environment": ENVIRONMENT,
-}
-BLEU = {"intl?": FIGURE, "13a?": FIGURE}
-SCORED = {"name": str, "ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
-FILES = {"split": str, "files": [{"name": str}]}
+BLEU = {"intl?": FIGURE}
+SCORED = {"ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
+SOURCE = ({"split": str, "embedded": object}, {"split": str, "hub": str})
+ROW = {"table": str, "scale": str, "family": str, "row": str, "environment": ENVIRONMENT}
 QUALITY = ROW | {
     "seed": COUNT,
     "model": {"vocab_size": range(1, 2**31)},
-    "train": {
-        **dict.fromkeys(("steps", "rows", "target_length"), COUNT[1:]),
-        "optimizer": str,
-        "learning_rate": float,
-        "warmup": COUNT,
-        "decay": float,
-    },
+    "train": {"steps": SIZE, "rows": SIZE, "target_length": SIZE},
     "data": {
         "fingerprint": str,
         "task": str,
-        "vocab_size": COUNT,
-        "splits": {"train": {"sequences": COUNT[1:], "target_tokens": COUNT[1:]}},
-        "sources": [
-            ({"split": str, "embedded": object}, {"split": str, "hub": str}, FILES),
-        ],
+        "splits": {"train": {"sequences": SIZE}},
+        "sources": [(*SOURCE, {"split": str, "files": [{"name": str}]})],
     },
     "log": [{"step": COUNT, "dev_ln_ppl?": FIGURE}],
-    "timings": {"training_s": float, "scoring_s": float},
     "parameters": COUNT,
 }
-TRANSLATED = SCORED | {"sentences": COUNT}
-READ = SCORED | {"words": COUNT}
-TESTED = TRANSLATED | {"bleu": {"greedy": BLEU | {"intl_signature": str}, "beam-4?": BLEU}}
-TIMED = {
-    "step_ms": {"median": float},
-    "us_per_token": {"encoder": float, "decoder": float},
-    "share_of_floor": float,
-}
+TIMED = {"us_per_token": {"encoder": float, "decoder": float}}
 SPEED = ROW | {
+    "dtype": str,
     "decode": [
         {
             "setting": dict.fromkeys(("batch", "source", "target", "beam"), COUNT),
-            "measured": {str: dict},
+            "measured": dict.fromkeys(OURS.values(), TIMED),
         }
     ],
-    "training": {
-        "us_per_token": float,
-        "dataset": str,
-        "train": {"rows": COUNT, "target_length": COUNT},
-    },
-    "dtype": str,
-    "chip": dict,
+    "training": {"us_per_token": float},
 }
 SHAPES = {
-    "table1": QUALITY | {"scores": {"dev": TRANSLATED, "test": TESTED}},
+    "table1": QUALITY | {"scores": {"dev": SCORED, "test": SCORED}},
     "table2": SPEED,
-    "table3": QUALITY | {"scores": {"dev": READ, "other?": READ}},
+    "table3": QUALITY | {"scores": {"dev": SCORED}},
 }
 
 Result = dict[str, Any]
 
 
 def result_path(results: Path, table: str, scale: str, row: str, seed: int | None = None) -> Path:
-    """Where the result of a row lies."""
+    """Returns the path of a row's result."""
     name = row if seed is None else f"{row}-seed{seed}"
     return results / table / scale / f"{name}.json"
 
 
 def read_result(path: Path) -> Result:
-    """One result; raises where it is not what `reproduce` wrote, or lies in another's place."""
-    advice = "delete it and run its row again"
-    found = read_result_file(path, object, advice)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    """Reads a result; raises RunError if it is damaged or not at its own path."""
+    result: Any = read_json(path, object, RunError, ADVICE)
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise RunError(f"{path} was not written by `writehead reproduce`; move it elsewhere")
     try:
-        check_shape(found, ROW)
-        check_shape(found, SHAPES.get(found["table"], ROW))
-        if found["table"] == "table2":
-            _check_timed(found["decode"])
+        check_shape(result, ROW)
+        check_shape(result, SHAPES.get(result["table"], ROW))
+        if not result.get("decode", True):
+            raise JsonError("has no timings")
     except JsonError as error:
-        raise RunError(f"{path} {error}; {advice}") from error
-    place = result_path(
-        path.parents[2], found["table"], found["scale"], found["row"], found.get("seed")
-    )
-    if place != path:
-        raise RunError(
-            f"{path} is a result of {shown(found['table'])}, scale {shown(found['scale'])}, in the "
-            f"wrong folder; move it to {shown(str(place), 200)}"
-        )
-    return found
-
-
-def _check_timed(decode: list[Result]) -> None:
-    """Raises JsonError if there are no decodings, or if a timed one lacks its measurements."""
-    if not decode:
-        raise JsonError("is damaged: decode is empty")
-    for row in decode:
-        for name, one in row["measured"].items():
-            if "step_ms" in one:
-                check_shape(one, TIMED, shown(name))
+        raise RunError(f"{path} {error}; {ADVICE}") from error
+    own = (result["table"], result["scale"], result["row"], result.get("seed"))
+    if result_path(path.parents[2], *own) != path:
+        raise RunError(f"{path} is a result of {shown(own, 200)}; move it to the folder of those")
+    return result
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
-    """All results by table and scale; raises where those of a table were not made alike."""
+    """Reads all results by table and scale; raises if the rows of a table are not comparable."""
     if not results.is_dir():
-        raise RunError(f"there is no folder {results}; `writehead reproduce` makes one")
-    found = {}
+        raise RunError(f"there is no folder {results}; `writehead reproduce` creates one")
+    tables = {}
     for table in TABLES:
-        for scale in reversed(SCALES):
+        for scale in SCALES:
             paths = sorted((results / table / scale).glob("*.json"))
             if paths:
                 read = [read_result(path) for path in paths]
                 if table != "table2":
                     for path, one in zip(paths[1:], read[1:], strict=True):
-                        check_alike(str(path), one, read[0])
-                found[table, scale] = read
-    return found
+                        _check_comparable(path, one, read[0])
+                tables[table, scale] = read
+    return tables
 
 
-def check_company(results: Path, expected: Result) -> None:
-    """Raises where results that are there already were made otherwise than `expected` will be."""
+def check_results(results: Path, expected: Result) -> None:
+    """Raises RunError if existing results are not comparable with `expected`."""
     folder = results / expected["table"] / expected["scale"]
     for path in sorted(folder.glob("*.json")):
-        check_alike(str(path), read_result(path), expected)
+        _check_comparable(path, read_result(path), expected)
 
 
-def unlike(one: dict[str, Any], other: dict[str, Any], where: str) -> list[str]:
-    """In which settings of training that matter to a result `one` is not as `other`, in words.
-
-    where: the place of the other, seen from the one.
-    """
+def setting_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Describes the training settings of `one` that differ from `other` and change its result."""
     return [
-        f"train.{name} is {shown(one.get(name))} in it and {shown(value)} {where}"
+        f"train.{name} is {shown(one.get(name))} instead of {shown(value)}"
         for name, value in other.items()
-        if name not in APART and one.get(name) != value
+        if name not in FREE_SETTINGS and one.get(name) != value
     ]
 
 
-def check_alike(name: str, one: Result, other: Result) -> None:
-    """Raises where two rows of a table differ in more than their attention and seed.
-
-    name: what the first is called where it is told.
-    """
-    differences = unlike(one["train"], other["train"], "elsewhere")
+def _check_comparable(path: Path, one: Result, other: Result) -> None:
+    """Raises RunError if two rows of a table differ in more than their attention and seed."""
+    differences = setting_differences(one["train"], other["train"])
     if one["family"] != other["family"]:
-        differences.append(f"its family is {shown(one['family'])}, not {shown(other['family'])}")
+        differences.append(f"family is {shown(one['family'])} instead of {shown(other['family'])}")
     data = other["data"]
     if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
-        differences.append("its dataset is another")
+        differences.append("the dataset differs")
     if differences:
         raise RunError(
-            f"{name} was made otherwise: {'; '.join(differences)}; rows are compared only where "
-            f"all else is equal: use the same settings, or give these their own --results and "
-            f"--runs"
+            f"{path} cannot be compared with the other rows: {'; '.join(differences)}; use the "
+            f"same settings, or other folders for results and runs"
         )

@@ -1,25 +1,30 @@
-"""§4.2-4.3: the paper's own figures, as data. None of them was measured here."""
+"""§4.1-4.3: the paper's published figures: Tables 1, 2 and 3, and how they were obtained."""
 
 from dataclasses import dataclass
 
+from writehead.cost import Setting
+
 
 @dataclass(frozen=True)
-class Table1Row:
-    """WMT14 EN-DE quality; the test BLEU was printed for some rows only."""
+class QualityRow:
+    """A row of Table 1 or 3; `loss` is ln(PPL) per subword or perplexity per word, on dev.
+
+    The paper prints the test BLEU of some rows of Table 1 only.
+    """
 
     row: str
     h: int
     k: int
     f: int
-    ln_ppl_dev: float
-    bleu_dev: float
+    loss: float
+    bleu_dev: float | None = None
     bleu_test_greedy: float | None = None
     bleu_test_beam4: float | None = None
 
 
 @dataclass(frozen=True)
 class Table2Row:
-    """TPUv2-microseconds a token: training, and encoder + decoder by greedy and beam-4 search."""
+    """TPUv2 microseconds per token: training, and encoder + decoder in greedy and beam-4 search."""
 
     row: str
     training: float
@@ -29,26 +34,15 @@ class Table2Row:
     beam4_decoder: float
 
 
-@dataclass(frozen=True)
-class Table3Row:
-    """Billion-Word LM quality: perplexity a word."""
-
-    row: str
-    h: int
-    k: int
-    f: int
-    ppl_dev: float
-
-
 TABLE_1 = (
-    Table1Row("multi-head", 8, 128, 4096, 1.424, 26.7, 27.7, 28.4),
-    Table1Row("multi-query", 8, 128, 5440, 1.439, 26.5, 27.5, 28.5),
-    Table1Row("multi-head-local", 8, 128, 4096, 1.427, 26.6, 27.5, 28.3),
-    Table1Row("multi-query-local", 8, 128, 5440, 1.437, 26.5, 27.6, 28.2),
-    Table1Row("multi-head-1x128", 1, 128, 6784, 1.518, 25.8),
-    Table1Row("multi-head-2x64", 2, 64, 6784, 1.480, 26.2, 26.8, 27.9),
-    Table1Row("multi-head-4x32", 4, 32, 6784, 1.488, 26.1),
-    Table1Row("multi-head-8x16", 8, 16, 6784, 1.513, 25.8),
+    QualityRow("multi-head", 8, 128, 4096, 1.424, 26.7, 27.7, 28.4),
+    QualityRow("multi-query", 8, 128, 5440, 1.439, 26.5, 27.5, 28.5),
+    QualityRow("multi-head-local", 8, 128, 4096, 1.427, 26.6, 27.5, 28.3),
+    QualityRow("multi-query-local", 8, 128, 5440, 1.437, 26.5, 27.6, 28.2),
+    QualityRow("multi-head-1x128", 1, 128, 6784, 1.518, 25.8),
+    QualityRow("multi-head-2x64", 2, 64, 6784, 1.480, 26.2, 26.8, 27.9),
+    QualityRow("multi-head-4x32", 4, 32, 6784, 1.488, 26.1),
+    QualityRow("multi-head-8x16", 8, 16, 6784, 1.513, 25.8),
 )
 
 TABLE_2 = (
@@ -59,63 +53,25 @@ TABLE_2 = (
 )
 
 TABLE_3 = (
-    Table3Row("multi-head", 8, 128, 8192, 29.9),
-    Table3Row("multi-query", 8, 128, 9088, 30.2),
-    Table3Row("multi-head-1x128", 1, 128, 9984, 31.2),
-    Table3Row("multi-head-2x64", 2, 64, 9984, 31.1),
-    Table3Row("multi-head-4x32", 4, 32, 9984, 31.0),
-    Table3Row("multi-head-8x16", 8, 16, 9984, 30.9),
+    QualityRow("multi-head", 8, 128, 8192, 29.9),
+    QualityRow("multi-query", 8, 128, 9088, 30.2),
+    QualityRow("multi-head-1x128", 1, 128, 9984, 31.2),
+    QualityRow("multi-head-2x64", 2, 64, 9984, 31.1),
+    QualityRow("multi-head-4x32", 4, 32, 9984, 31.0),
+    QualityRow("multi-head-8x16", 8, 16, 9984, 30.9),
 )
 
 
 @dataclass(frozen=True)
 class Training:
-    """§4.1: what the runs of a quality table had in common. `tokens` are a step's, of the target.
-
-    "211 million parameters", "100,000 steps (~20 epochs)", "128 examples", each of a 256-token
-    input and a 256-token target; "192 million", "136K steps (10 epochs)", "64K tokens".
-    """
+    """§4.1: how the models of a quality table were trained; `tokens` are target tokens per step."""
 
     data: str
     parameters: int
     steps: int
-    epochs: int
     tokens: int
-    chip: str
-    dev: str
-    test: str | None = None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """§4.3: what the times of Table 2 were taken of."""
-
-    parameters: int
-    batch: int
-    source: int
-    target: int
-    chip: str
-
-
-TABLE_1_TRAINING = Training(
-    data="WMT 2014 English-German",
-    parameters=211_000_000,
-    steps=100_000,
-    epochs=20,
-    tokens=128 * 256,
-    chip="a 32-core TPUv3 cluster",
-    dev="sacrebleu -t wmt13",
-    test="sacrebleu -t wmt14",
-)
-TABLE_2_TIMING = Timing(
-    parameters=211_000_000, batch=1024, source=128, target=128, chip="one TPUv2 (8 cores)"
-)
-TABLE_3_TRAINING = Training(
-    data="the Billion-Word Benchmark",
-    parameters=192_000_000,
-    steps=136_000,
-    epochs=10,
-    tokens=64 * 1024,
-    chip="a 32-core TPUv3 cluster",
-    dev="its dev set",
-)
+TABLE_1_TRAINING = Training("WMT14 English-German", 211_000_000, 100_000, 128 * 256)
+TABLE_2_SETTING, TABLE_2_CHIP = Setting(batch=1024, source=128, target=128), "one TPUv2 (8 cores)"
+TABLE_3_TRAINING = Training("Billion-Word Benchmark", 192_000_000, 136_000, 64 * 1024)
