@@ -17,7 +17,7 @@ from writehead.cli import app
 
 PACKAGE = ROOT / "src" / "writehead"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-PAGES = [page for page in PAGES if page.name != "reproducing.md"]
+
 MAX_WORDS = 1500
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
