@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -85,25 +84,17 @@ def translate_command(
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
-    beam: Annotated[
-        int | None, Option(help="Beam size; 1 is greedy. Default: 4, or 1 for sampling.")
-    ] = None,
+    beam: Annotated[int | None, Option(help="Beam size. Default: 4, or 1 for sampling.")] = None,
     alpha: Alpha = 0.6,
-    n_best: Annotated[
-        int | None, Option(help="Print the N best translations: line number ||| text ||| score.")
-    ] = None,
-    scores: Annotated[
-        bool, Option("--scores", help="Append a tab and the score to each line.")
-    ] = False,
+    n_best: Annotated[int | None, Option(help="Print N lines: number ||| text ||| score.")] = None,
+    scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    prefix_file: Annotated[
-        str | None, Option(help="File with the beginning of each translation, one per line.")
-    ] = None,
+    prefix_file: Annotated[str | None, Option(help="Beginnings of translations, by line.")] = None,
     errors: OnErrors = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
@@ -305,17 +296,11 @@ def _decode(
 
 def _check_run(run: str | None) -> None:
     """Raises ConfigError if RUN is not a folder, such as a file of text or the text itself."""
-    if run is None or os.path.isdir(run):
-        return
-    if os.path.exists(run):
+    if run is not None and not os.path.isdir(run):
         raise ConfigError(
-            f"{run} is a file, but RUN must be the folder of a model; to translate the file, pass "
-            f"--input {shlex.quote(run)}"
+            f"there is no run at {shown(run)}; RUN is the folder of a model: pass text on standard "
+            f"input, or a file with --input"
         )
-    raise ConfigError(
-        f"there is no run at {shown(run)}; check the path, or pass text on standard input or as a "
-        f"file with --input"
-    )
 
 
 def _check_files(read: list[str], output: str, force: bool) -> None:

@@ -45,33 +45,19 @@ def presets_command() -> None:
 @app.command(name="explain")
 def explain_command(
     model: Annotated[
-        str,
-        Argument(
-            metavar="MODEL",
-            help="A preset, the folder of a run, or a Hugging Face config.json or its folder.",
-        ),
+        str, Argument(help="A preset, the folder of a run, or a Hugging Face config.json.")
     ],
     batch: Annotated[int, Option(help="Sentences per batch.")] = 1024,
-    source: Annotated[
-        int | None, Option(help="Source tokens per sentence. Default: 128 for translation.")
-    ] = None,
+    source: Annotated[int | None, Option(help="Source tokens per sentence. Default: 128.")] = None,
     target: Annotated[int, Option(help="Target tokens per sentence.")] = 128,
     beam: Annotated[int, Option(help="Beam size.")] = 1,
-    position: Annotated[
-        int | None, Option(help="Position of the decoder step to show, from 0. Default: the last.")
-    ] = None,
+    position: Annotated[int | None, Option(help="Decoder step to show. Default: the last.")] = None,
     chip: Annotated[str, Option(help=f"One of {', '.join(cost.CHIPS)}.")] = "h200",
-    bandwidth: Annotated[
-        float | None, Option(help="Bytes per second instead of the chip's, such as 3.35e12.")
-    ] = None,
-    flops: Annotated[
-        float | None, Option(help="FLOP per second instead of the chip's, such as 989e12.")
-    ] = None,
-    memory: Annotated[
-        float | None, Option(help="Bytes of memory instead of the chip's, such as 80e9.")
-    ] = None,
+    bandwidth: Annotated[float | None, Option(help="Override the chip's bytes per second.")] = None,
+    flops: Annotated[float | None, Option(help="Override the chip's FLOP per second.")] = None,
+    memory: Annotated[float | None, Option(help="Override the chip's bytes of memory.")] = None,
     settings: Annotated[
-        list[str] | None, Option("--set", help="model.NAME=VALUE changes a size. Repeatable.")
+        list[str] | None, Option("--set", help="model.NAME=VALUE; repeatable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -139,8 +125,7 @@ def quantize_command(
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[
-        int | None,
-        Option(help="Columns per scale; 0 is a whole row. Default: 0 for 8 bits, else 32."),
+        int | None, Option(help="Columns per scale, 0 for a row. Default: 0 for 8 bits, else 32.")
     ] = None,
     force: ForceRun = False,
     threads: Threads = None,

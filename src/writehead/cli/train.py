@@ -9,20 +9,8 @@ import typer
 from rich.table import Table
 from typer import Argument, Option
 
+from writehead.cli import options
 from writehead.cli.app import Page, app
-from writehead.cli.options import (
-    Device,
-    Dtype,
-    Force,
-    ForceRun,
-    Json,
-    NewRun,
-    Preset,
-    Settings,
-    Threads,
-    check_new_run,
-    read_configs,
-)
 from writehead.errors import ConfigError
 from writehead.paper.presets import train_preset
 
@@ -30,7 +18,7 @@ from writehead.paper.presets import train_preset
 @app.command(name="train")
 def train_command(
     dataset: Annotated[Path, Argument(help="Dataset made by `writehead prepare`.")],
-    preset_name: Preset,
+    preset_name: options.Preset,
     run: Annotated[
         Path | None,
         Option(
@@ -39,9 +27,9 @@ def train_command(
             help="Folder of the new run. Default: runs/DATASET/PRESET.",
         ),
     ] = None,
-    settings: Settings = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    settings: options.Settings = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train a model. If training is interrupted, the same command resumes.
 
@@ -50,7 +38,7 @@ def train_command(
     To train on several GPUs, use torchrun and write --into instead of --run:
     torchrun --nproc-per-node 8 -m writehead train data/ende --preset wmt14/multi-query --into run
     """
-    model, config = read_configs(preset_name, settings, train_preset(preset_name))
+    model, config = options.read_configs(preset_name, settings, train_preset(preset_name))
     if any(setting.startswith("model.vocab_size=") for setting in settings or ()):
         raise ConfigError(
             "model.vocab_size is that of the dataset; prepare the dataset with another --vocab-size"
@@ -70,18 +58,18 @@ def train_command(
 @app.command(name="average")
 def average_command(
     run: Annotated[Path, Argument(help="Folder that a model was trained in.")],
-    output: NewRun,
+    output: options.NewRun,
     last: Annotated[
         int, Option(help="Number of checkpoints; train.keep limits how many exist.")
     ] = 3,
-    force: ForceRun = False,
-    threads: Threads = None,
+    force: options.ForceRun = False,
+    threads: options.Threads = None,
 ) -> None:
     """Average the weights of the last checkpoints of a training run into a new run.
 
     Example: writehead average runs/ende/wmt14-small/multi-query averaged --last 3
     """
-    check_new_run(output, force)
+    options.check_new_run(output, force)
     from writehead.training.checkpoint import average_run
 
     paths = average_run(run, output, last, overwrite=force)
@@ -101,11 +89,11 @@ def evaluate_command(
         list[str] | None, Option(help="greedy or beam-4. Repeatable. Default: both.")
     ] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
-    force: Force = False,
-    as_json: Json = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    dtype: Dtype = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    dtype: options.Dtype = None,
 ) -> None:
     """Score a model: BLEU and ln(PPL) of translations, or the perplexity of text.
 

@@ -28,15 +28,13 @@ def result_rows(results: dict[str, Any]) -> list[list[str]]:
     """Returns the comparison as text: the column names, a row per model, and their ratios."""
     searches = ("greedy", "beam 4")
     rows = [["attention", "d_ff", "ln PPL", *(f"BLEU {search}" for search in searches)]]
-    rows[0] += [*(f"µs/token {search}" for search in searches), "ms/step", "floor", "KV B/token"]
+    rows[0] += [*(f"µs/token {search}" for search in searches), "ms/step", "KV B/token"]
     costs = []
     for kind, model in results["models"].items():
-        costs.append([*model["us_per_token"].values(), model["step_ms"][-1], model["floor_ms"][-1]])
-        costs[-1].append(model["kv_bytes_per_token"])
-        scores = [f"{model['ln_ppl']:.3f}", *(f"{bleu:.1f}" for bleu in model["bleu"].values())]
-        rows.append(
-            [kind, str(model["config"]["f"]), *scores, *(f"{one:.4g}" for one in costs[-1])]
-        )
+        times = (*model["us_per_token"].values(), model["step_ms"][-1])
+        costs.append((*times, model["kv_bytes_per_token"]))
+        scores = (f"{model['ln_ppl']:.3f}", *(f"{score:.1f}" for score in model["bleu"].values()))
+        rows.append([kind, str(model["config"]["f"]), *scores, *(f"{x:.4g}" for x in costs[-1])])
     ratios = (slow / fast for slow, fast in zip(*costs, strict=True))
     return [*rows, ["ratio", *[""] * 4, *(f"{ratio:.1f}×" for ratio in ratios)]]
 
@@ -69,15 +67,16 @@ and values; its feed-forward layers are wider, so that both models have as many 
 {_table(result_rows(results), "numbers")}
 <p class="note">ln PPL and BLEU: on {results["test_pairs"]} held-out sentences.
 µs/token: translating these sentences. ms/step: one decoder step for {step["batch"]} sentences with
-{step["source"]} source tokens, at target position {step["positions"][-1]}. floor: the minimum time
-of that step, by memory bandwidth and matrix throughput of this device. KV B/token: bytes that a
-target token adds to the KV cache. Models this small spend most of a step outside attention;
-<code>writehead explain wmt14/multi-query</code> shows the costs at the size of the paper.</p>
+{step["source"]} source tokens, at target position {step["positions"][-1]}. KV B/token: bytes that a
+target token adds to the KV cache. The floor in the plot is the minimum time of a step, by memory
+bandwidth and matrix throughput of this device. Models this small spend most of a step outside
+attention; <code>writehead explain wmt14/multi-query</code> shows the costs at the size of the
+paper.</p>
 <h2>Held-out sentences, beam 4</h2>
 {_table(example_rows(results))}
 {bundled}
-<footer><p>{html.escape(hardware["device"])}, {hardware["cores"]} cores, {hardware["threads"]}
-threads; writehead {versions["writehead"]}, PyTorch {versions["torch"]};
+<footer><p>{html.escape(hardware["device"])}, {hardware["cores"]} cores (threads:
+{hardware["threads"]}); writehead {versions["writehead"]}, PyTorch {versions["torch"]};
 {results["environment"]["date"]}</p></footer>
 </html>
 """

@@ -1,10 +1,9 @@
 """Runs the demo: the bundled model translates, then two models are trained, scored and timed."""
 
-import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -25,7 +24,7 @@ from writehead.demo.page import example_rows, result_rows, write_page
 from writehead.errors import RunError
 from writehead.model import TranslationModel
 from writehead.paper.presets import preset, train_preset
-from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
+from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
 from writehead.training.loop import train
 
@@ -103,48 +102,46 @@ def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
     test = list(pairs("test", demo.test_pairs, max_words=demo.max_words))
     sources, references = map(list, zip(*test, strict=True))
     engines = {kind: Engine.load(folder / kind, device) for kind in KINDS}
-    place = engines[KINDS[0]].model.device
-    chip = measure_chip(place, engines[KINDS[0]].model.dtype)
-    times = _time_translation(engines, sources, demo.repeats)
-    examples = {"source": sources[: demo.examples], "reference": references[: demo.examples]}
-    models = {}
-    for kind, engine in engines.items():
-        scores = evaluate_translation(engine, sources, references)
-        outputs = engine.translate(sources[: demo.examples], SEARCHES["beam-4"])
-        examples[kind] = [output.text for output in outputs]
-        models[kind] = {
-            "config": engine.model.config.to_json(),
-            "parameters": sum(cost.parameters(engine.model.config).values()),
-            "ln_ppl": scores["ln_ppl"],
-            "bleu": {search: score["intl"] for search, score in scores["bleu"].items()},
-            "us_per_token": times[kind],
-            **_time_steps(engine.model, demo, chip),
-            "log": read_log(folder / kind),
-        }
-    return {
+    model = engines[KINDS[0]].model
+    chip = measure_chip(model.device, model.dtype)
+    results: dict[str, Any] = {
         "pairs": demo.pairs,
         "test_pairs": demo.test_pairs,
         "step": {"batch": demo.batch, "source": demo.source, "positions": demo.positions},
-        "models": models,
-        "examples": examples,
-        "environment": environment(place),
+        "environment": environment(model.device),
+        "examples": {"source": sources[: demo.examples], "reference": references[: demo.examples]},
+        "models": {},
     }
+    for kind, engine in engines.items():
+        scores, translations = _score(engine, sources, references, demo.repeats)
+        results["examples"][kind] = translations[: demo.examples]
+        results["models"][kind] = {
+            "config": engine.model.config.to_json(),
+            "parameters": sum(cost.parameters(engine.model.config).values()),
+            **scores,
+            **_time_steps(engine.model, demo, chip),
+            "log": read_log(folder / kind),
+        }
+    return results
 
 
-def _time_translation(
-    engines: dict[str, Engine], sources: list[str], repeats: int
-) -> dict[str, dict[str, float]]:
-    """Returns microseconds per token of each model and search: the best of interleaved repeats."""
-    times = {kind: dict.fromkeys(SEARCHES, float("inf")) for kind in engines}
-    for _ in range(repeats):
-        for kind, engine in engines.items():
-            for search, options in SEARCHES.items():
-                start = time.perf_counter()
-                outputs = list(engine.translate(sources, options))
-                seconds = time.perf_counter() - start
-                tokens = sum(len(engine.tokenizer.encode(output.text)) + 1 for output in outputs)
-                times[kind][search] = min(times[kind][search], seconds / tokens * 1e6)
-    return times
+def _score(
+    engine: Engine, sources: list[str], references: list[str], repeats: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns perplexity, BLEU and the best time per token, and the translations of beam 4."""
+    scores: dict[str, Any] = {"ln_ppl": text_likelihood(engine, references, sources).ln_ppl}
+    scores |= {"bleu": {}, "us_per_token": {}}
+    outputs: list[str] = []
+    for search, options in SEARCHES.items():
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            outputs = [output.text for output in engine.translate(sources, options)]
+            seconds.append(time.perf_counter() - start)
+        tokens = sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs))
+        scores["bleu"][search] = bleu(outputs, references)["intl"]
+        scores["us_per_token"][search] = min(seconds) / tokens * 1e6
+    return scores, outputs
 
 
 @torch.inference_mode()
@@ -155,7 +152,7 @@ def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
     shape = (demo.batch, max(length, demo.source))
     tokens = torch.randint(3, model.config.vocab_size, shape).to(model.device)
     state = model.start(tokens[:, : demo.source], length, rewindable=1)
-    medians, position = [], 0
+    fastest, position = [], 0
     for next_position in demo.positions:
         model.extend(tokens[:, position:next_position], state)
         position, times = next_position, []
@@ -166,20 +163,22 @@ def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
             wait_for(model.device)
             times.append(time.perf_counter() - start)
             state.rewind(1)
-        medians.append(statistics.median(times) * 1e3)
+        fastest.append(min(times) * 1e3)
     setting = cost.Setting(demo.batch, demo.source, length, element=model.dtype.itemsize)
     steps = (cost.decoder_step(model.config, setting, position) for position in demo.positions)
     return {
-        "step_ms": medians,
+        "step_ms": fastest,
         "floor_ms": [step.floor(chip) * 1e3 for step in steps],
         "kv_bytes_per_token": cost.kv_bytes(model.config, setting)["target_token"],
     }
 
 
 def _print_table(out: Console, rows: list[list[str]], *, numbers: bool = False) -> None:
-    table = Table(box=None, pad_edge=False, leading=0 if numbers else 1)
+    padding = (0, 1, 0, 0) if numbers else (0, 2, 1, 0)  # a blank line between sentences
+    table = Table(box=None, pad_edge=False, padding=padding)
     for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(name, justify="right" if numbers and i else "left", header_style="bold")
+        justify: Literal["left", "right"] = "right" if numbers and i else "left"
+        table.add_column(name, justify=justify, no_wrap=numbers and not i)
     for row in rows[1:]:
         table.add_row(*map(Text, row))
-    out.print(table)
+    out.print("", table)
