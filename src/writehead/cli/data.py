@@ -32,28 +32,34 @@ NEEDS = {
 def prepare_command(
     context: typer.Context,
     dataset: Annotated[Path, typer.Argument(help="Folder of the new dataset.")],
-    source: Annotated[Paths, Option(help="Source text, or .gz, .xz, .bz2. Repeatable.")] = None,
+    source: Annotated[Paths, Option(help="Source text; may be compressed. Repeatable.")] = None,
     target: Annotated[Paths, Option(help="Its translation, line by line. Repeatable.")] = None,
     dev_source: Annotated[Paths, Option(help="Held-out source text.")] = None,
     dev_target: Annotated[Paths, Option(help="Its translation.")] = None,
     text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
     dev_text: Annotated[Paths, Option(help="Held-out text for a language model.")] = None,
     hub: Annotated[
-        str | None, Option(help="wmt14, lm1b, a Hugging Face dataset, or folder of parquet files.")
+        str | None, Option(help="wmt14, lm1b, another hub dataset, or a folder of parquet files.")
     ] = None,
     pair: Annotated[str | None, Option(help="With --hub: languages, such as en-de.")] = None,
     embedded: Annotated[bool, Option("--embedded", help="Use the built-in en-de corpus.")] = False,
     pairs: Annotated[int, Option(help="With --embedded: number of training pairs.")] = 200_000,
-    max_words: Annotated[int | None, Option(help="With --embedded: words per sentence.")] = None,
+    max_words: Annotated[
+        int | None, Option(help="With --embedded: maximum words in a line.")
+    ] = None,
     vocab_size: Annotated[
-        int | None, Option(help="Default: 32000, or 2000 with --embedded; less for short text.")
+        int | None,
+        Option(help="Default: 32000, or 2000 with --embedded; less if there is little text."),
     ] = None,
     sample: Annotated[int, Option(help="Number of lines to train the tokenizer on.")] = 500_000,
     max_tokens: Annotated[
-        int | None, Option(help="Tokens per line. Default: 255 for translation, else no limit.")
+        int | None,
+        Option(help="Maximum tokens in a line. Default: 255 for translation, else none."),
     ] = None,
     max_ratio: Annotated[float, Option(help="Maximum ratio of the lengths of a pair.")] = 2.0,
-    keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep duplicates.")] = False,
+    keep_duplicates: Annotated[
+        bool, Option("--keep-duplicates", help="Keep duplicate lines.")
+    ] = False,
     dev: Annotated[int, Option(help="Lines to hold out without dev text; at most 5%.")] = 2000,
     seed: Annotated[int, Option(help="Seed for the sample and the held-out lines.")] = 0,
     workers: Annotated[int | None, Option(help="Processes. Default: one per core.")] = None,

@@ -86,7 +86,9 @@ def translate_command(
     output_path: Output = "-",
     beam: Annotated[int | None, Option(help="Beam size. Default: 4, or 1 for sampling.")] = None,
     alpha: Alpha = 0.6,
-    n_best: Annotated[int | None, Option(help="Print N lines: number ||| text ||| score.")] = None,
+    n_best: Annotated[
+        int | None, Option(help="Print the N best as: line ||| text ||| score.")
+    ] = None,
     scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -94,7 +96,9 @@ def translate_command(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    prefix_file: Annotated[str | None, Option(help="Beginnings of translations, by line.")] = None,
+    prefix_file: Annotated[
+        str | None, Option(help="File with the beginning of each translation.")
+    ] = None,
     errors: OnErrors = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",

@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from writehead.cli.app import app
-from writehead.cli.options import Device, Threads, resumable
+from writehead.cli.options import Device, resumable
+from writehead.util.threads import use_threads
 
 
 @app.command(name="demo")
 def demo_command(
-    folder: Annotated[Path, typer.Option(help="Folder for the data, models and page.")] = Path(
-        "demo"
-    ),
+    folder: Annotated[Path, Option(help="Folder for data, models and page.")] = Path("demo"),
     device: Device = "auto",
-    threads: Threads = 1,
+    threads: Annotated[int, Option(help="Number of CPU threads; more rarely help here.")] = 1,
 ) -> None:
     """Train a multi-head and a multi-query model, and compare their quality and speed.
 
@@ -24,6 +24,7 @@ def demo_command(
 
     Example: writehead demo
     """
+    use_threads(threads)
     from writehead.demo import run_demo
 
     with resumable():

@@ -61,7 +61,7 @@ def write_page(path: Path, results: dict[str, Any]) -> Path:
 <p>Two English–German Transformers of {" and ".join(sorted(counts))} parameters, trained on the same
 {results["pairs"]:,} sentence pairs in the same order. <b>Multi-head</b> attention has keys and
 values for each of its eight heads. In <b>multi-query</b> attention, all heads share the same keys
-and values; its feed-forward layers are wider, so that both models have as many parameters.</p>
+and values; its feed-forward layers are wider, so that both models have the same size.</p>
 {_plots(results)}
 <h2>Results</h2>
 {_table(result_rows(results), "numbers")}
