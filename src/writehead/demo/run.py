@@ -29,7 +29,8 @@ from writehead.training.journal import read_log
 from writehead.training.loop import train
 
 KINDS = ("multi-head", "multi-query")
-TRAINING = replace(train_preset("tiny/multi-query"), steps=1400, log_every=50, keep=1)
+Key = tuple[str, str]  # a model of KINDS and a search of SEARCHES
+TRAINING = replace(train_preset("tiny/multi-query"), steps=1300, log_every=50, keep=1)
 SAMPLES = (
     "The committee will vote on the report tomorrow.",
     "We must do more to protect our rivers and forests.",
@@ -112,36 +113,38 @@ def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
         "examples": {"source": sources[: demo.examples], "reference": references[: demo.examples]},
         "models": {},
     }
+    outputs, seconds = _translate(engines, sources, demo.repeats)
     for kind, engine in engines.items():
-        scores, translations = _score(engine, sources, references, demo.repeats)
-        results["examples"][kind] = translations[: demo.examples]
+        results["examples"][kind] = outputs[kind, "beam-4"][: demo.examples]
+        lengths = {
+            search: sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs[kind, search]))
+            for search in SEARCHES
+        }
         results["models"][kind] = {
             "config": engine.model.config.to_json(),
             "parameters": sum(cost.parameters(engine.model.config).values()),
-            **scores,
+            "ln_ppl": text_likelihood(engine, references, sources).ln_ppl,
+            "bleu": {one: bleu(outputs[kind, one], references)["intl"] for one in SEARCHES},
+            "us_per_token": {one: seconds[kind, one] / lengths[one] * 1e6 for one in SEARCHES},
             **_time_steps(engine.model, demo, chip),
             "log": read_log(folder / kind),
         }
     return results
 
 
-def _score(
-    engine: Engine, sources: list[str], references: list[str], repeats: int
-) -> tuple[dict[str, Any], list[str]]:
-    """Returns perplexity, BLEU and the best time per token, and the translations of beam 4."""
-    scores: dict[str, Any] = {"ln_ppl": text_likelihood(engine, references, sources).ln_ppl}
-    scores |= {"bleu": {}, "us_per_token": {}}
-    outputs: list[str] = []
-    for search, options in SEARCHES.items():
-        seconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            outputs = [output.text for output in engine.translate(sources, options)]
-            seconds.append(time.perf_counter() - start)
-        tokens = sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs))
-        scores["bleu"][search] = bleu(outputs, references)["intl"]
-        scores["us_per_token"][search] = min(seconds) / tokens * 1e6
-    return scores, outputs
+def _translate(
+    engines: dict[str, Engine], sources: list[str], repeats: int
+) -> tuple[dict[Key, list[str]], dict[Key, float]]:
+    """Returns translations and the best time by model and search; the models take turns."""
+    outputs: dict[Key, list[str]] = {}
+    seconds: dict[Key, float] = {}
+    for _ in range(repeats):
+        for search, options in SEARCHES.items():
+            for kind, engine in engines.items():
+                start, key = time.perf_counter(), (kind, search)
+                outputs[key] = [output.text for output in engine.translate(sources, options)]
+                seconds[key] = min(time.perf_counter() - start, seconds.get(key, float("inf")))
+    return outputs, seconds
 
 
 @torch.inference_mode()
