@@ -82,7 +82,7 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("old news.en", "--input 'old news.en'"),
+        ("old news.en", "no run at 'old news.en'"),
         ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'"),
         ("x" * 3000, "x…'"),
         ("", "there is no run at ''"),

@@ -1,8 +1,8 @@
-"""`writehead quantize`: a smaller run that every verb reads, and one line where it cannot be."""
+"""`writehead quantize`: a smaller run that every command reads."""
 
 import json
-import re
 import shutil
+from operator import lt
 
 import pytest
 
@@ -23,31 +23,19 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("options", "bits", "group"),
-    [
-        ([], 8, None),
-        (["--bits=4"], 4, 32),
-        (["--bits=5", "--group=0"], 5, None),
-        (["--bits=8", "--group=7"], 8, 7),
-    ],
+    [([], 8, None), (["--bits=4"], 4, 32), (["--bits=5", "--group=0"], 5, None)],
 )
-def test_quantize_makes_a_smaller_run_of_the_bits_and_groups_asked_for(
-    writehead, folder, tmp_path, options, bits, group
-):
+def test_quantize_makes_a_smaller_run(writehead, folder, tmp_path, options, bits, group):
     small = tmp_path / "small"
     code, out, err = writehead("quantize", folder / "translation", small, *options)
     assert (code, out, err.count("\n")) == (0, "", 1)
     config = read_quantization(small)
     assert (config.bits, config.group) == (bits, group)
-    assert f"{bits} bits" in err
-    sizes = [
-        sum(path.stat().st_size for path in run.iterdir() if path.suffix != ".sha256")
-        for run in (folder / "translation", small)
-    ]
-    assert [int(size.replace(",", "")) for size in re.findall(r"\d+,\d+", err)] == sizes
-    assert sizes[1] < sizes[0]
+    weights = (run / "model.safetensors" for run in (small, folder / "translation"))
+    assert lt(*(path.stat().st_size for path in weights))
 
 
-def test_the_verbs_that_read_a_run_read_a_quantized_one(writehead, folder, tmp_path):
+def test_other_commands_read_a_quantized_run(writehead, folder, tmp_path):
     small, text = tmp_path / "small", tmp_path / "text"
     writehead("quantize", folder / "translation", small)
     save_run(tmp_path / "same", load_run(small).model, tokenizer=small / "tokenizer.model")
@@ -66,7 +54,7 @@ def test_the_verbs_that_read_a_run_read_a_quantized_one(writehead, folder, tmp_p
     assert writehead("generate", tmp_path / "lm", "the cat", "--device=cpu")[0] == 0
 
 
-def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, folder, tmp_path):
+def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, folder, tmp_path):
     checkpoint = tmp_path / "training" / "checkpoints" / "step-00000007"
     shutil.copytree(folder / "translation", checkpoint)
     (checkpoint / "optimizer.safetensors").write_bytes(b"moments")
@@ -77,9 +65,7 @@ def test_a_checkpoint_is_quantized_without_what_only_training_needs(writehead, f
     assert names == ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
 
 
-def test_a_run_that_is_there_is_replaced_if_forced_and_kept_if_it_holds_more(
-    writehead, folder, tmp_path
-):
+def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
     place = tmp_path / "small"
     for bits in (8, 4):
         command = ("quantize", folder / "language", place, f"--bits={bits}", "--force")
@@ -106,7 +92,7 @@ def test_a_run_that_is_there_is_replaced_if_forced_and_kept_if_it_holds_more(
         (("spoilt", "new"), "spoilt/tokenizer.model is not a sentencepiece model"),
     ],
 )
-def test_what_cannot_be_quantized_is_one_line_and_exit_code_2(
+def test_wrong_input_is_one_line_and_exit_code_2(
     writehead, folder, tmp_path, monkeypatch, arguments, words
 ):
     monkeypatch.chdir(tmp_path)

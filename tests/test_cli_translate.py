@@ -1,4 +1,4 @@
-"""How `translate` and `generate` read and write: files, pipes, terminals, and interruptions."""
+"""`translate` and `generate`: files, pipes, terminals, interruptions and resuming."""
 
 import gzip
 import io
@@ -19,7 +19,11 @@ from writehead.decoding.resumable import ResumableFile
 from writehead.decoding.worker import Worker
 from writehead.model import save_run
 
-SHORT = ["--max-length=9", "--device=cpu", "--dtype=float64"]  # no printed digit is the batch's
+SHORT = [
+    "--max-length=9",
+    "--device=cpu",
+    "--dtype=float64",
+]  # printed digits do not depend on the batch
 LINES = sentences(9)
 TEXT = "\n".join(LINES).encode()
 
@@ -41,7 +45,7 @@ def command(runs, verb: str, *arguments: object) -> list[str]:
 
 @pytest.fixture
 def writehead(runs, monkeypatch, capfdbinary):
-    """Runs a verb on the run that it is for: exit code, standard output, standard error."""
+    """Runs a command on the run of its task: exit code, standard output, standard error."""
 
     def run(verb: str, *arguments: object, stdin: object = b"") -> tuple[int, bytes, str]:
         monkeypatch.setattr(sys, "argv", command(runs, verb, *arguments))
@@ -63,7 +67,7 @@ def load(runs, task: str) -> Engine:
 
 
 def clean(text: str) -> str:
-    """The text without control characters; those that separate become spaces."""
+    """Removes control characters, and replaces separators by spaces."""
     spaced = "".join(" " if c in "\t\n\v\f\r\x85\u2028\u2029" else c for c in text)
     return "".join(c for c in spaced if unicodedata.category(c) != "Cc")
 
@@ -94,13 +98,13 @@ def test_lines_are_translated_in_order(writehead, runs, arguments, options, show
     assert out.decode().split("\n") == [*expected, ""]
 
 
-def test_both_line_ends_read_alike_and_the_last_may_be_missing(writehead):
+def test_lines_end_with_lf_or_crlf_and_the_last_end_may_be_missing(writehead):
     texts = (b"the cat.\n\na dog.\n", b"the cat.\r\n\r\na dog.\r\n", b"the cat.\n\na dog.")
     assert len({writehead("translate", *SHORT, stdin=text)[1] for text in texts}) == 1
     assert writehead("translate", *SHORT, stdin=b"") == (0, b"", "")
 
 
-def test_every_line_gives_one_line_whatever_it_holds(writehead, caplog):
+def test_every_input_line_gives_one_output_line(writehead, caplog):
     lines = [line.replace("\n", " ") for line in ODD] + LINES + ["the cat runs. " * 40]
     options = ("--temperature=3", "--device=cpu")  # draws control characters too
     code, out, _ = writehead("translate", *options, stdin="\r\n".join(lines).encode() + b"\r\n")
@@ -112,21 +116,21 @@ def test_every_line_gives_one_line_whatever_it_holds(writehead, caplog):
     assert [not answer for answer in answers[:4]] == [True] * 4
 
 
-def test_generated_text_is_free_of_control_characters_streamed_or_not(writehead, runs):
+def test_generated_text_has_no_control_characters(writehead, runs):
     loaded, prompt = load(runs, "language"), "\x1b[31mthe\tcat"
     drawn = (DecodeConfig(temperature=3.0, seed=seed) for seed in range(4))
     texts = [next(iter(loaded.generate([prompt], options))).text for options in drawn]
     assert any(text != clean(text) for text in texts)
     for seed, text in enumerate(texts):
         options = ("--temperature=3", f"--seed={seed}", *SHORT[1:])
-        said = f"[31mthe cat{clean(text)}\n"
-        assert writehead("generate", prompt, *options)[1].decode() == said
-        assert writehead("generate", *options, stdin=prompt.encode())[1].decode() == said
+        expected = f"[31mthe cat{clean(text)}\n"
+        assert writehead("generate", prompt, *options)[1].decode() == expected
+        assert writehead("generate", *options, stdin=prompt.encode())[1].decode() == expected
 
 
 @pytest.mark.parametrize("verb", ["translate", "generate"])
 @pytest.mark.parametrize("errors", ["strict", "replace", "skip"])
-def test_lines_that_are_not_utf8_stop_or_are_replaced_or_skipped(writehead, verb, errors):
+def test_errors_selects_how_invalid_utf8_is_treated(writehead, verb, errors):
     arguments = (verb, *SHORT, f"--errors={errors}")
     code, out, err = writehead(*arguments, stdin=b"a dog.\nthe \xff cat\n\xe9\n")
     if errors == "strict":
@@ -139,7 +143,7 @@ def test_lines_that_are_not_utf8_stop_or_are_replaced_or_skipped(writehead, verb
     assert "2 lines of standard input" in err
 
 
-def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
+def test_a_prefix_file_forces_the_beginning_of_translations(writehead, tmp_path):
     prefixes = tmp_path / "prefixes"
     prefixes.write_bytes(b"the dog\n\xff\n")
     arguments = ("translate", *SHORT, "--prefix-file", prefixes)
@@ -162,7 +166,7 @@ def test_a_prefix_file_says_how_translations_begin(writehead, tmp_path):
         ("generate", ["--input=symlink"], "P"),
     ],
 )
-def test_what_is_read_is_never_overwritten(writehead, tmp_path, monkeypatch, verb, read, written):
+def test_an_input_is_never_overwritten(writehead, tmp_path, monkeypatch, verb, read, written):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "P").write_text("the cat\n")
     os.symlink("P", "symlink")
@@ -176,7 +180,7 @@ def test_what_is_read_is_never_overwritten(writehead, tmp_path, monkeypatch, ver
     assert names(tmp_path) == ["P", "hardlink", "symlink"]
 
 
-def test_a_file_is_written_whole_and_not_replaced_unasked(writehead, tmp_path, monkeypatch):
+def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_path, monkeypatch):
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_bytes(TEXT)
     files = ("translate", *SHORT, "--input", source, "--output", target)
@@ -186,7 +190,7 @@ def test_a_file_is_written_whole_and_not_replaced_unasked(writehead, tmp_path, m
 
     target.write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "load", None)  # it is refused before a model is loaded
+        patch.setattr(Engine, "load", None)  # the error comes before the model is loaded
         code, _, err = writehead(*files)
     assert code == 2
     assert "--force" in err
@@ -199,7 +203,7 @@ def test_a_file_is_written_whole_and_not_replaced_unasked(writehead, tmp_path, m
     assert names(tmp_path) == ["in.txt", "out.txt"]
 
 
-def test_a_device_is_written_to_and_not_replaced(writehead):
+def test_a_device_is_not_replaced_by_a_file(writehead):
     assert writehead("translate", *SHORT, "--output", "/dev/null", stdin=b"the cat.")[0] == 0
     assert not os.path.isfile("/dev/null")
 
@@ -209,8 +213,12 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
     [
         (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is compressed"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--output", "."], b"", ". is a folder"),
-        (["translate", "--output", "no/where"], b"a", "no/where cannot be written"),
+        (["translate", "--output", "."], b"", ". could not be written: Is a directory"),
+        (
+            ["translate", "--output", "no/where"],
+            b"a",
+            "no/where could not be written: No such file",
+        ),
         (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
         (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
@@ -231,7 +239,7 @@ def test_wrong_input_is_one_line(writehead, monkeypatch, tmp_path, arguments, st
 
 
 class Typed(io.TextIOWrapper):
-    """Standard input at a terminal: a line is typed only once the last one was answered."""
+    """Standard input at a terminal; a user types each line after the answer to the last one."""
 
     def __init__(self, lines: list[bytes], answered) -> None:
         super().__init__(io.BytesIO())
@@ -255,19 +263,21 @@ class Typed(io.TextIOWrapper):
         ("generate", ["--samples=2", "--temperature=0.8"], 2),
     ],
 )
-def test_typed_lines_are_answered(verb, options, lines, writehead, capfdbinary, monkeypatch):
+def test_typed_lines_are_answered_at_once(
+    verb, options, lines, writehead, capfdbinary, monkeypatch
+):
     asked = [b"the cat\n", b"\n", b"a dog\n"]
     together = writehead(verb, *options, *SHORT, stdin=b"".join(asked))[1]
     monkeypatch.setenv("FORCE_COLOR", "1")  # a counter would show on standard error
     typed = Typed(asked, capfdbinary.readouterr)
     assert writehead(verb, *options, *SHORT, stdin=typed)[0] == 0
-    empty = 1 if verb == "translate" else lines  # nothing has one translation
+    empty = 1 if verb == "translate" else lines  # an empty line has one translation
     assert [answer.out.count(b"\n") for answer in typed.seen] == [lines, empty, lines]
     assert b"".join(answer.out for answer in typed.seen) == together
     assert not any(b"per second" in answer.err for answer in typed.seen)
 
 
-def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(writehead, capfdbinary):
+def test_a_typed_line_with_invalid_utf8_is_asked_for_again(writehead, capfdbinary):
     good = writehead("translate", *SHORT, stdin=b"a dog")[1]
     typed = Typed([b"the \xff cat\n", b"a dog\n"], capfdbinary.readouterr)
     assert writehead("translate", *SHORT, stdin=typed)[0] == 0
@@ -282,18 +292,20 @@ def test_at_a_terminal_a_line_that_is_not_utf8_is_typed_again(writehead, capfdbi
         (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}),
     ],
 )
-def test_one_prompt_is_continued_as_the_engine_does(writehead, runs, arguments, options, tmp_path):
+def test_a_prompt_is_continued_like_engine_generate(writehead, runs, arguments, options, tmp_path):
     config = DecodeConfig(max_length=12, **options)
     [answer] = load(runs, "language").generate(["the cat"], config)
     arguments = ("--max-length=12", *SHORT[1:], *arguments)
-    told = f"the cat{clean(answer.text)}\n".encode()
-    assert writehead("generate", "the cat ", *arguments) == (0, told, "")
-    assert writehead("generate", "the cat", "--no-echo", *arguments)[1] == told[len("the cat") :]
+    expected = f"the cat{clean(answer.text)}\n".encode()
+    assert writehead("generate", "the cat ", *arguments) == (0, expected, "")
+    assert (
+        writehead("generate", "the cat", "--no-echo", *arguments)[1] == expected[len("the cat") :]
+    )
     assert writehead("generate", "the cat", "-o", tmp_path / "out", *arguments) == (0, b"", "")
-    assert (tmp_path / "out").read_bytes() == told
+    assert (tmp_path / "out").read_bytes() == expected
 
 
-def test_many_prompts_give_a_line_for_each_sample(writehead, tmp_path):
+def test_each_sample_of_a_prompt_is_one_line(writehead, tmp_path):
     prompts = ["the cat", "", "a small dog"]
     (tmp_path / "prompts").write_text("\n".join(prompts), encoding="utf-8")
     arguments = ("--temperature", "2.0", "--samples", "3", *SHORT)
@@ -321,16 +333,16 @@ def start(runs, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", name, *rest], env=environment, **pipes)
 
 
-def test_a_long_line_is_said_and_a_reader_who_leaves_early_is_no_error(runs, tmp_path):
-    # more line ends than a pipe holds, so that the writer must notice
+def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(runs, tmp_path):
+    # more output than a pipe buffers
     (tmp_path / "lines").write_text("the cat runs. " * 20 + "\n" * 100_000, encoding="utf-8")
     with start(runs, "translate", "--input", tmp_path / "lines", *SHORT) as process:
         assert len(process.stdout.readline()) > 1
         process.stdout.close()
-        said = process.stderr.read().decode()
+        messages = process.stderr.read().decode()
     assert process.returncode == 0
-    assert said.startswith("warning: line 1 is longer than the 23 tokens")
-    assert said.count("\n") == 1
+    assert messages.startswith("warning: line 1 is longer than the 23 tokens")
+    assert messages.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -374,7 +386,7 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
-def test_a_killed_command_resumes_and_writes_the_same(runs, writehead, tmp_path):
+def test_a_killed_command_resumes(runs, writehead, tmp_path):
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
     source.write_bytes(TEXT)
     prefixes.write_text("the\n" * len(LINES))
@@ -399,7 +411,7 @@ def test_a_killed_command_resumes_and_writes_the_same(runs, writehead, tmp_path)
         for torn in ("output", "journal"):  # as if killed in the middle of the next line
             with (work / torn).open("ab") as file:
                 file.write(b"torn")
-        # the input may come another way
+        # from standard input this time
         code, out, err = writehead(*case, *SHORT, "--output", output, stdin=TEXT)
         assert (code, out, err) == (0, b"", "resuming after line 4 of standard input\n")
         assert output.read_bytes() == writehead(*case, *SHORT, stdin=TEXT)[1]
@@ -407,7 +419,7 @@ def test_a_killed_command_resumes_and_writes_the_same(runs, writehead, tmp_path)
 
 
 def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
-    """Interrupts the next command once so many lines are on disk."""
+    """Interrupts the next command when this number of lines is on disk."""
     commit = ResumableFile.commit
 
     def interrupted(self) -> None:
@@ -420,7 +432,7 @@ def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "arguments", "said", "kept"),
+    ("lines", "arguments", "message", "kept"),
     [
         (LINES, [], "resuming after line 4 of", 4),
         (LINES[:3], [], "resuming after line 3 of", 3),
@@ -429,8 +441,8 @@ def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
         (LINES, ["--beam=2"], "had other settings; its 4 lines are kept", 0),
     ],
 )
-def test_finished_lines_are_kept_as_far_as_input_and_settings_are_the_same(
-    writehead, monkeypatch, tmp_path, lines, arguments, said, kept
+def test_finished_lines_are_kept_while_input_and_options_are_the_same(
+    writehead, monkeypatch, tmp_path, lines, arguments, message, kept
 ):
     monkeypatch.setattr(Batching, "lines", 2)
     output = tmp_path / "out"
@@ -445,7 +457,7 @@ def test_finished_lines_are_kept_as_far_as_input_and_settings_are_the_same(
     stdin = "\n".join(lines).encode()
     code, _, err = writehead("translate", *SHORT, *arguments, "--output", output, stdin=stdin)
     assert (code, err.count("\n")) == (0, 1)
-    assert said in err
+    assert message in err
     expected = writehead("translate", *SHORT, *arguments, stdin=stdin)[1].split(b"\n")
     found = output.read_bytes().split(b"\n")
     assert found[kept:] == expected[kept:]
@@ -453,7 +465,7 @@ def test_finished_lines_are_kept_as_far_as_input_and_settings_are_the_same(
     assert names(tmp_path) == ["out"]
 
 
-def test_an_interruption_while_resuming_keeps_what_was_kept(writehead, monkeypatch, tmp_path):
+def test_an_interruption_while_resuming_keeps_finished_lines(writehead, monkeypatch, tmp_path):
     monkeypatch.setattr(Batching, "lines", 2)
     arguments = ("translate", *SHORT, "--output", tmp_path / "out")
     interrupt(monkeypatch, after=4, number=signal.SIGTERM)
@@ -480,13 +492,13 @@ def test_the_first_of_two_commands_wins(writehead, monkeypatch, tmp_path):
     assert (code, err.count("\n"), "--force" in err) == (2, 1, True)
     assert output.read_bytes() == writehead("translate", "--beam=1", *SHORT, stdin=TEXT)[1]
     expected = writehead("translate", *SHORT, stdin=TEXT)[1]
-    monkeypatch.setattr(Worker, "_search", None)  # all is decoded
+    monkeypatch.setattr(Worker, "_search", None)  # nothing is left to decode
     assert writehead(*second, "--force", stdin=TEXT)[0] == 0
     assert output.read_bytes() == expected
     assert names(tmp_path) == ["out"]
 
 
-def test_a_command_killed_at_its_very_end_has_its_output(writehead, monkeypatch, tmp_path):
+def test_a_command_killed_after_publishing_its_output(writehead, monkeypatch, tmp_path):
     output = tmp_path / "out"
     arguments = ("translate", *SHORT, "--output", output, "--force")
     with monkeypatch.context() as patch:
@@ -500,7 +512,7 @@ def test_a_command_killed_at_its_very_end_has_its_output(writehead, monkeypatch,
     assert names(tmp_path) == ["out"]
 
 
-def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path):
+def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypatch, tmp_path):
     search, batches = Worker._search, []
 
     def interrupted(self, batch, options):
@@ -515,11 +527,11 @@ def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path):
     code, out, err = writehead("translate", *arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
     assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
-    for first, said in ((0, "3 lines done and kept"), (4, "no line is kept")):
+    for first, message in ((0, "3 lines done and kept"), (4, "no line is kept")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first
         code, out, err = writehead("translate", *arguments, "--output", output, stdin=TEXT)
         assert (code, out) == (130, b"")
-        assert said in err
+        assert message in err
         assert not output.exists()
         assert len(list(tmp_path.glob(f".{output.name}.*"))) == (first == 0)

@@ -1,4 +1,4 @@
-"""Packages of the extras: without them, what needs them says so at once, and the rest works."""
+"""Commands work without optional packages, or name the extra to install before they start."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from writehead.errors import MissingPackage
 from writehead.training.journal import read_log
 from writehead.util.extras import requires
 
-# a package whose entry is None cannot be imported
+# importing a package whose entry is None fails
 WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys({missing!r}))
@@ -26,7 +26,7 @@ for arguments in {commands!r}:
 
 
 def run(missing, commands, folder, text=""):
-    """What the commands say on standard error, and all of them on standard output."""
+    """Runs commands in a new process in which the missing packages cannot be imported."""
     code = WITHOUT.format(missing=missing, commands=commands)
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, input=text)
@@ -37,7 +37,7 @@ def sentence(package, extra):
     return f"error: {words} 'writehead[{extra}]'"
 
 
-def test_what_needs_no_extra_works_without_them(tmp_path):
+def test_commands_that_need_no_extra_work_without_them(tmp_path):
     commands = [
         ["--help"],
         ["explain", "tiny/multi-query", "--batch=1"],
@@ -49,7 +49,7 @@ def test_what_needs_no_extra_works_without_them(tmp_path):
     assert "Morgen" in done.stdout.splitlines()[-1]
 
 
-def test_verbs_that_draw_name_the_extra_before_they_work(tmp_path):
+def test_commands_that_draw_name_the_extra_before_they_start(tmp_path):
     (tmp_path / "result.json").write_text("{}")
     commands = [
         ["report"],
@@ -73,7 +73,7 @@ def test_verbs_that_draw_name_the_extra_before_they_work(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("bundled")
-def test_verbs_that_score_name_the_extra_before_they_work(
+def test_commands_that_score_name_the_extra_before_they_start(
     tmp_path, monkeypatch, writehead, extra, arguments
 ):
     (tmp_path / "here").mkdir()
@@ -85,7 +85,7 @@ def test_verbs_that_score_name_the_extra_before_they_work(
     assert [path.name for path in Path().iterdir()] == ["a"]
 
 
-def test_training_without_tensorboard_logs_the_same_and_says_so(tmp_path, monkeypatch, capsys):
+def test_training_without_tensorboard_logs_the_same_metrics(tmp_path, monkeypatch, capsys):
     dataset = pair_dataset(tmp_path)
     monkeypatch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
     go(dataset, tmp_path / "with")
@@ -101,7 +101,7 @@ def test_training_without_tensorboard_logs_the_same_and_says_so(tmp_path, monkey
     assert steps(tmp_path / "without")[-1] == CONFIG.steps
 
 
-def test_an_import_that_works_is_left_alone():
+def test_requires_names_the_extra_of_a_missing_package():
     with requires("plot"):
         from pathlib import Path as same
     assert same is Path

@@ -1,4 +1,4 @@
-"""CPU threads: how many by default, who decides, and how they wait."""
+"""The number of CPU threads: its default, its overrides, and how idle threads wait."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ V1 = "5:memory:/pod\n4:cpu,cpuacct:/host/pod\n"
         (8, V1, {"memory/cpu.max": "100000 100000"}, 8),
     ],
 )
-def test_the_cores_are_those_of_the_affinity_and_of_the_cgroup(
+def test_affinity_and_cgroups_limit_the_cores(
     monkeypatch, tmp_path, cores, groups, files, expected
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
@@ -56,7 +56,7 @@ def test_the_cores_are_those_of_the_affinity_and_of_the_cgroup(
     assert available_cores(str(tmp_path)) == expected
 
 
-def test_threads_are_those_asked_for_and_never_raised_unasked(tmp_path, monkeypatch):
+def test_the_number_of_threads_is_set_and_never_raised_by_default(tmp_path, monkeypatch):
     run, before = save_small_runs(tmp_path)[0], torch.get_num_threads()
     try:
         Engine.load(run, device="cpu", threads=3)
@@ -78,14 +78,14 @@ def test_threads_are_those_asked_for_and_never_raised_unasked(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 10**400, True, "2", 2.0])
-def test_a_number_of_threads_that_cannot_be_meant_is_an_error(threads):
+def test_an_invalid_number_of_threads_is_an_error(threads):
     with pytest.raises(ConfigError, match="must be an integer from 1 to 1024") as caught:
         use_threads(threads)
     assert len(str(caught.value)) < 100
 
 
 @pytest.mark.parametrize("policy", [None, "active"])
-def test_threads_wait_passively_and_are_counted_before_pytorch_loads(policy):
+def test_threads_are_set_before_pytorch_loads(policy):
     code = (
         "import os, sys, writehead\n"
         "from writehead.util.threads import use_threads\n"
@@ -102,7 +102,7 @@ def test_threads_wait_passively_and_are_counted_before_pytorch_loads(policy):
     assert done.stdout.decode().split() == [policy or "passive", "1"]
 
 
-def test_every_verb_that_computes_takes_threads(writehead):
+def test_every_command_that_computes_takes_threads(writehead):
     verbs = get_command(app).commands
     computing = [verbs[name] for name in verbs if name not in ("bench", "presets", "explain")]
     computing += verbs["bench"].commands.values()

@@ -1,17 +1,17 @@
-"""The command line: one verb a job, `--help` with an example for each."""
+"""The command line: one file per group of commands."""
 
-from writehead.cli import bench, decode, demo, explain, paper, prepare, quantize, train
+from writehead.cli import bench, bench_train, data, decode, demo, models, paper, train
 from writehead.cli.app import app, main
 
 __all__ = [
     "app",
     "bench",
+    "bench_train",
+    "data",
     "decode",
     "demo",
-    "explain",
     "main",
+    "models",
     "paper",
-    "prepare",
-    "quantize",
     "train",
 ]

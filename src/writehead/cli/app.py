@@ -8,10 +8,8 @@ import logging
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -21,44 +19,31 @@ from typer.core import TyperGroup
 from writehead import __version__
 from writehead.cli.streams import discard_output, open_streams
 from writehead.errors import WriteheadError, one_line
-from writehead.util.threads import use_threads
 
-OUT_OF_MEMORY = "not enough memory; ask for less at a time"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk during writing
+HELP = "Fast Transformer decoding with multi-query and grouped-query attention."
+# in the order in which people start to use them
+COMMANDS = ["demo", "presets", "explain", "prepare", "train", "average", "quantize", "evaluate"]
+COMMANDS += ["translate", "generate", "bench", "reproduce", "report"]
+OUT_OF_MEMORY = "not enough memory; use a smaller batch or a smaller model"
+STREAM_ERRORS = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Page(Console):
-    """A console on which a closed pipe is no error, as for the other output of commands."""
+    """Standard output for tables; a reader that closes the pipe early is not an error."""
 
     def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError; rich would exit with code 1."""
+        """Raises BrokenPipeError, where rich would exit with code 1."""
         raise BrokenPipeError
 
 
-# in the order in which people come to use them
-VERBS = (
-    "demo",
-    "presets",
-    "explain",
-    "prepare",
-    "train",
-    "average",
-    "quantize",
-    "evaluate",
-    "translate",
-    "generate",
-    "bench",
-    "reproduce",
-    "report",
-)
-
-
-class _Verbs(TyperGroup):
-    """The group of commands; if the reader of the output exits early, that is no error."""
+class _Commands(TyperGroup):
+    """The group of commands, which exits with code 0 if the reader of the output closes it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        verbs = super().list_commands(ctx)
-        return [*(name for name in VERBS if name in verbs), *sorted(set(verbs) - set(VERBS))]
+        return sorted(
+            super().list_commands(ctx),
+            key=lambda name: COMMANDS.index(name) if name in COMMANDS else len(COMMANDS),
+        )
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -72,8 +57,8 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     name="writehead",
-    cls=_Verbs,
-    help="Transformers that decode fast because their keys and values have one head.",
+    cls=_Commands,
+    help=HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -81,41 +66,29 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"writehead {__version__}")
         raise typer.Exit()
 
 
-def _use_threads(given: int | None) -> int | None:
-    use_threads(given)
-    return given
-
-
-@app.callback()
+@app.callback(help=HELP)
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    """Transformers that decode fast because their keys and values have one head."""
-
-
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        callback=_use_threads,
-        help="Number of CPU threads. Default: OMP_NUM_THREADS, or one per available core.",
-    ),
-]
+    pass
 
 
 def main() -> None:
     """Runs the command line; a WriteheadError prints one red line and exits with code 2."""
     open_streams()
     try:
-        with _logging(), _ending_in_order():
+        with _session():
             try:
                 app()
             finally:
@@ -130,14 +103,11 @@ def main() -> None:
         if not re.search("out of memory|allocate memory", str(error)):
             raise
         _fail(OUT_OF_MEMORY)
-    except OSError as error:  # one that no command handles, such as for standard output
-        place = "" if error.filename is None else f"{error.filename}: "
-        if error.filename is None and error.errno in FULL:  # errors for other files have a name
-            place = "standard output could not be written: "
+    except OSError as error:  # errors of files that commands write have a name
         discard_output()
-        if error.filename is None and error.errno == errno.EBADF:
-            _fail("standard output is closed; redirect it to a file or to /dev/null")
-        _fail(f"{place}{error.strerror or error}")
+        guess = "standard output could not be written" if error.errno in STREAM_ERRORS else None
+        place = error.filename or guess
+        _fail(": ".join(str(part) for part in (place, error.strerror or error) if part))
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -148,7 +118,7 @@ def _fail(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-class _Messages(logging.Handler):
+class _Warnings(logging.Handler):
     """Prints each log record as one line on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -158,31 +128,16 @@ class _Messages(logging.Handler):
 
 
 @contextmanager
-def _logging() -> Iterator[None]:
-    """Prints the library's warnings inside the block."""
-    log, handler = logging.getLogger("writehead"), _Messages(logging.WARNING)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
+def _session() -> Iterator[None]:
+    """Prints the library's warnings, and makes SIGTERM raise SystemExit so that files are closed.
 
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit, so that temporary files are removed.
-
-    Commands that save their work first install their own handler.
+    Commands that save their work on SIGTERM install their own handler.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    log, handler = logging.getLogger("writehead"), _Warnings(logging.WARNING)
+    log.addHandler(handler)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        log.removeHandler(handler)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from writehead.cli.app import Page, Threads
+from writehead.cli.app import Page
 from writehead.cli.bench_output import begin, check, draw, keeping, telling
-from writehead.cli.decode import Force
-from writehead.cli.train import bench_app
+from writehead.cli.bench_train import bench_app
+from writehead.cli.options import Force, Threads
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest
 from writehead.paper.presets import FAMILIES, preset, rows

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from writehead.cli.app import Threads, app
-from writehead.cli.settings import read_settings
+from writehead.cli.app import app
+from writehead.cli.options import Threads, read_settings
 from writehead.errors import ConfigError
 from writehead.schema import with_settings
 from writehead.util.files import write_file

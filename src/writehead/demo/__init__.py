@@ -1,4 +1,4 @@
-"""The front door: two models side by side, trained, scored and timed in a few minutes on a CPU."""
+"""The demo: trains a multi-head and a multi-query model, and compares them on one page."""
 
 from writehead.demo.run import run_demo
 

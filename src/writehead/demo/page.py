@@ -1,178 +1,122 @@
-"""The demo's report: one HTML file that needs nothing else, its plots inside."""
+"""The demo's tables, and its page: one HTML file with the plots inside."""
 
 import html
 import io
 from pathlib import Path
 from typing import Any
 
-from writehead.demo.frame import html_page
-from writehead.demo.opening import how_long
-from writehead.demo.table import table_rows
 from writehead.errors import RunError
 from writehead.util.extras import requires
-
-with requires("demo"):
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 from writehead.util.files import write_file
 
-COLOURS = {"multi-head": "#b5483a", "multi-query": "#2b6cb0"}
+with requires("demo"):
+    from matplotlib.figure import Figure
+
+COLORS = {"multi-head": "#c2410c", "multi-query": "#1d4ed8"}
 STYLE = """
-body { max-width: 62rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-table { font-size: 0.9rem; } .text th, .text td { text-align: left; }
-th, td { padding: 0.3rem 0.7rem; } figure { margin: 1rem 0; }
-dl { display: grid; grid-template-columns: max-content auto; gap: 0 1rem; }
-dt { font-weight: 600; } dd { margin: 0; } .wrong { color: #b5483a; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1a202c; background: #fff; }
+h2 { margin-top: 2.5rem; font-size: 1.2rem; } svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.92rem; }
+th, td { padding: 0.3rem 0.9rem 0.3rem 0; border-bottom: 1px solid #e2e8f0; text-align: left; }
+.numbers :is(th, td):not(:first-child) { text-align: right; }
+.note, footer { color: #4a5568; font-size: 0.88rem; }
 """
-TITLE = "One write-head or eight"
+
+
+def result_rows(results: dict[str, Any]) -> list[list[str]]:
+    """Returns the comparison as text: the column names, a row per model, and their ratios."""
+    searches = ("greedy", "beam 4")
+    rows = [["attention", "d_ff", "ln PPL", *(f"BLEU {search}" for search in searches)]]
+    rows[0] += [*(f"µs/token {search}" for search in searches), "ms/step", "KV B/token"]
+    costs = []
+    for kind, model in results["models"].items():
+        times = (*model["us_per_token"].values(), model["step_ms"][-1])
+        costs.append((*times, model["kv_bytes_per_token"]))
+        scores = (f"{model['ln_ppl']:.3f}", *(f"{score:.1f}" for score in model["bleu"].values()))
+        rows.append([kind, str(model["config"]["f"]), *scores, *(f"{x:.4g}" for x in costs[-1])])
+    ratios = (slow / fast for slow, fast in zip(*costs, strict=True))
+    return [*rows, ["ratio", *[""] * 4, *(f"{ratio:.1f}×" for ratio in ratios)]]
+
+
+def example_rows(results: dict[str, Any]) -> list[list[str]]:
+    """Returns held-out sentences as text; ✗ marks a translation other than the reference."""
+    examples = results["examples"]
+    return [list(examples)] + [
+        [source, reference, *(text if text == reference else f"{text} ✗" for text in translations)]
+        for source, reference, *translations in zip(*examples.values(), strict=True)
+    ]
 
 
 def write_page(path: Path, results: dict[str, Any]) -> Path:
-    """Writes the report; returns its path."""
-    test, environment = results["test"], results["environment"]
-    body = f"""
-<h1>{TITLE}</h1>
-<p>Two English–German models with {_parameters(results)} parameters each, trained on the same
-{test["train_pairs"]:,} sentences in the same order. They differ in one thing: the keys and values
-of <b>multi-head</b> attention have eight heads, those of <b>multi-query</b> attention have one,
-and its feed-forward layers are wider to make up for it.</p>
-{_bundled(results["bundled"])}
+    """Writes the page and returns its path."""
+    hardware, versions = (results["environment"][name] for name in ("hardware", "versions"))
+    counts = {f"{model['parameters'] / 1e6:.2f}M" for model in results["models"].values()}
+    step = results["step"]
+    bundled = f"<h2>The bundled model</h2>{_table(results['bundled'])}" * bool(results["bundled"])
+    page = f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Multi-head and multi-query attention</title><style>{STYLE}</style>
+<h1>Multi-head and multi-query attention</h1>
+<p>Two English–German Transformers of {" and ".join(sorted(counts))} parameters, trained on the same
+{results["pairs"]:,} sentence pairs in the same order. <b>Multi-head</b> attention has keys and
+values for each of its eight heads. In <b>multi-query</b> attention, all heads share the same keys
+and values; its feed-forward layers are wider, so that both models have the same size.</p>
+{_plots(results)}
 <h2>Results</h2>
-<div class="wide">{_table(table_rows(results))}</div>
-{_columns(test, results["steps"])}
-<p class="note">The ratios are of multi-head to multi-query: above 1, one write-head gains. The
-paper's are of 211M parameters on a TPUv2, 1,024 sentences of 128 tokens each. Models this small
-spend most of a step elsewhere than in keys and values, and a time on a shared machine is worth
-little by itself: look at ratios.</p>
-<h2>Learning</h2>
-{_figure(_loss, results, "Loss a token while training, and on held-out sentences (dots).")}
-<h2>Quality</h2>
-{_figure(_quality, results, "BLEU on held-out sentences, tokenized as in the paper.")}
-<h2>Time against length</h2>
-{_figure(_time, results, "A decoder step; dashed: the floor by bytes and operations here.")}
-<h2>Sentences</h2>
-{_examples(results["examples"])}
-<p class="note">Held-out sentences, by beam 4: <b>source</b> is what was translated,
-<b>reference</b> the translation that our grammar gives, then what either model made of it; in red
-where that is another sentence.</p>
-<footer><p>{html.escape(environment["hardware"]["device"])}, {environment["hardware"]["cores"]}
-cores; writehead {environment["versions"]["writehead"]}, PyTorch
-{environment["versions"]["torch"]}; {environment["date"]};
-<code>{html.escape(environment["command"])}</code></p></footer>
+{_table(result_rows(results), "numbers")}
+<p class="note">ln PPL and BLEU: on {results["test_pairs"]} held-out sentences.
+µs/token: translating these sentences. ms/step: one decoder step for {step["batch"]} sentences with
+{step["source"]} source tokens, at target position {step["positions"][-1]}. KV B/token: bytes that a
+target token adds to the KV cache. The floor in the plot is the minimum time of a step, by memory
+bandwidth and matrix throughput of this device. Models this small spend most of a step outside
+attention; <code>writehead explain wmt14/multi-query</code> shows the costs at the size of the
+paper.</p>
+<h2>Held-out sentences, beam 4</h2>
+{_table(example_rows(results))}
+{bundled}
+<footer><p>{html.escape(hardware["device"])}, {hardware["cores"]} cores (threads:
+{hardware["threads"]}); writehead {versions["writehead"]}, PyTorch {versions["torch"]};
+{results["environment"]["date"]}</p></footer>
+</html>
 """
     try:
-        write_file(path, html_page(TITLE, body, STYLE))
+        write_file(path, page)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
     return path
 
 
-def _parameters(results: dict[str, Any]) -> str:
-    return " and ".join(
-        sorted({f"{model['parameters'] / 1e6:.2f}M" for model in results["models"].values()})
-    )
-
-
-def _columns(test: dict[str, Any], steps: dict[str, Any]) -> str:
-    """What each column of the table of results says."""
-    meaning = {
-        "attention": "which of the two models",
-        "h": "read-heads: heads of queries",
-        "k,v": "numbers in each key, and in each value",
-        "d_ff": "width of the feed-forward layers",
-        "ln PPL": f"loss a token on {test['sentences']} held-out sentences of up to "
-        f"{test['max_words']} words, the logarithm of perplexity; less is better",
-        "BLEU 1/4": "likeness of translations to the references of those sentences, by greedy "
-        "search and by beam 4; 100 is all alike",
-        "greedy": "microseconds a token, by one thread: translating those sentences greedily",
-        "beam 4": "the same by beam search with four hypotheses",
-        "long": f"microseconds a token of one step of {steps['batch']} sentences with "
-        f"{steps['source']} source and {steps['positions'][-1]} target tokens behind it",
-        "floor": "the least time that bytes and operations allow such a step here",
-        "K/V": "bytes of keys and values that each target token adds, and each later step reads",
-    }
-    terms = "".join(f"<dt>{name}</dt><dd>{text}</dd>\n" for name, text in meaning.items())
-    return f"<dl class='note'>{terms}</dl>"
-
-
 def _table(rows: list[list[str]], kind: str = "") -> str:
-    heading, *rest = rows
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heading)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rest
-    )
-    return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"
+    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    lines[0] = lines[0].replace("td>", "th>")
+    return f'<table class="{kind}"><tr>{"</tr><tr>".join(lines)}</tr></table>'
 
 
-def _bundled(found: dict[str, Any] | None) -> str:
-    """What the bundled model made of our sentences; nothing where there was none."""
-    if found is None:
-        return ""
-    rows = [[one["source"], one["translation"]] for one in found["sentences"]]
-    table = _table([["English", "German"], *rows], "text")
-    return (
-        f"<h2>The bundled model</h2>\n<p>A multi-query model that comes with writehead, trained "
-        f"on real text and not by this demo. {how_long(found)}</p>\n{table}"
-    )
-
-
-def _examples(examples: list[dict[str, str]]) -> str:
-    rows = []
-    for example in examples:
-        for name, text in example.items():
-            wrong = name in COLOURS and text != example["reference"]
-            cell = f"<td{' class=wrong' if wrong else ''}>{html.escape(text)}</td>"
-            rows.append(f"<tr><td>{name}</td>{cell}</tr>")
-        rows.append("<tr><td colspan=2>&nbsp;</td></tr>")
-    return f"<table class='text'>{''.join(rows)}</table>"
-
-
-def _figure(draw: Any, results: dict[str, Any], caption: str) -> str:
-    """A plot as inline SVG."""
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    draw(axes, results)
+def _plots(results: dict[str, Any]) -> str:
+    """Returns training curves, BLEU, and decoding time against length as inline SVG."""
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    loss, bleu, time = figure.subplots(1, 3)
+    positions = [position + 1 for position in results["step"]["positions"]]
+    for i, (kind, model) in enumerate(results["models"].items()):
+        color = COLORS[kind]
+        for name, style in (("ln_ppl", "-"), ("dev_ln_ppl", "o")):
+            points = [(entry["step"], entry[name]) for entry in model["log"] if name in entry]
+            label = kind if name == "ln_ppl" else None
+            loss.plot(*zip(*points, strict=True), style, color=color, label=label, markersize=4)
+        bars = [x + 0.4 * i - 0.2 for x in (0, 1)]
+        drawn = bleu.bar(bars, model["bleu"].values(), 0.38, color=color, label=kind)
+        bleu.bar_label(drawn, fmt="%.1f", padding=2)
+        time.plot(positions, model["step_ms"], "o-", color=color, label=kind, markersize=4)
+        time.plot(positions, model["floor_ms"], "--", color=color, linewidth=1)
+    loss.set(title="Training (dots: held-out)", xlabel="step", ylabel="ln PPL", yscale="log")
+    bleu.set(title="Quality", ylabel="BLEU", ylim=(0, 110), xticks=[0, 1])
+    bleu.set_xticklabels(["greedy", "beam 4"])
+    time.set(title="Decoder step (dashed: floor)", xlabel="position", ylabel="milliseconds")
+    time.set_ylim(bottom=0)
+    for axes in (loss, bleu, time):
+        axes.spines[["top", "right"]].set_visible(False)
+    loss.legend(frameon=False)
     text = io.StringIO()
     figure.savefig(text, format="svg")
-    svg = text.getvalue()
-    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
-
-
-def _loss(axes: Axes, results: dict[str, Any]) -> None:
-    for kind, model in results["models"].items():
-        seen = [(entry["step"], entry["ln_ppl"]) for entry in model["log"] if "ln_ppl" in entry]
-        dev = [
-            (entry["step"], entry["dev_ln_ppl"]) for entry in model["log"] if "dev_ln_ppl" in entry
-        ]
-        axes.plot(*zip(*seen, strict=True), color=COLOURS[kind], label=kind)
-        if dev:
-            axes.plot(*zip(*dev, strict=True), "o", color=COLOURS[kind], markersize=4)
-    axes.set(xlabel="step", ylabel="ln(PPL) a token", yscale="log")
-    axes.legend(frameon=False)
-
-
-def _quality(axes: Axes, results: dict[str, Any]) -> None:
-    bars = [
-        (f"{kind}\n{search}", model["bleu"][search]["intl"], COLOURS[kind])
-        for search in ("greedy", "beam-4")
-        for kind, model in results["models"].items()
-    ]
-    names, values, colours = zip(*bars, strict=True)
-    drawn = axes.bar(names, values, color=colours, width=0.6)
-    axes.bar_label(drawn, fmt="%.1f", padding=2)
-    axes.set(ylabel="BLEU", ylim=(0, 105))
-
-
-def _time(axes: Axes, results: dict[str, Any]) -> None:
-    steps = results["steps"]
-    positions = [position + 1 for position in steps["positions"]]
-    for kind, step in steps["kinds"].items():
-        axes.plot(positions, step["milliseconds"], "o-", color=COLOURS[kind], label=kind)
-        axes.plot(positions, step["floor_milliseconds"], "--", color=COLOURS[kind], linewidth=1)
-    axes.set(
-        xlabel=f"target tokens so far; {steps['batch']} sentences of {steps['source']} tokens",
-        ylabel="milliseconds a step",
-    )
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    return text.getvalue().partition("?>")[2].partition(">")[2]

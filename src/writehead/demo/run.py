@@ -1,153 +1,187 @@
-"""What `writehead demo` does, from the bundled model to a page of results.
+"""Runs the demo: the bundled model translates, then two models are trained, scored and timed."""
 
-The model that comes with the package translates first. Then two models with the same number of
-parameters, one multi-head and one multi-query, are trained on the same batches. Everything is kept
-in one folder: run again, it goes on where it stopped.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from writehead import cost
+from writehead.bench.floor import measure_chip
 from writehead.bench.record import environment, write_result
-from writehead.config import ModelConfig, PrepareConfig, TrainConfig
+from writehead.config import PrepareConfig, TrainConfig
 from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
-from writehead.decoding.devices import find_device
-from writehead.demo.opening import open_box, show_box
-from writehead.demo.page import write_page
-from writehead.demo.table import show_examples, show_results
-from writehead.demo.timing import time_decoding, time_steps
-from writehead.demo.together import Training, train_together
+from writehead.decoding.devices import wait_for
+from writehead.demo.page import example_rows, result_rows, write_page
+from writehead.errors import RunError
+from writehead.model import TranslationModel
 from writehead.paper.presets import preset, train_preset
-from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
+from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
+from writehead.training.loop import train
 
 KINDS = ("multi-head", "multi-query")
-SHOWN = 5  # held-out sentences that are printed
-TRAINING = replace(train_preset("tiny/multi-query"), log_every=25, keep=1)
+Key = tuple[str, str]  # a model of KINDS and a search of SEARCHES
+TRAINING = replace(train_preset("tiny/multi-query"), steps=1300, log_every=50, keep=1)
+SAMPLES = (
+    "The committee will vote on the report tomorrow.",
+    "We must do more to protect our rivers and forests.",
+    "Tom asked Mary whether she wanted to go swimming.",
+    "Could you tell me where the nearest station is?",
+)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The sizes of a demo. The default ones are for two cores and a few minutes.
-
-    Short sentences are what a model of a million parameters learns in a minute.
-    """
+    """The sizes of the demo. The defaults take about five minutes on two CPU cores."""
 
     pairs: int = 40_000
     max_words: int = 7
     vocab_size: int = 1500
-    held_out: int = 500
+    test_pairs: int = 500
+    examples: int = 5
     train: TrainConfig = TRAINING
+    repeats: int = 3
+    # a decoder step is timed at these positions, with a batch and a source for which K and V matter
+    batch: int = 64
+    source: int = 256
+    positions: tuple[int, ...] = (15, 63, 127, 255)
 
 
 def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") -> Path:
-    """Trains, decodes, scores and times both kinds; returns the page that shows it all."""
-    load_sacrebleu("demo")  # raises if it is missing, before minutes of training
+    """Runs the demo in a folder and returns the page of results; run again, it resumes."""
     demo = demo or Demo()
-    console, out = Console(stderr=True, highlight=False), Console(highlight=False)
-    results: dict[str, Any] = {"bundled": open_box(device, console), "models": {}}
-    if results["bundled"] is not None:
-        show_box(results["bundled"], out)
-    console.print(f"[bold]2. A corpus[/] of {demo.pairs:,} sentence pairs, by our own grammar")
-    dataset = folder / "data"
+    load_sacrebleu("demo")  # fails before the training if it is not installed
+    log, out = Console(stderr=True, highlight=False), Console(highlight=False)
+    log.print("This takes about five minutes on two CPU cores. Ctrl-C stops; run again to resume.")
+    log.print("\n[bold]1. The bundled model[/] translates English to German")
+    bundled = _translate_samples(device, log)
+    _print_table(out, bundled)
+    log.print(f"\n[bold]2. Preparing[/] {demo.pairs:,} pairs of the built-in corpus")
     prepare(
-        dataset,
-        embedded(demo.pairs, max_words=demo.max_words, held_out=demo.held_out),
+        folder / "data",
+        embedded(demo.pairs, max_words=demo.max_words, held_out=demo.test_pairs),
         PrepareConfig(task="translation", vocab_size=demo.vocab_size),
-        progress=Reporter(quiet=not console.is_terminal),
+        progress=Reporter(quiet=not log.is_terminal),
     )
-    test = list(pairs("test", demo.held_out, max_words=demo.max_words))
-    engines: dict[str, Engine] = {}
-    _train(folder, dataset, demo.train, device, console)
-    with _one_thread():
-        console.print(f"[bold]4. Scoring[/]: {demo.held_out} held-out sentences, greedy and beam 4")
-        for kind in KINDS:
-            engines[kind] = Engine.load(folder / kind, device)
-            results["models"][kind] = _judge(engines[kind], folder / kind, test)
-        console.print("[bold]5. Decoding[/]: the same sentences by both, in turn")
-        results["decoding"] = time_decoding(engines, [source for source, _ in test], SEARCHES)
-        results["steps"] = time_steps({kind: engine.model for kind, engine in engines.items()})
-        results["examples"] = _examples(engines, test[:SHOWN])
-    results["test"] = {
-        "sentences": demo.held_out,
-        "max_words": demo.max_words,
-        "train_pairs": demo.pairs,
-    }
-    results["environment"] = environment(engines[KINDS[0]].model.device)
+    for number, kind in enumerate(KINDS, 3):
+        log.print(f"\n[bold]{number}. Training[/] the {kind} model")
+        model = preset(f"tiny/{kind}")
+        outcome = train(folder / "data", folder / kind, model, demo.train, device=device)
+        if outcome.stopped_by is not None:
+            raise KeyboardInterrupt
+    log.print(f"\n[bold]5. Scoring and timing[/] both on {demo.test_pairs} held-out sentences")
+    results = _compare(folder, demo, device) | {"bundled": bundled}
     write_result(folder / "demo.json", results)
-    show_examples(results, out)
-    show_results(results, out)
+    _print_table(out, example_rows(results))
+    _print_table(out, result_rows(results), numbers=True)
     return write_page(folder / "report.html", results)
 
 
-def _train(folder: Path, dataset: Path, config: TrainConfig, device: str, console: Console) -> None:
-    """Trains both kinds, or goes on with them; a signal to stop comes out as KeyboardInterrupt.
-
-    On a CPU with two threads or more they are trained at the same time, with half of them each.
-    """
-    trainings = {
-        kind: Training(dataset, folder / kind, preset(f"tiny/{kind}"), config, device)
-        for kind in KINDS
-    }
-    threads = torch.get_num_threads() // len(KINDS)
-    together = find_device(device).type == "cpu" and threads >= 1
-    how = "at the same time" if together else "one after the other"
-    console.print(f"[bold]3. Training[/] of both kinds {how}, {config.steps:,} steps each")
-    if together:
-        done = train_together(trainings, threads, console)
-    else:
-        done = all(one.go().stopped_by is None for one in trainings.values())
-    if not done:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of the CPU until the end of the block.
-
-    Products this small gain little from a second one, and where another process wants its core
-    they spend most of their time waiting for it.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _translate_samples(device: str, log: Console) -> list[list[str]]:
+    """Returns a table of sentences and their translations, empty without a bundled model."""
     try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        engine = Engine.load(device=device)
+    except RunError as error:
+        log.print(f"skipped: {error}", markup=False)
+        return []
+    outputs = engine.translate(SAMPLES)
+    rows = ([source, output.text] for source, output in zip(SAMPLES, outputs, strict=True))
+    return [["English", "German"], *rows]
 
 
-def _judge(engine: Engine, run: Path, test: list[tuple[str, str]]) -> dict[str, Any]:
-    """What is known of one model: sizes, quality on held-out sentences, and its loss curve."""
-    config: ModelConfig = engine.model.config
-    sources, references = (list(side) for side in zip(*test, strict=True))
-    scores = evaluate_translation(engine, sources, references)
+def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
+    """Scores and times both models on held-out sentences."""
+    test = list(pairs("test", demo.test_pairs, max_words=demo.max_words))
+    sources, references = map(list, zip(*test, strict=True))
+    engines = {kind: Engine.load(folder / kind, device) for kind in KINDS}
+    model = engines[KINDS[0]].model
+    chip = measure_chip(model.device, model.dtype)
+    results: dict[str, Any] = {
+        "pairs": demo.pairs,
+        "test_pairs": demo.test_pairs,
+        "step": {"batch": demo.batch, "source": demo.source, "positions": demo.positions},
+        "environment": environment(model.device),
+        "examples": {"source": sources[: demo.examples], "reference": references[: demo.examples]},
+        "models": {},
+    }
+    outputs, seconds = _translate(engines, sources, demo.repeats)
+    for kind, engine in engines.items():
+        results["examples"][kind] = outputs[kind, "beam-4"][: demo.examples]
+        lengths = {
+            search: sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs[kind, search]))
+            for search in SEARCHES
+        }
+        results["models"][kind] = {
+            "config": engine.model.config.to_json(),
+            "parameters": sum(cost.parameters(engine.model.config).values()),
+            "ln_ppl": text_likelihood(engine, references, sources).ln_ppl,
+            "bleu": {one: bleu(outputs[kind, one], references)["intl"] for one in SEARCHES},
+            "us_per_token": {one: seconds[kind, one] / lengths[one] * 1e6 for one in SEARCHES},
+            **_time_steps(engine.model, demo, chip),
+            "log": read_log(folder / kind),
+        }
+    return results
+
+
+def _translate(
+    engines: dict[str, Engine], sources: list[str], repeats: int
+) -> tuple[dict[Key, list[str]], dict[Key, float]]:
+    """Returns translations and the best time by model and search; the models take turns."""
+    outputs: dict[Key, list[str]] = {}
+    seconds: dict[Key, float] = {}
+    for _ in range(repeats):
+        for search, options in SEARCHES.items():
+            for kind, engine in engines.items():
+                start, key = time.perf_counter(), (kind, search)
+                outputs[key] = [output.text for output in engine.translate(sources, options)]
+                seconds[key] = min(time.perf_counter() - start, seconds.get(key, float("inf")))
+    return outputs, seconds
+
+
+@torch.inference_mode()
+def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
+    """Returns milliseconds per decoder step at several positions, and the floor on this device."""
+    assert isinstance(model, TranslationModel)
+    length = demo.positions[-1] + 1
+    shape = (demo.batch, max(length, demo.source))
+    tokens = torch.randint(3, model.config.vocab_size, shape).to(model.device)
+    state = model.start(tokens[:, : demo.source], length, rewindable=1)
+    fastest, position = [], 0
+    for next_position in demo.positions:
+        model.extend(tokens[:, position:next_position], state)
+        position, times = next_position, []
+        for _ in range(3 * demo.repeats):
+            wait_for(model.device)
+            start = time.perf_counter()
+            model.step(tokens[:, position], state)
+            wait_for(model.device)
+            times.append(time.perf_counter() - start)
+            state.rewind(1)
+        fastest.append(min(times) * 1e3)
+    setting = cost.Setting(demo.batch, demo.source, length, element=model.dtype.itemsize)
+    steps = (cost.decoder_step(model.config, setting, position) for position in demo.positions)
     return {
-        "config": config.to_json(),
-        "parameters": sum(cost.parameters(config).values()),
-        "ln_ppl": scores["ln_ppl"],
-        "bleu": scores["bleu"],
-        "log": read_log(run),
+        "step_ms": fastest,
+        "floor_ms": [step.floor(chip) * 1e3 for step in steps],
+        "kv_bytes_per_token": cost.kv_bytes(model.config, setting)["target_token"],
     }
 
 
-def _examples(engines: dict[str, Engine], test: list[tuple[str, str]]) -> list[dict[str, str]]:
-    sources = [source for source, _ in test]
-    outputs = {
-        kind: [output.text for output in engine.translate(sources, SEARCHES["beam-4"])]
-        for kind, engine in engines.items()
-    }
-    return [
-        {"source": source, "reference": reference, **{kind: outputs[kind][i] for kind in outputs}}
-        for i, (source, reference) in enumerate(test)
-    ]
+def _print_table(out: Console, rows: list[list[str]], *, numbers: bool = False) -> None:
+    padding = (0, 1, 0, 0) if numbers else (0, 2, 1, 0)  # a blank line between sentences
+    table = Table(box=None, pad_edge=False, padding=padding)
+    for i, name in enumerate(rows[0] if rows else ()):
+        justify: Literal["left", "right"] = "right" if numbers and i else "left"
+        table.add_column(name, justify=justify, no_wrap=numbers and not i)
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    out.print("", table)

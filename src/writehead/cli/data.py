@@ -1,0 +1,132 @@
+"""`writehead prepare`: turns text into a dataset."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from typer import Option
+
+from writehead.cli.app import Page, app
+from writehead.cli.options import resumable
+from writehead.config import PrepareConfig
+from writehead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from writehead.data.dataset import Dataset
+    from writehead.data.sources import Inputs
+
+Paths = list[Path] | None
+FILES = "--source and --target"
+# options of the text to prepare, and the option that each of them needs
+NEEDS = {
+    "dev_source": FILES,
+    "dev_target": FILES,
+    "dev_text": "--text",
+    "pair": "--hub",
+    "max_words": "--embedded",
+}
+
+
+@app.command(name="prepare")
+def prepare_command(
+    context: typer.Context,
+    dataset: Annotated[Path, typer.Argument(help="Folder of the new dataset.")],
+    source: Annotated[Paths, Option(help="Source text; may be compressed. Repeatable.")] = None,
+    target: Annotated[Paths, Option(help="Its translation, line by line. Repeatable.")] = None,
+    dev_source: Annotated[Paths, Option(help="Held-out source text.")] = None,
+    dev_target: Annotated[Paths, Option(help="Its translation.")] = None,
+    text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
+    dev_text: Annotated[Paths, Option(help="Held-out text for a language model.")] = None,
+    hub: Annotated[
+        str | None, Option(help="wmt14, lm1b, another hub dataset, or a folder of parquet files.")
+    ] = None,
+    pair: Annotated[str | None, Option(help="With --hub: languages, such as en-de.")] = None,
+    embedded: Annotated[bool, Option("--embedded", help="Use the built-in en-de corpus.")] = False,
+    pairs: Annotated[int, Option(help="With --embedded: number of training pairs.")] = 200_000,
+    max_words: Annotated[
+        int | None, Option(help="With --embedded: maximum words in a line.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        Option(help="Default: 32000, or 2000 with --embedded; less if there is little text."),
+    ] = None,
+    sample: Annotated[int, Option(help="Number of lines to train the tokenizer on.")] = 500_000,
+    max_tokens: Annotated[
+        int | None,
+        Option(help="Maximum tokens in a line. Default: 255 for translation, else none."),
+    ] = None,
+    max_ratio: Annotated[float, Option(help="Maximum ratio of the lengths of a pair.")] = 2.0,
+    keep_duplicates: Annotated[
+        bool, Option("--keep-duplicates", help="Keep duplicate lines.")
+    ] = False,
+    dev: Annotated[int, Option(help="Lines to hold out without dev text; at most 5%.")] = 2000,
+    seed: Annotated[int, Option(help="Seed for the sample and the held-out lines.")] = 0,
+    workers: Annotated[int | None, Option(help="Processes. Default: one per core.")] = None,
+) -> None:
+    """Clean text, train a tokenizer and encode the text into a dataset.
+
+    Example: writehead prepare data/ende --source train.en.xz --target train.de.xz
+    --dev-source dev.en --dev-target dev.de --vocab-size 16000
+    """
+    inputs = _find_inputs(context.params)
+    from writehead.data.prepare import prepare
+    from writehead.data.progress import Reporter
+
+    names = ("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed")
+    config = PrepareConfig(
+        task="translation" if inputs.sides == 2 else "language",
+        vocab_size=(2_000 if embedded else 32_000) if vocab_size is None else vocab_size,
+        **{name: context.params[name] for name in names},
+    )
+    with resumable():
+        fit = vocab_size is None
+        made = prepare(
+            dataset, inputs, config, workers=workers, progress=Reporter(), fit_vocab_size=fit
+        )
+    _print_summary(made, Page())
+
+
+def _find_inputs(given: dict[str, Any]) -> "Inputs":
+    """Returns the text to prepare; raises ConfigError unless exactly one kind of text is given."""
+    from writehead.data import sources
+    from writehead.data.hub import hub_inputs
+
+    kinds = {
+        FILES: given["source"] or given["target"],
+        "--text": given["text"],
+        "--hub": given["hub"],
+        "--embedded": given["embedded"],
+    }
+    chosen = [kind for kind, value in kinds.items() if value]
+    if len(chosen) != 1:
+        got = f"both {' and '.join(chosen)}" if chosen else "no text"
+        raise ConfigError(f"{got} given; give one of {', '.join(kinds)}")
+    for name, kind in NEEDS.items():
+        if given[name] and kind != chosen[0]:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} goes with {kind}, not with {chosen[0]}; leave it out")
+    if given["hub"]:
+        return hub_inputs(given["hub"], given["pair"])
+    if given["embedded"]:
+        if given["pairs"] < 1:
+            raise ConfigError(f"--pairs {given['pairs']} must be at least 1")
+        return sources.embedded(given["pairs"], max_words=given["max_words"])
+    if given["text"]:
+        return sources.text_files(given["text"], given["dev_text"] or ())
+    files = (given[name] or () for name in ("source", "target", "dev_source", "dev_target"))
+    return sources.parallel_files(*files)
+
+
+def _print_summary(dataset: "Dataset", page: Page) -> None:
+    """Prints the size of each split, and how many lines were dropped and why."""
+    splits = Table("split", "lines", "sequences", "target tokens", box=None, pad_edge=False)
+    for name, counts in dataset.info["splits"].items():
+        sizes = (counts[key] for key in ("lines", "sequences", "target_tokens"))
+        splits.add_row(name, *(f"{size:,}" for size in sizes))
+    page.print(splits)
+    lines = sum(counts["lines"] for counts in dataset.info["splits"].values())
+    dropped = Table("dropped", "lines", "share", box=None, pad_edge=False)
+    for reason, count in dataset.info["dropped"].items():
+        dropped.add_row(reason, f"{count:,}", f"{count / lines:.2%}")
+    page.print("", dropped, "", f"vocabulary {dataset.vocab_size:,}", sep="\n", highlight=False)

@@ -1,0 +1,155 @@
+"""`writehead presets`, `writehead explain` and `writehead quantize`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from typer import Argument, Option
+
+from writehead import cost
+from writehead.cli.app import Page, app
+from writehead.cli.options import ForceRun, Json, NewRun, Threads, check_new_run, read_settings
+from writehead.config import ModelConfig, QuantizationConfig
+from writehead.errors import ConfigError, RunError, nearest
+from writehead.explain import Question, explain, render
+from writehead.hugging_face_config import find_config, import_config
+from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
+from writehead.schema import with_settings
+
+
+@app.command(name="presets")
+def presets_command() -> None:
+    """List the presets: every row of the paper's Tables 1 and 3, and smaller families.
+
+    Example: writehead presets
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("preset", style="cyan", no_wrap=True)
+    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "window", "parameters", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in preset_names():
+        config = preset(name)
+        layers = f"{config.encoder_layers}+" if config.encoder_layers else ""
+        sizes = (config.d, config.h, config.g, config.k, config.f, config.window or "")
+        total = f"{sum(cost.parameters(config).values()):,}"
+        steps = str(train_preset(name).steps)
+        table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
+    page = Page(highlight=False)
+    page.print(table)
+    page.print("h read-heads, g write-heads (KV heads); wmt14: Table 1, lm1b: Table 3")
+
+
+@app.command(name="explain")
+def explain_command(
+    model: Annotated[
+        str, Argument(help="A preset, the folder of a run, or a Hugging Face config.json.")
+    ],
+    batch: Annotated[int, Option(help="Sentences per batch.")] = 1024,
+    source: Annotated[int | None, Option(help="Source tokens per sentence. Default: 128.")] = None,
+    target: Annotated[int, Option(help="Target tokens per sentence.")] = 128,
+    beam: Annotated[int, Option(help="Beam size.")] = 1,
+    position: Annotated[int | None, Option(help="Decoder step to show. Default: the last.")] = None,
+    chip: Annotated[str, Option(help=f"One of {', '.join(cost.CHIPS)}.")] = "h200",
+    bandwidth: Annotated[float | None, Option(help="Override the chip's bytes per second.")] = None,
+    flops: Annotated[float | None, Option(help="Override the chip's FLOP per second.")] = None,
+    memory: Annotated[float | None, Option(help="Override the chip's bytes of memory.")] = None,
+    settings: Annotated[
+        list[str] | None, Option("--set", help="model.NAME=VALUE; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a model costs to train and decode, and the minimum time on a chip.
+
+    Example: writehead explain wmt14/multi-query --batch 1024 --source 128 --target 128 --chip h200
+
+    Grouped-query attention with two write-heads, and d_ff chosen to keep 211M parameters:
+    writehead explain wmt14/multi-head --set model.g=2 --set model.f=5248
+
+    Features of a Hugging Face model that this library does not have are approximated and listed.
+    """
+    changes = read_settings(settings, ("model",))["model"]
+    file = None if model in preset_names() else find_config(Path(model))
+    imported = None if file is None else import_config(file)
+    config = with_settings(imported.config if imported else _find_model(model), changes)
+    notes = () if imported is None else imported.approximations if changes else imported.notes
+    if config.task == "language" and source is not None:
+        raise ConfigError(f"--source is for translation; {model} is a language model")
+    length = (128 if source is None else source) if config.task == "translation" else 0
+    given = {"bandwidth": bandwidth, "flops": flops, "memory": memory}
+    answer = explain(
+        Question(
+            name=model,
+            config=config,
+            setting=cost.Setting(batch, length, target, beam),
+            chip=_change_chip(cost.find_chip(chip), given),
+            position=position,
+            approximations=notes,
+            longest=None if imported is None else imported.longest,
+        )
+    )
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        render(answer, Page())
+
+
+def _find_model(name: str) -> ModelConfig:
+    """Returns the config of a run if there is such a folder, else of a preset."""
+    if Path(name).is_dir():
+        from writehead.model.runs import read_config  # imports PyTorch
+
+        return read_config(name)
+    if name not in [*preset_names(), *FAMILIES]:
+        raise ConfigError(
+            f"{name!r} is neither a preset nor the folder of a run or Hugging Face model; "
+            f"{nearest(name, preset_names())}"
+        )
+    return preset(name)
+
+
+def _change_chip(chip: cost.Chip, given: dict[str, float | None]) -> cost.Chip:
+    """Replaces figures of a chip by those given on the command line."""
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        return chip
+    changes |= {"name": f"{chip.name}, modified", "source": "from the command line"}
+    return dataclasses.replace(chip, **changes)
+
+
+@app.command(name="quantize")
+def quantize_command(
+    run: Annotated[Path, Argument(help="Folder of a run, or a checkpoint.")],
+    output: NewRun,
+    bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
+    group: Annotated[
+        int | None, Option(help="Columns per scale, 0 for a row. Default: 0 for 8 bits, else 32.")
+    ] = None,
+    force: ForceRun = False,
+    threads: Threads = None,
+) -> None:
+    """Store the weight matrices of a run in fewer bits; the new run is used like any other.
+
+    Loading the run converts its weights to floating point. Quantizing therefore saves disk space,
+    not memory or time.
+
+    Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
+    """
+    config = QuantizationConfig.of(bits, group)
+    from writehead.data.tokenizer import Tokenizer  # imports PyTorch, which takes seconds
+    from writehead.model.quantize import quantize_run
+    from writehead.model.runs import TOKENIZER, read_config
+
+    read_config(run)  # a missing run is reported before a missing tokenizer
+    if not (run / TOKENIZER).exists():
+        raise RunError(f"{run} has no {TOKENIZER}; save the run with its tokenizer")
+    Tokenizer.load(run / TOKENIZER)
+    check_new_run(output, force)
+    done = quantize_run(run, output, config, overwrite=force)
+    typer.echo(
+        f"{output}: {done.bytes_before:,} bytes reduced to {done.bytes_after:,}, {config.words}; "
+        f"largest relative error {done.error:.2%}, in {done.matrix}",
+        err=True,
+    )
