@@ -19,7 +19,6 @@ from writehead.bench.record import environment, write_result
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
 from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
-from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
 from writehead.decoding.devices import find_device
@@ -31,6 +30,7 @@ from writehead.demo.together import Training, train_together
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
 from writehead.training.journal import read_log
+from writehead.util.progress import Reporter
 
 KINDS = ("multi-head", "multi-query")
 SHOWN = 5  # held-out sentences that are printed

@@ -25,7 +25,6 @@ from writehead.bench.record import check_writable, environment, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
-from writehead.data.progress import Reporter
 from writehead.decoding.devices import find_device
 from writehead.errors import RunError
 from writehead.model.runs import read_config
@@ -41,6 +40,7 @@ from writehead.training.plan import PLAN, read_plan
 from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked
+from writehead.util.progress import Reporter
 
 SESSIONS = "sessions.json"  # in a run's folder: what each sitting did, for its time
 TICK = 0.01  # seconds between two reminders that the time is up

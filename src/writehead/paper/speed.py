@@ -18,7 +18,6 @@ from writehead.config import PrepareConfig, TrainConfig
 from writehead.cost import Setting
 from writehead.data.dataset import INFO
 from writehead.data.prepare import prepare
-from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, nearest
@@ -28,6 +27,7 @@ from writehead.paper.reproduce import AT_THE_DATASET, Clock, Ending, clear, turn
 from writehead.paper.results import FORMAT, read_result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
 from writehead.util.locks import locked
+from writehead.util.progress import Reporter
 
 BEAMS = (1, 4)
 WARMUP = 8  # training steps before those that are timed: compiling and capturing

@@ -5,12 +5,13 @@ test sets by the names that §4.2 gives sacrebleu.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from writehead.data.hub import hub_inputs
-from writehead.data.sources import Chunk, Corpus, Embedded, Inputs, TextFiles, embedded
+from writehead.data.sources import Corpus, Embedded, Inputs, Row, TextFiles, embedded
 from writehead.errors import DataError
 from writehead.training.evaluate import named_test_set
 
@@ -58,9 +59,9 @@ class OneSide:
         """That of the pairs, and which side."""
         return {**self.pairs.identity(), "side": self.side}
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The lines of that side."""
-        return (replace(chunk, sides=(chunk.sides[self.side],)) for chunk in self.pairs.chunks())
+    def rows(self) -> Iterator[Row]:
+        """Yields the lines of that side."""
+        return ((row[self.side],) for row in self.pairs.rows())
 
 
 def translation_files(folder: Path | None) -> Text:
@@ -167,8 +168,7 @@ def find_files(folder: Path | None, names: list[str]) -> dict[str, Path]:
 def lines_of(name: str, *corpora: Corpus) -> Lines:
     """All lines of corpora, in order; a line too long to be text is empty."""
     sides: list[list[str]] = [[] for _ in range(corpora[0].sides)]
-    for corpus in corpora:
-        for chunk in corpus.chunks():
-            for side, lines in zip(sides, chunk.sides, strict=True):
-                side += [line or "" for line in lines]
+    for row in chain.from_iterable(corpus.rows() for corpus in corpora):
+        for side, line in zip(sides, row, strict=True):
+            side.append(line or "")
     return Lines(name, sides[-1], sides[0] if len(sides) > 1 else None)

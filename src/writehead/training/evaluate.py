@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from writehead.config import DecodeConfig, Task
-from writehead.data.batches import padded_batches
+from writehead.config import DecodeConfig
+from writehead.data.batches import Units, padded_batches
 from writehead.data.dataset import Dataset, Side, Split
-from writehead.data.rows import Units
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
 from writehead.decoding.textio import read_lines
@@ -65,8 +64,7 @@ def likelihood(
         loss = batch_loss(model, batch.to(device), label_smoothing=0.0, z_loss=0.0)
         nll, tokens = nll + loss.nll.item(), tokens + batch.tokens
     model.train(was_training)
-    task: Task = "translation" if source_length else "language"
-    skipped = Units(split, task, source_length, target_length).skipped
+    skipped = Units(split, source_length, target_length).skipped
     return Likelihood(nll, tokens, skipped)
 
 
@@ -196,10 +194,10 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     """Sources, if there are any, and targets of a dataset's split, as text made of its tokens."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
-    targets = [decode(split.target(i)) for i in range(len(split))]
+    targets = [decode(split.target[i]) for i in range(len(split))]
     if data.task == "language":
         return None, targets
-    return [decode(split.source(i)) for i in range(len(split))], targets
+    return [decode(split.source[i]) for i in range(len(split))], targets
 
 
 def _exp(value: float) -> float:
