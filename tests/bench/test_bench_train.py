@@ -46,7 +46,7 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["floor_us_per_token"] == pytest.approx(floor / positions * 1e6)
     # operations and labels are those of the batches that were timed
     split = Dataset.open(dataset).split("train")
-    batches = PackedBatches(split, "translation", CONFIG.rows, 48, 48, seed=CONFIG.seed)
+    batches = PackedBatches(split, CONFIG.rows, 48, 48, seed=CONFIG.seed)
     timed = [next(batches) for _ in range(5)][2:]
     assert result["fill"] == pytest.approx(sum(b.tokens for b in timed) / 3 / (4 * 48))
     setting = cost.Setting(CONFIG.rows, 48, 48)

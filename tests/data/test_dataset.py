@@ -26,24 +26,24 @@ def test_a_dataset_has_its_splits_and_lengths(folder, tmp_path):
     split = dataset.split("train")
     assert (dataset.task, dataset.vocab_size, dataset.splits) == ("translation", 400, ["train"])
     assert len(split) == 60
-    assert split.source_lengths.tolist() == [len(split.source(i)) for i in range(60)]
-    assert split.target_lengths.tolist() == [len(split.target(i)) for i in range(60)]
+    for side in (split.source, split.target):
+        assert side.lengths.tolist() == [len(side[i]) for i in range(60)]
     with pytest.raises(DataError, match="only train"):
         dataset.split("xyz")
     text = language_dataset(tmp_path, count=80).split("train")
     assert sorted(text.sides) == ["target"]
     with pytest.raises(DataError, match="no source"):
-        text.source(0)
+        _ = text.source
 
 
 def test_ids_past_65535_take_four_bytes(folder, monkeypatch):
     assert [token_dtype(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.uint32]
-    before = Dataset.open(folder).split("train").source(7).tolist()
+    before = Dataset.open(folder).split("train").source[7].tolist()
     for path in folder.glob("*.tokens"):
         np.fromfile(path, dtype=np.uint16).astype(np.uint32).tofile(path)
     change_info(folder, vocab_size=70_000)
     monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
-    assert Dataset.open(folder).split("train").source(7).tolist() == before
+    assert Dataset.open(folder).split("train").source[7].tolist() == before
 
 
 def test_the_fingerprint_depends_on_the_data_alone(folder, tmp_path):
@@ -56,7 +56,7 @@ def test_the_fingerprint_depends_on_the_data_alone(folder, tmp_path):
     for path in sorted((Path(__file__).parents[2] / "results").glob("table[13]/*/*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))["data"]
         written = facts.pop("fingerprint")
-        assert Dataset(folder, {"format": 1, **facts}, one.config).fingerprint == written
+        assert Dataset(folder, facts, one.config).fingerprint == written
 
 
 def unsort(folder):
@@ -74,8 +74,11 @@ def replace_tokenizer(folder):
     ("damage", "words"),
     [
         (lambda folder: folder.rename(folder.parent / "elsewhere"), "there is no dataset at"),
-        (lambda folder: (folder / "dataset.json").unlink(), "has no dataset.json"),
-        (lambda folder: change_info(folder, format=2, writehead="9.0"), "newer"),
+        (lambda folder: (folder / "dataset.json").unlink(), "no dataset.json"),
+        (lambda folder: change_info(folder, format=1), "prepare the text again"),
+        (lambda folder: change_info(folder, format=3), "install a newer version"),
+        (lambda folder: change_info(folder, splits={}), "lacks splits.train"),
+        (lambda folder: change_info(folder, vocab_size=399), "tokenizer.model"),
         (lambda folder: change_info(folder, config={"vocab_siz": 1}), "did you mean 'vocab_size'"),
         (lambda folder: os.truncate(folder / "train.source.tokens", 20), "damaged"),
         (unsort, "damaged"),

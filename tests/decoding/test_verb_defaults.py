@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_toys import random_toy
 from texts import sentences, tokenizer
 from writehead.config import DecodeConfig
-from writehead.data.cleaning import normalise
+from writehead.data.tokenizer import normalise
 from writehead.decoding import beam_search, devices, greedy, sample
 from writehead.decoding.batching import split_line
 from writehead.errors import ConfigError

@@ -29,7 +29,7 @@ STILL = replace(TRAIN, optimizer="adamw", learning_rate=1e-30)  # so that weight
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory) -> list[Batch]:
     split = Dataset.open(pair_dataset(tmp_path_factory.mktemp("pairs"))).split("train")
-    made = PackedBatches(split, "translation", CONFIG.rows, 48, 48, seed=3)
+    made = PackedBatches(split, CONFIG.rows, 48, 48, seed=3)
     return [next(made) for _ in range(STEPS)]
 
 

@@ -125,7 +125,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
     data = Dataset.open(dataset)
     split, files = data.split("dev"), []
     for option, side in (("--source", split.source), ("--reference", split.target)):
-        lines = [data.tokenizer.decode(side(i)) for i in range(len(split))]
+        lines = [data.tokenizer.decode(side[i]) for i in range(len(split))]
         (tmp_path / option).write_text("\n".join(lines))
         files += [option, tmp_path / option]
     command = ("evaluate", tmp_path / "run", "--search=greedy", "--json", CPU)

@@ -78,7 +78,7 @@ def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
 
 def test_training_starts_with_its_size_and_notes(dataset, text, tmp_path, capsys):
     split = Dataset.open(dataset).split("train")
-    lengths = zip(split.source_lengths + 1, split.target_lengths + 1, strict=True)
+    lengths = zip(split.source.lengths + 1, split.target.lengths + 1, strict=True)
     skipped = sum(source > 20 or target > 17 for source, target in lengths)
     narrow = replace(CONFIG, steps=2, source_length=20, target_length=17)
     go(dataset, tmp_path / "pairs", narrow)

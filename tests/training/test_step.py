@@ -38,7 +38,7 @@ def test_the_loss_is_cross_entropy_with_soft_labels_and_log_z_squared(dtype, smo
 @pytest.fixture
 def batch(dataset) -> Batch:
     split = Dataset.open(dataset).split("train")
-    return next(PackedBatches(split, "translation", 4, 48, 48, seed=3))
+    return next(PackedBatches(split, 4, 48, 48, seed=3))
 
 
 def gradients(batch: Batch, **changes: object) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -75,7 +75,6 @@ def bench_preset(
             )
         batches = PackedBatches(
             data.split("train"),
-            data.task,
             rows=config.rows,
             source_length=config.source_length,
             target_length=config.target_length,

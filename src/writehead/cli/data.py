@@ -71,7 +71,7 @@ def prepare_command(
     """
     inputs = _find_inputs(context.params)
     from writehead.data.prepare import prepare
-    from writehead.data.progress import Reporter
+    from writehead.util.progress import Reporter
 
     names = ("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed")
     config = PrepareConfig(

@@ -1,33 +1,35 @@
-"""Batches of tokens: several sequences packed to a row for training, one a row for evaluation."""
+"""Batches of tokens: rows packed with several sequences for training, or one each to evaluate."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from writehead.config import Task
 from writehead.cost import Pairs
 from writehead.data.dataset import Split
-from writehead.data.order import epoch_order
-from writehead.data.rows import Ints, Layout, Pieces, Places, Units, labels_and_inputs
+from writehead.data.tokenizer import BOS, EOS
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
 from writehead.util.json_files import check_shape
 
-DRAWN = 512  # sequences looked up at a time
-LOOK_AHEAD = 64  # sequences that may wait for a later batch while others fill the rows
+DRAW_SIZE = 512  # sequences looked up at a time
+LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
+
+STEP, BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1  # of splitmix64
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows to train or evaluate on, int64; labels count where `packing.segments` is not 0.
+    """Rows of tokens, int64; labels count where `packing.segments` is not 0.
 
     source: [b, m] with its packing, or None. inputs, labels: [b, n]. tokens: labels that count.
-    indices: [b], where each row is one sequence: which one of the split.
     """
 
     source: Tensor | None
@@ -36,96 +38,121 @@ class Batch:
     labels: Tensor
     packing: Packing
     tokens: int
-    indices: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on a device, which nobody waits for."""
-        cuda = torch.device(device).type == "cuda"
-
-        def copy(T: Tensor) -> Tensor:
-            # from pinned memory, or else the copy waits for all the work before it
-            return T.pin_memory().to(device, non_blocking=True) if cuda else T.to(device)
-
-        def packing(given: Packing) -> Packing:
-            return Packing(copy(given.segments), copy(given.positions))
-
-        return Batch(
-            None if self.source is None else copy(self.source),
-            None if self.source_packing is None else packing(self.source_packing),
-            copy(self.inputs),
-            copy(self.labels),
-            packing(self.packing),
-            self.tokens,
-            self.indices,
-        )
+        """Copies the batch to a device without waiting for it."""
+        if torch.device(device).type != "cuda":
+            return self._map(lambda T: T.to(device))
+        # a copy from memory that is not pinned waits for the work before it
+        return self._map(lambda T: T.pin_memory().to(device, non_blocking=True))
 
     def copy_(self, other: "Batch") -> None:
-        """Puts the tokens of another batch of this one's shape in place of its own."""
-        for held, new in zip(self._tensors(), other._tensors(), strict=True):
-            held.copy_(new)
+        """Copies the tokens of another batch of the same shape into this one."""
+        for ours, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            ours.copy_(theirs)
+
+    def split(self, parts: int) -> "list[Batch]":
+        """Splits the rows into equal parts."""
+        rows = len(self.inputs)
+        if parts < 1 or rows % parts:
+            raise ConfigError(f"{rows} rows cannot be split into {parts} equal parts")
+        if parts == 1:
+            return [self]
+        step = rows // parts
+        return [self._rows(slice(start, start + step)) for start in range(0, rows, step)]
+
+    def visible_pairs(self, window: int | None = None) -> Pairs:
+        """Counts the pairs of query and memory position that attend, within each sequence."""
+        positions = self.packing.positions[self.packing.segments != 0] + 1
+        causal = positions if window is None else positions.clamp(max=window)
+        if self.source_packing is None:
+            return Pairs(0, int(causal.sum()), 0)
+        source, target = _segment_lengths(self.source_packing), _segment_lengths(self.packing)
+        return Pairs(int(source.square().sum()), int(causal.sum()), int((source * target).sum()))
+
+    def _rows(self, rows: slice) -> "Batch":
+        part = self._map(lambda T: T[rows])
+        return replace(part, tokens=int((part.packing.segments != 0).sum()))
+
+    def _map(self, f: Callable[[Tensor], Tensor]) -> "Batch":
+        def packing(given: Packing) -> Packing:
+            return Packing(f(given.segments), f(given.positions))
+
+        return replace(
+            self,
+            source=None if self.source is None else f(self.source),
+            source_packing=None if self.source_packing is None else packing(self.source_packing),
+            inputs=f(self.inputs),
+            labels=f(self.labels),
+            packing=packing(self.packing),
+        )
 
     def _tensors(self) -> list[Tensor]:
         packings = [one for one in (self.source_packing, self.packing) if one is not None]
         packed = [T for one in packings for T in (one.segments, one.positions)]
         return [T for T in (self.source, self.inputs, self.labels, *packed) if T is not None]
 
-    def split(self, parts: int) -> "list[Batch]":
-        """The batch in `parts` of as many rows each, in order."""
-        rows = len(self.inputs)
-        if parts < 1 or rows % parts:
-            raise ConfigError(f"{rows} rows cannot be split into {parts} equal parts")
-        if parts == 1:
-            return [self]
-        return [self._rows(slice(i, i + rows // parts)) for i in range(0, rows, rows // parts)]
 
-    def visible_pairs(self, window: int | None = None) -> Pairs:
-        """Pairs of query and memory position that see each other, each within its sequence."""
-        positions = self.packing.positions[self.packing.segments != 0] + 1
-        causal = positions if window is None else positions.clamp(max=window)
-        if self.source_packing is None:
-            return Pairs(0, int(causal.sum()), 0)
-        source, target = _lengths(self.source_packing), _lengths(self.packing)
-        most = max(source.shape[1], target.shape[1])
-        source = torch.nn.functional.pad(source, (0, most - source.shape[1]))
-        target = torch.nn.functional.pad(target, (0, most - target.shape[1]))
-        return Pairs(int(source.square().sum()), int(causal.sum()), int((source * target).sum()))
-
-    def _rows(self, rows: slice) -> "Batch":
-        def packing(given: Packing) -> Packing:
-            return Packing(given.segments[rows], given.positions[rows])
-
-        target = packing(self.packing)
-        return Batch(
-            None if self.source is None else self.source[rows],
-            None if self.source_packing is None else packing(self.source_packing),
-            self.inputs[rows],
-            self.labels[rows],
-            target,
-            int((target.segments != 0).sum()),
-            None if self.indices is None else self.indices[rows],
-        )
-
-
-def _lengths(packing: Packing) -> Tensor:
-    """How long each segment of each row is, [b, segments]."""
-    segments = packing.segments
+def _segment_lengths(packing: Packing) -> Tensor:
+    """The length of each segment of each row, [b, segments]; pairs have as many on both sides."""
+    segments = packing.segments.cpu()
     counts = torch.zeros(len(segments), int(segments.max()) + 1, dtype=torch.int64)
-    counts.scatter_add_(1, segments.cpu(), torch.ones_like(segments.cpu()))
-    return counts[:, 1:]
+    return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Sequences, or parts of them from label `begins` on; `lengths` of each side count EOS."""
+
+    indices: Ints
+    begins: Ints
+    lengths: dict[str, Ints]
+
+
+class Units:
+    """The units that are packed: pairs that fit a row, or text cut into pieces that do.
+
+    A piece continues after the last token of the piece before it, so each label appears once.
+    `skipped` pairs have a side that is longer than its row.
+    """
+
+    def __init__(self, split: Split, source_length: int | None, target_length: int | None) -> None:
+        self._lengths = {
+            name: side.lengths.astype(np.int64) + 1 for name, side in split.sides.items()
+        }
+        targets = self._lengths["target"]
+        self._limit = target_length or int(targets.max(initial=1))
+        fits = np.ones(len(split), dtype=np.bool_)
+        if "source" in split.sides:
+            fits = targets <= self._limit
+            if source_length is not None:
+                fits &= self._lengths["source"] <= source_length
+        self._indices = np.flatnonzero(fits)
+        self._ends = np.cumsum(-(-targets[fits] // self._limit))  # a pair is one piece
+        self.count = int(self._ends[-1]) if len(self._ends) else 0
+        self.skipped = len(split) - len(self._indices)
+
+    def look_up(self, units: Ints) -> Pieces:
+        """Returns the sequences, or parts of them, that the units are."""
+        place = np.searchsorted(self._ends, units, side="right")
+        begins = (units - np.where(place > 0, self._ends[place - 1], 0)) * self._limit
+        indices = self._indices[place]
+        lengths = {name: values[indices] for name, values in self._lengths.items()}
+        lengths["target"] = np.minimum(lengths["target"] - begins, self._limit)
+        return Pieces(indices, begins, lengths)
 
 
 class PackedBatches:
-    """Batches without end, epoch after epoch, each in an order of its own.
+    """Packed batches without end, each epoch in its own order.
 
-    `rows` rows are filled for the whole world, sentence by sentence into the first row with room;
-    one that fits nowhere waits for the next batch. This process gets rows rank, rank + world, …
-    What the rows hold depends on the seed and the lengths, not on the world.
+    The `rows` rows of all processes are filled together: a sequence goes into the first row with
+    room, or waits for the next batch. This process gets rows rank, rank + world, and so on. The
+    content of the rows depends on the seed and the lengths, but not on `world`.
     """
 
     def __init__(
         self,
         split: Split,
-        task: Task,
         rows: int,
         source_length: int | None,
         target_length: int,
@@ -137,121 +164,104 @@ class PackedBatches:
             raise ConfigError(
                 f"rows={rows} cannot be shared by {world} processes; choose a multiple of {world}"
             )
-        if not 0 <= rank < world:
-            raise ConfigError(f"rank={rank} is not one of {world} processes, from 0")
-        if task == "translation" and not source_length:
-            raise ConfigError("translation has a source; give source_length, the tokens of its row")
-        self._units = Units(split, task, source_length, target_length)
+        self._units = Units(split, source_length, target_length)
         if not self._units.count:
             raise ConfigError(
                 f"none of {len(split):,} sequences fits a row of {source_length} source and "
                 f"{target_length} target tokens; make the rows longer"
             )
-        self._split, self._task = split, task
-        self._rows, self._rank, self._world = rows, rank, world
-        self._lengths = (source_length or 0 if task == "translation" else 0, target_length)
-        self._seed = seed
-        self._epoch, self._cursor = 0, 0
+        self._split, self._rows, self._rank, self._world = split, rows, rank, world
+        source_width = (source_length or 0) if "source" in split.sides else 0
+        self._widths = {"source": source_width, "target": target_length}
+        self.skipped = self._units.skipped  # pairs that are longer than a row
+        self.epoch, self._cursor, self._seed = 0, 0, seed
         self._carry: list[int] = []
         self._order = epoch_order(seed, 0, self._units.count)
-
-    @property
-    def skipped(self) -> int:
-        """Pairs that are longer than a row, and so never come."""
-        return self._units.skipped
-
-    @property
-    def epoch(self) -> int:
-        """How often all of the text has been read."""
-        return self._epoch
 
     def __iter__(self) -> "PackedBatches":
         return self
 
     def __next__(self) -> Batch:
-        units, places, columns = self._fill_rows()
-        mine = np.flatnonzero(places.rows % self._world == self._rank)
-        rows, segments = places.rows[mine] // self._world, places.segments[mine]
+        units, rows, segments, sources, targets = self._fill_rows()
         return _assemble(
             self._split,
-            self._task,
-            self._units.look_up(units[mine]),
-            Places(rows, columns[mine], segments),
-            Places(rows, places.columns[mine], segments),
-            (self._rows // self._world, *self._lengths),
+            self._units.look_up(units),
+            _Places(rows // self._world, segments, {"source": sources, "target": targets}),
+            self._rows // self._world,
+            self._widths,
         )
 
     def state(self) -> dict[str, Any]:
-        """Where we are, as plain values: restoring it gives the same batches from here on."""
-        place = {"epoch": self._epoch, "cursor": self._cursor, "carry": list(self._carry)}
+        """The position as plain values; `restore` continues with the same batches."""
+        place = {"epoch": self.epoch, "cursor": self._cursor, "carry": list(self._carry)}
         return {**self._identity(), **place}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resumes from `state`, in a world of any size; raises JsonError if it is invalid."""
+        """Resumes from `state`, with any `world`; raises JsonError if it is invalid."""
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise ConfigError(
                     f"the batches so far had {name}={shown(state.get(name))}, but these have "
                     f"{ours}; resume with the same text and sizes"
                 )
-        unit = range(self._units.count)
-        shape = {"epoch": range(2**31), "cursor": range(len(unit) + 1), "carry": [unit]}
+        count = self._units.count
+        shape = {"epoch": range(2**31), "cursor": range(count + 1), "carry": [range(count)]}
         check_shape(state, shape)
-        if state["epoch"] != self._epoch:
-            self._order = epoch_order(self._seed, state["epoch"], self._units.count)
-        self._epoch, self._cursor = state["epoch"], state["cursor"]
+        self.epoch, self._cursor = state["epoch"], state["cursor"]
         self._carry = list(state["carry"])
+        self._order = epoch_order(self._seed, self.epoch, self._units.count)
 
     def _identity(self) -> dict[str, int]:
         return {
             "seed": self._seed,
             "units": self._units.count,
             "rows": self._rows,
-            "source_length": self._lengths[0],
-            "target_length": self._lengths[1],
+            "source_length": self._widths["source"],
+            "target_length": self._widths["target"],
         }
 
-    def _fill_rows(self) -> tuple[Ints, Places, Ints]:
-        """The units of the next global batch, their places, and their columns in the source."""
-        source_length, target_length = self._lengths
-        source_room = np.full(self._rows, source_length, dtype=np.int64)
-        target_room = np.full(self._rows, target_length, dtype=np.int64)
-        count = [0] * self._rows
+    def _fill_rows(self) -> Ints:
+        """Fills the rows of all processes; returns the units of ours and their places, [5, units].
+
+        The places are the row, the segment in the row from 1, the source and the target column.
+        """
+        source_width, target_width = self._widths.values()
+        source_used, target_used = np.zeros((2, self._rows), dtype=np.int64)
+        segments = [0] * self._rows
         placed: list[tuple[int, int, int, int, int]] = []
         waiting, self._carry = self._carry, []
-        most = max(self._rows, LOOK_AHEAD)
         for unit, source, target in chain(self._with_lengths(waiting), self._draw()):
-            fits = (target_room >= target) & (source_room >= source)
+            fits = (target_used <= target_width - target) & (source_used <= source_width - source)
             row = int(fits.argmax())
             if not fits[row]:
                 self._carry.append(unit)
-                # never among those that waited: they are no more than this, and the first fits
-                if len(self._carry) == most:
+                # not reached by those that waited: there are no more, and the first one fits
+                if len(self._carry) == max(self._rows, LOOK_AHEAD):
                     break
                 continue
-            count[row] += 1
-            target_column = target_length - int(target_room[row])
-            source_column = source_length - int(source_room[row])
-            placed.append((unit, row, target_column, source_column, count[row]))
-            target_room[row] -= target
-            source_room[row] -= source
-        columns = np.array(placed, dtype=np.int64).T
-        return columns[0], Places(columns[1], columns[2], columns[4]), columns[3]
+            segments[row] += 1
+            columns = int(source_used[row]), int(target_used[row])
+            if row % self._world == self._rank:
+                placed.append((unit, row, segments[row], *columns))
+            source_used[row] += source
+            target_used[row] += target
+        return np.array(placed, dtype=np.int64).reshape(-1, 5).T
 
     def _draw(self) -> Iterator[tuple[int, int, int]]:
-        """Units in the order of their epoch, one taken from it as each is asked for."""
+        """Yields units in the order of their epoch; the cursor moves with each."""
         while True:
             if self._cursor == self._units.count:
-                self._epoch, self._cursor = self._epoch + 1, 0
-                self._order = epoch_order(self._seed, self._epoch, self._units.count)
-            block = self._order[self._cursor : self._cursor + DRAWN].tolist()
+                self.epoch, self._cursor = self.epoch + 1, 0
+                self._order = epoch_order(self._seed, self.epoch, self._units.count)
+            block = self._order[self._cursor : self._cursor + DRAW_SIZE].tolist()
             for row in self._with_lengths(block):
                 self._cursor += 1
                 yield row
 
     def _with_lengths(self, units: list[int]) -> Iterator[tuple[int, int, int]]:
-        pieces = self._units.look_up(np.array(units, dtype=np.int64))
-        return zip(units, pieces.sources.tolist(), pieces.targets.tolist(), strict=True)
+        lengths = self._units.look_up(np.array(units, dtype=np.int64)).lengths
+        sources = lengths.get("source", np.zeros_like(lengths["target"]))
+        return zip(units, sources.tolist(), lengths["target"].tolist(), strict=True)
 
 
 def padded_batches(
@@ -262,66 +272,94 @@ def padded_batches(
     target_length: int | None = None,
     limit: int | None = None,
 ) -> Iterator[Batch]:
-    """Every sequence once, or the first `limit`, one a row, the longest first.
+    """Yields every sequence once, or the first `limit`, one per row, the longest first.
 
-    A batch has at most max_tokens positions on its wider side, or one row. Text longer than
-    target_length is cut into rows as in training; pairs longer than their rows are left out, as
-    many as `Units(...).skipped` says.
+    A batch has one row, or at most max_tokens positions on its wider side. Text longer than
+    target_length is cut into rows; longer pairs are left out (`Units.skipped`).
     """
-    task: Task = "translation" if "source" in split.sides else "language"
-    units = Units(split, task, source_length, target_length)
+    units = Units(split, source_length, target_length)
     pieces = units.look_up(np.arange(units.count, dtype=np.int64))
-    order = np.lexsort((pieces.indices, -pieces.sources, -pieces.targets))
+    lengths = np.stack([pieces.lengths[side] for side in sorted(split.sides)])  # target last
+    order = np.lexsort((pieces.indices, *-lengths))
     if limit is not None:
         order = order[pieces.indices[order] < limit]
-    group: list[int] = []
-    widest = 0
-    for i in order.tolist():
-        width = max(widest, int(pieces.targets[i]), int(pieces.sources[i]))
-        if group and width * (len(group) + 1) > max_tokens:
-            yield _padded(split, task, pieces, np.array(group))
-            group, width = [], max(int(pieces.targets[i]), int(pieces.sources[i]))
-        group.append(i)
-        widest = width
-    if group:
-        yield _padded(split, task, pieces, np.array(group))
+    widths = lengths.max(axis=0)[order].tolist()
+    start = 0
+    while start < len(widths):
+        end, width = start + 1, widths[start]
+        while end < len(widths) and max(width, widths[end]) * (end + 1 - start) <= max_tokens:
+            end, width = end + 1, max(width, widths[end])
+        group = units.look_up(order[start:end])
+        rows, zeros = np.arange(end - start), np.zeros(end - start, dtype=np.int64)
+        places = _Places(rows, zeros + 1, dict.fromkeys(split.sides, zeros))
+        sizes = {side: int(values.max()) for side, values in group.lengths.items()}
+        yield _assemble(split, group, places, end - start, sizes)
+        start = end
 
 
-def _padded(split: Split, task: Task, pieces: Pieces, chosen: Ints) -> Batch:
-    """One batch of whole rows, as wide as its longest."""
-    own = pieces.take(chosen)
-    rows = np.arange(len(chosen), dtype=np.int64)
-    places = Places(rows, np.zeros_like(rows), np.ones_like(rows))
-    shape = (len(rows), int(own.sources.max()), int(own.targets.max()))
-    batch = _assemble(split, task, own, places, places, shape)
-    return replace(batch, indices=torch.from_numpy(own.indices))
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Where pieces go: the row, the segment in the row from 1, the first column of each side."""
+
+    rows: Ints
+    segments: Ints
+    columns: dict[str, Ints]
 
 
 def _assemble(
-    split: Split,
-    task: Task,
-    pieces: Pieces,
-    source_places: Places,
-    target_places: Places,
-    shape: tuple[int, int, int],
+    split: Split, pieces: Pieces, places: _Places, rows: int, widths: dict[str, int]
 ) -> Batch:
-    """The batch of shape (rows, source length, target length) with the pieces at their places."""
-    rows, source_length, target_length = shape
-    source = source_packing = None
-    if task == "translation":
-        side = split.sides["source"]
-        ids, _ = labels_and_inputs(side, pieces.indices, pieces.begins, pieces.sources)
-        layout = Layout(source_places, pieces.sources, (rows, source_length))
-        source, source_packing = layout.spread(ids), layout.packing()
-    labels, inputs = labels_and_inputs(
-        split.sides["target"], pieces.indices, pieces.begins, pieces.targets
-    )
-    layout = Layout(target_places, pieces.targets, (rows, target_length))
-    return Batch(
-        source=source,
-        source_packing=source_packing,
-        inputs=layout.spread(inputs),
-        labels=layout.spread(labels),
-        packing=layout.packing(),
-        tokens=len(labels),
-    )
+    filled = {
+        side: _fill(split, side, pieces, places, (rows, widths[side])) for side in split.sides
+    }
+    labels, inputs, packing = filled["target"]
+    source, _, source_packing = filled.get("source", (None, None, None))
+    tokens = int(pieces.lengths["target"].sum())
+    return Batch(source, source_packing, inputs, labels, packing, tokens)
+
+
+def _fill(
+    split: Split, name: str, pieces: Pieces, places: _Places, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Packing]:
+    """Puts the pieces of one side into rows; returns labels, decoder inputs and packing."""
+    side, lengths = split.sides[name], pieces.lengths[name]
+    ends = np.cumsum(lengths)
+    positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    starts = side.offsets[pieces.indices].astype(np.int64) + pieces.begins
+    # EOS is in no file: what is read in its place is overwritten
+    at = np.minimum(np.repeat(starts, lengths) + positions, len(side.tokens) - 1)
+    labels: Ints = side.tokens[at].astype(np.int64)
+    is_last = pieces.begins + lengths > side.lengths[pieces.indices]
+    labels[ends[is_last] - 1] = EOS
+    cells = np.repeat(places.rows * shape[1] + places.columns[name], lengths) + positions
+
+    def spread(values: Ints) -> Tensor:
+        flat = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        flat[cells] = values
+        return torch.from_numpy(flat.reshape(shape))
+
+    packing = Packing(spread(np.repeat(places.segments, lengths)), spread(positions))
+    if name == "source":  # which the encoder reads as it is
+        return (source := spread(labels)), source, packing
+    inputs = np.roll(labels, 1)
+    previous = side.tokens[np.maximum(starts - 1, 0)]
+    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, BOS)
+    return spread(labels), spread(inputs), packing
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.uint32 | np.uint64]:
+    """A permutation of 0 … count-1 that depends on the arguments alone, not on NumPy's version.
+
+    It sorts the indices by splitmix64 of the index and a key, which has no ties.
+    """
+    seeded = _splitmix64(np.array([seed & BITS], dtype=np.uint64))
+    key = _splitmix64(seeded ^ np.uint64(epoch * STEP & BITS))
+    order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64) ^ key))
+    return order.astype(np.uint32 if count <= 1 << 32 else np.uint64)
+
+
+def _splitmix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = z * np.uint64(STEP) + np.uint64(STEP)  # wraps around
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

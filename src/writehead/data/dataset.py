@@ -1,4 +1,4 @@
-"""A prepared dataset on disk: tokens in memory-mapped files, told by `dataset.json`."""
+"""A prepared dataset on disk: `dataset.json`, a tokenizer, and memory-mapped files of tokens."""
 
 import hashlib
 import json
@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from writehead import __version__
 from writehead.config import PrepareConfig, Task
 from writehead.data.tokenizer import Tokenizer
 from writehead.errors import ConfigError, DataError, shown
 from writehead.util.json_files import JsonError, Shape, check_shape, read_json
 
-FORMAT = 1
+FORMAT = 2
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
-SPLITS = ("train", "dev", "test")
 COUNT = range(2**48)  # of lines, sequences or tokens
-# what `dataset.json` says of the dataset itself
+# the fields of `dataset.json` that describe the data, but not the version that wrote them
 FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
-SIDES: dict[Task, tuple[str, ...]] = {
+SIDES: dict[str, tuple[str, ...]] = {
     "translation": ("source", "target"),
     "language": ("target",),
 }
@@ -32,7 +30,7 @@ Tokens = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One side of a split: sequence i is tokens[offsets[i] : offsets[i + 1]], without an end."""
+    """One side of a split: sequence i is tokens[offsets[i] : offsets[i + 1]], without EOS."""
 
     tokens: Tokens
     offsets: NDArray[np.uint64]
@@ -42,59 +40,48 @@ class Side:
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence, the end not counted."""
+        """The number of tokens of each sequence, without EOS."""
         return np.diff(self.offsets).astype(np.int32)
 
 
+@dataclass(frozen=True, eq=False)
 class Split:
     """The sequences of train, dev or test, in the order of the text."""
 
-    def __init__(self, name: str, sides: dict[str, Side]) -> None:
-        self.name = name
-        self.sides = sides
+    name: str
+    sides: dict[str, Side]
 
     def __len__(self) -> int:
-        return len(self.sides["target"].offsets) - 1
-
-    def source(self, index: int) -> Tokens:
-        """The source ids of a pair, without an end."""
-        return self._source[index]
-
-    def target(self, index: int) -> Tokens:
-        """The target ids, or a language model's text, without an end."""
-        return self.sides["target"][index]
+        return len(self.target.offsets) - 1
 
     @property
-    def source_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each source, without the end."""
-        return self._source.lengths
-
-    @property
-    def target_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each target, without the end."""
-        return self.sides["target"].lengths
-
-    @property
-    def _source(self) -> Side:
+    def source(self) -> Side:
+        """The sources of a translation dataset."""
         if "source" not in self.sides:
             raise DataError(
-                f"the {self.name} split is text for a language model and has no source; prepare "
-                f"pairs with --source and --target"
+                f"the {self.name} split has no source, only text for a language model; prepare a "
+                f"dataset of pairs"
             )
         return self.sides["source"]
 
+    @property
+    def target(self) -> Side:
+        """The targets, or the text of a language model's dataset."""
+        return self.sides["target"]
+
 
 class Dataset:
-    """A complete dataset; `Dataset.open` checks that it is one."""
+    """A prepared dataset; use `Dataset.open`, which checks it."""
 
     def __init__(self, directory: Path, info: dict[str, Any], config: PrepareConfig) -> None:
-        self.directory = directory
-        self.info = info
-        self.config = config
+        self.directory, self.info, self.config = directory, info, config
+        self.task: Task = config.task
+        self.vocab_size: int = info["vocab_size"]
+        self.splits = list(info["splits"])  # train and, if they exist, dev and test
 
     @classmethod
     def open(cls, directory: Path | str) -> "Dataset":
-        """The dataset in a folder that `writehead prepare` made; its files are checked by size."""
+        """Opens a dataset that `writehead prepare` made, and checks the size of its files."""
         directory = Path(directory)
         info = read_info(directory)
         try:
@@ -103,15 +90,11 @@ class Dataset:
             raise DataError(f"{directory / INFO}: {error}") from error
         dataset = cls(directory, info, config)
         tokenizer = dataset.tokenizer
-        if tokenizer.fingerprint != info["tokenizer"]:
+        described = (info["task"], info["tokenizer"], info["vocab_size"])
+        if described != (config.task, tokenizer.fingerprint, tokenizer.vocab_size):
             raise DataError(
-                f"{directory / TOKENIZER} has fingerprint {tokenizer.fingerprint}, but the tokens "
-                f"were made with {shown(info['tokenizer'])}; prepare the dataset again"
-            )
-        if (config.task, tokenizer.vocab_size) != (info["task"], info["vocab_size"]):
-            raise DataError(
-                f"{directory / INFO} has an inconsistent task, or a vocabulary that differs from "
-                f"its tokenizer's; prepare the dataset again"
+                f"{directory / INFO} does not describe {TOKENIZER}, which has fingerprint "
+                f"{tokenizer.fingerprint}; prepare the dataset again"
             )
         for name in info["splits"]:
             dataset.split(name)
@@ -119,102 +102,70 @@ class Dataset:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it was made of and how, and what came of it; not by which version nor where."""
+        """The data's sources, settings and sizes, but neither the path nor the version."""
         return {name: self.info[name] for name in FACTS}
 
     @property
     def fingerprint(self) -> str:
-        """What tells two datasets apart."""
+        """A hash of `facts`."""
         facts = json.dumps(self.facts, sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
-
-    @property
-    def task(self) -> Task:
-        """translation or language."""
-        return self.config.task
-
-    @property
-    def vocab_size(self) -> int:
-        """How many ids there are."""
-        return int(self.info["vocab_size"])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
         return Tokenizer.load(self.directory / TOKENIZER)
 
-    @property
-    def splits(self) -> list[str]:
-        """train, and dev and test where there are any."""
-        return list(self.info["splits"])
-
     def split(self, name: str) -> Split:
-        """A split by name, mapped into memory."""
+        """Maps a split into memory."""
         if name not in self.info["splits"]:
             raise DataError(
-                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}; ask "
-                f"for one of these, or give files"
+                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}; choose "
+                f"one of them"
             )
-        counts = self.info["splits"][name]
-        sides = {
-            side: self._side(name, side, counts["sequences"], counts[f"{side}_tokens"])
-            for side in SIDES[self.task]
-        }
-        return Split(name, sides)
+        return Split(name, {side: self._side(name, side) for side in SIDES[self.task]})
 
-    def _side(self, split: str, side: str, sequences: int, tokens: int) -> Side:
-        stem = self.directory / f"{split}.{side}"
-        ids: Tokens = _mapped(
-            stem.with_suffix(f".{side}.tokens"), token_dtype(self.vocab_size), tokens
-        )
-        offsets: NDArray[np.uint64] = _mapped(
-            stem.with_suffix(f".{side}.offsets"), np.dtype(np.uint64), sequences + 1
-        )
+    def _side(self, split: str, name: str) -> Side:
+        sizes = self.info["splits"][split]
+        tokens, path = sizes[f"{name}_tokens"], self.directory / f"{split}.{name}.offsets"
+        ids = _map_file(path.with_suffix(".tokens"), token_dtype(self.vocab_size), tokens)
+        offsets = _map_file(path, np.dtype(np.uint64), sizes["sequences"] + 1)
         if int(offsets[0]) != 0 or int(offsets[-1]) != tokens or np.any(offsets[1:] < offsets[:-1]):
-            raise DataError(
-                f"{stem}.offsets do not fit the {tokens:,} tokens; the dataset is damaged: "
-                f"prepare it again"
-            )
+            raise DataError(f"{path} is damaged; prepare the dataset again")
         return Side(ids, offsets)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest type of a dataset's files that holds every id."""
+    """The smallest type for every id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def read_info(directory: Path) -> dict[str, Any]:
-    """What `dataset.json` says, once it is sure that we wrote it."""
+    """Reads and checks `dataset.json`."""
     path = directory / INFO
-    if not directory.is_dir():
-        raise DataError(f"there is no dataset at {directory}; make one with `writehead prepare`")
     if not path.is_file():
+        is_folder = directory.is_dir()
+        problem = f"no {INFO} in {directory}" if is_folder else f"no dataset at {directory}"
+        raise DataError(f"there is {problem}; make a dataset with `writehead prepare`")
+    info = read_json(path, {"format": int}, DataError, "prepare the dataset again")
+    if info["format"] != FORMAT:
+        advice = "install a newer version" if info["format"] > FORMAT else "prepare the text again"
         raise DataError(
-            f"{directory} has no {INFO}, so it is no dataset; make one with `writehead prepare`"
-        )
-    info = read_json(path, object, DataError, "prepare the dataset again")
-    if not isinstance(info, dict) or type(info.get("format")) is not int:
-        raise DataError(f"{path} was not written by `writehead prepare`; check the path")
-    if info["format"] > FORMAT:
-        raise DataError(
-            f"{path} has format {shown(info['format'])} (written by writehead "
-            f"{shown(info.get('writehead'))}), but this is writehead {__version__}, which reads "
-            f"up to format {FORMAT}; install a newer version"
+            f"{path} has format {shown(info['format'])}, but this version of writehead reads "
+            f"format {FORMAT}; {advice}"
         )
     try:
         check_shape(info, _info_shape(str(info.get("task"))))
+        if unknown := info["splits"].keys() - {"train", "dev", "test"}:
+            raise JsonError(f"has an unknown split {shown(min(unknown))}")
     except JsonError as error:
         raise DataError(f"{path} {error}; prepare the dataset again") from error
-    for name in info["splits"]:
-        if name not in SPLITS:
-            raise DataError(f"{path} has an unknown split {shown(name)}; prepare the dataset again")
-    return info
+    return dict(info)
 
 
 def _info_shape(task: str) -> Shape:
-    """Returns the shape of the fields that are read from a dataset.json, for a task."""
-    sides = [f"{side}_tokens" for name, sides in SIDES.items() if name == task for side in sides]
-    split = dict.fromkeys(("lines", "sequences", "normalised", *sides), COUNT)
+    tokens = [f"{side}_tokens" for side in SIDES.get(task, ())]
+    split = dict.fromkeys(("lines", "sequences", "normalised", *tokens), COUNT)
     return {
         "task": str,
         "vocab_size": COUNT,
@@ -226,19 +177,13 @@ def _info_shape(task: str) -> Shape:
     }
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """A file's `count` values, read as they are looked at; raises where the size is another."""
+def _map_file(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Maps a file of `count` values into memory; raises DataError if it has another size."""
     try:
-        size = path.stat().st_size
-        if size != count * dtype.itemsize:
-            raise DataError(
-                f"{path} has {size:,} bytes, and {INFO} asks for {count * dtype.itemsize:,}; the "
-                f"dataset is damaged: prepare it again"
-            )
+        if path.stat().st_size != count * dtype.itemsize:
+            raise DataError(f"{path} is damaged: its size is wrong; prepare the dataset again")
         if count == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype=dtype)
         return np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; prepare the dataset again"
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; prepare it again") from error

@@ -1,77 +1,81 @@
-"""Text to a dataset: check and sample it, learn the tokenizer, encode, and only then be there.
+"""Makes a dataset from text: samples the text, trains the tokenizer, encodes all lines.
 
-Work is done in a hidden folder beside the dataset's place, which is moved there when it is whole.
-A run that was killed and is started again keeps the tokenizer, if it had one, and encodes anew.
+The dataset appears when it is complete. If the work is interrupted, the next call with the same
+arguments reuses the tokenizer.
 """
 
-import errno
 import json
+import math
 import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from writehead import __version__
 from writehead.config import PrepareConfig
-from writehead.data.cleaning import DUPLICATE, HELD_OUT, REASONS, Seen
 from writehead.data.dataset import COUNT, FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
-from writehead.data.progress import Reporter
-from writehead.data.sampling import Reservoir
-from writehead.data.sources import Chunk, Corpus, Inputs
-from writehead.data.tokenizer import Tokenizer, check_vocab_size
-from writehead.data.workers import Encoded, Encoder, encode, learn_tokenizer
-from writehead.data.writing import SplitWriter
-from writehead.errors import DataError, shown
-from writehead.util.files import sync, write_file
+from writehead.data.encode import (
+    DUPLICATE,
+    HELD_OUT,
+    REASONS,
+    Encoded,
+    chunked,
+    encode_all,
+    train_tokenizer,
+)
+from writehead.data.sources import Inputs
+from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
+from writehead.errors import DataError
+from writehead.util.files import atomic_directory, write_file
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked
+from writehead.util.progress import Reporter
 from writehead.util.threads import available_cores
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FEW = 20_000  # lines that are encoded sooner than processes have started
+MIN_LINES_FOR_WORKERS = 20_000  # fewer lines are encoded before worker processes have started
+MAX_SAMPLE_LINE = 1000  # characters, which limits the memory of the sample
 STATE, SAMPLE = "state.json", "sample.txt"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One preparation: what is made of what, where it is worked on, and by how many processes."""
-
     directory: Path
     inputs: Inputs
     config: PrepareConfig
-    sources: list[dict[str, Any]]
     workers: int
     report: Reporter
-    at_most: bool  # the config's vocabulary is an upper limit
+    fit_vocab_size: bool
+
+    @cached_property
+    def sources(self) -> list[dict[str, Any]]:
+        splits = self.inputs.splits().items()
+        return [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
 
     @property
     def partial(self) -> Path:
-        """The hidden folder in which the work is done."""
+        """The hidden folder for the tokenizer of an unfinished dataset."""
         return self.directory.parent / f".{self.directory.name}.partial"
 
     @property
     def lock(self) -> Path:
-        """What claims that folder; beside it, so that removing it takes nobody's claim away."""
         return self.directory.parent / f".{self.directory.name}.lock"
 
     @property
-    def fresh(self) -> Path:
-        """The dataset until it is whole."""
-        return self.partial / "dataset"
-
-    @property
-    def learnt_from(self) -> dict[str, Any]:
-        """All that the tokenizer and the line counts depend on."""
+    def tokenizer_inputs(self) -> dict[str, Any]:
+        """Everything that the tokenizer and the line counts depend on."""
         config = self.config.to_json()
         fields = {name: config[name] for name in ("task", "vocab_size", "sample", "seed")}
-        fields["at_most"] = self.at_most
+        fields["fit_vocab_size"] = self.fit_vocab_size
         return {"writehead": __version__, "sources": self.sources, **fields}
 
 
@@ -84,191 +88,165 @@ def prepare(
     progress: Reporter | None = None,
     fit_vocab_size: bool = False,
 ) -> Dataset:
-    """The dataset at `directory`, made of `inputs`; the same text and config give the same bytes.
+    """Makes a dataset at `directory`; the same text and config give the same bytes.
 
     An existing dataset of the same text and config is opened; any other is an error. `workers` is
     the number of processes, by default one per core; 1 does all work in this process. With
     `fit_vocab_size`, a text too small for the config's vocabulary gets the largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
-        raise DataError(f"{config.task} takes {len(SIDES[config.task])} text(s) a line")
+        raise DataError(f"the task {config.task} takes {len(SIDES[config.task])} text(s) per line")
     if workers is not None and workers < 1:
         raise DataError(f"workers={workers} must be at least 1")
     check_vocab_size(config.vocab_size)  # before all the text is read
     job = _Job(
-        directory=Path(os.path.abspath(directory)),
-        inputs=inputs,
-        config=config,
-        sources=[
-            {"split": split, **corpus.identity()}
-            for split, corpora in inputs.splits().items()
-            for corpus in corpora
-        ],
-        workers=workers or available_cores(),
-        report=progress or Reporter(quiet=True),
-        at_most=fit_vocab_size,
+        Path(os.path.abspath(directory)),
+        inputs,
+        config,
+        workers or available_cores(),
+        progress or Reporter(quiet=True),
+        fit_vocab_size,
     )
     if _is_prepared(job):
         job.report.say(f"{directory} is already prepared from the same text; nothing to do")
-        _tidy(job)
         return Dataset.open(directory)
     try:
-        with _workspace(job):
+        with locked(job.lock) as acquired:
+            if not acquired:
+                raise DataError(
+                    f"another process is preparing {job.directory}; wait for it, or stop it first"
+                )
             _make(job)
     except OSError as error:
-        if error.errno not in FULL:
-            raise DataError(f"{directory} could not be made: {error}") from error
         raise DataError(
-            f"{directory} could not be written: {error.strerror}; what was written is removed: "
-            f"free some space, or choose another place"
+            f"{directory} could not be made: {error.strerror or error}; check the path and the "
+            f"free disk space"
         ) from error
     return Dataset.open(directory)
 
 
 def _is_prepared(job: _Job) -> bool:
-    """Whether the dataset is there; raises where something else is in its place."""
-    directory = job.directory
+    """Whether the dataset exists; raises DataError if something else does."""
+    directory, ours = job.directory, {**job.config.to_json(), "text": job.sources}
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return False
     if not (directory / INFO).is_file():
-        raise DataError(f"{directory} exists and is no dataset; choose another place")
+        raise DataError(f"{directory} exists and is not a dataset; choose another path")
     info = read_info(directory)
-    theirs, ours = info["config"], job.config.to_json()
-    changed = [
-        f"{name} {shown(theirs.get(name))}, not {shown(ours[name])}"
-        for name in ours
-        if theirs.get(name) != ours[name]
-    ]
-    if not job.at_most and info["vocab_size"] != job.config.vocab_size and not changed:
-        changed.append(f"vocab_size {info['vocab_size']}, not {job.config.vocab_size}")
-    if info["sources"] != job.sources:
-        changed.append("other text")
+    theirs = {**info["config"], "text": info["sources"]}
+    if not job.fit_vocab_size:
+        theirs["vocab_size"] = info["vocab_size"]
+    changed = [name for name in ours if theirs.get(name) != ours[name]]
     if changed:
         raise DataError(
-            f"{directory} exists and was prepared otherwise ({'; '.join(changed)}); choose "
-            f"another place, or remove it first"
+            f"{directory} is a dataset with another {' and '.join(changed)}; choose another path, "
+            f"or remove it first"
         )
     return True
 
 
-@contextmanager
-def _workspace(job: _Job) -> Iterator[None]:
-    """The hidden folder, for this process alone; after an error, what a next run can use stays."""
-    with locked(job.lock) as free:
-        if not free:
-            raise DataError(
-                f"another process is preparing {job.directory}; wait for it, or end it first"
-            )
-        try:
-            _remove(job.fresh)
-            job.partial.mkdir(exist_ok=True)
-            yield
-        except OSError as error:
-            if error.errno in FULL:
-                _remove(job.partial)
-            raise
-        finally:
-            whole = job.directory.exists() and not job.fresh.exists()
-            _remove(job.fresh)
-            if whole or not (job.partial / STATE).is_file():
-                _remove(job.partial)
-
-
-def _tidy(job: _Job) -> None:
-    """Removes what a run that was killed after its last step left."""
-    if job.partial.exists() or job.lock.exists():
-        with suppress(OSError), locked(job.lock) as free:  # where nothing can be written, it stays
-            if free:
-                _remove(job.partial)
-
-
 def _make(job: _Job) -> None:
-    """All stages, the dataset's place being free."""
-    state = _learnt_before(job)
-    if state is None:
-        state = {"learnt_from": job.learnt_from, "lines": _scan(job)}
-        job.report.say(f"learning a vocabulary of {job.config.vocab_size:,} …")
-        sample = job.partial / SAMPLE
-        tokenizer = learn_tokenizer(sample, job.config, job.workers, at_most=job.at_most)
-        if tokenizer.vocab_size < job.config.vocab_size:
-            job.report.say(
-                f"the text is too small for a vocabulary of {job.config.vocab_size:,}; using the "
-                f"largest possible one, {tokenizer.vocab_size:,}"
-            )
-        sample.unlink()
-        write_file(job.partial / TOKENIZER, tokenizer.model)
-        write_file(job.partial / STATE, json.dumps(state).encode())  # last: marks both as complete
-    else:
-        job.report.say("the tokenizer of the interrupted run is kept")
-    tokenizer = Tokenizer.load(job.partial / TOKENIZER)
-    job.fresh.mkdir()
-    info = _encode_splits(job, tokenizer, state["lines"])
-    write_file(job.fresh / TOKENIZER, tokenizer.model)
-    text = json.dumps(info, indent=2, ensure_ascii=False) + "\n"
-    write_file(job.fresh / INFO, text.encode())
-    sync(job.fresh)
-    job.fresh.rename(job.directory)
-    sync(job.directory.parent)
+    try:
+        lines = _trained_before(job) or _train(job)
+        with atomic_directory(job.directory) as folder:
+            _encode_splits(job, folder, lines)
+            _remove(job.partial)
+    except OSError:
+        _remove(job.partial)
+        raise
+    finally:
+        if not (job.partial / STATE).is_file():
+            _remove(job.partial)
 
 
-def _learnt_before(job: _Job) -> dict[str, Any] | None:
-    """The state that an interrupted run left, if it was learning from the same."""
-    path = job.partial / STATE
-    if not path.is_file():
-        return None
-    shape = {"learnt_from": dict, "lines": {str: COUNT}}
-    state = read_json(path, shape, DataError, f"delete {job.partial}")
-    if state["learnt_from"] == job.learnt_from:
-        return dict(state)
-    (job.partial / STATE).unlink()
+def _trained_before(job: _Job) -> dict[str, int] | None:
+    """The number of lines by split, if an interrupted run trained a tokenizer of the same text."""
+    shape = {"inputs": dict, "lines": {str: COUNT}}
+    with suppress(DataError):
+        state = read_json(job.partial / STATE, shape, DataError)
+        if state["inputs"] == job.tokenizer_inputs:
+            job.report.say("reusing the tokenizer of the interrupted run")
+            return dict(state["lines"])
+    _remove(job.partial)
     return None
 
 
-def _scan(job: _Job) -> dict[str, int]:
-    """Lines by split, once all text has been read and found sound; leaves a sample of `train`."""
-    reservoirs = [
-        Reservoir(-(-job.config.sample // job.inputs.sides), f"{job.config.seed}/{side}")
-        for side in range(job.inputs.sides)
-    ]
-    splits = [
-        (split, corpus) for split, corpora in job.inputs.splits().items() for corpus in corpora
-    ]
-    weights = np.array([_weight(source) for source in job.sources], dtype=np.float64)
-    starts = np.concatenate(([0.0], np.cumsum(weights / weights.sum())))
+def _train(job: _Job) -> dict[str, int]:
+    """Trains the tokenizer in `job.partial`; returns the number of lines by split."""
+    job.partial.mkdir()
+    lines = _read_and_sample(job)
+    wanted = job.config.vocab_size
+    job.report.say(f"training a tokenizer with a vocabulary of {wanted:,} …")
+    tokenizer = train_tokenizer(
+        job.partial / SAMPLE,
+        job.config,
+        fit_vocab_size=job.fit_vocab_size,
+        in_worker=job.workers > 1,
+    )
+    if tokenizer.vocab_size < wanted:
+        job.report.say(
+            f"the text is too small for a vocabulary of {wanted:,}; using the largest possible "
+            f"one, {tokenizer.vocab_size:,}"
+        )
+    write_file(job.partial / TOKENIZER, tokenizer.model)
+    state = {"inputs": job.tokenizer_inputs, "lines": lines}
+    write_file(job.partial / STATE, json.dumps(state))  # last: it marks the tokenizer as complete
+    return lines
+
+
+def _read_and_sample(job: _Job) -> dict[str, int]:
+    """Reads and checks all text; writes a sample of `train` and returns the lines by split."""
+    size = -(-job.config.sample // job.inputs.sides)
+    samples = [_Reservoir(size, f"{job.config.seed}/{side}") for side in range(job.inputs.sides)]
     lines: Counter[str] = Counter()
-    with job.report.stage("reading and sampling") as stage:
-        for (split, corpus), start, end in zip(splits, starts[:-1], starts[1:], strict=True):
-            for chunk in corpus.chunks():
+    with job.report.stage("reading and sampling") as update:
+        for split, corpora in job.inputs.splits().items():
+            for chunk in chunked(chain.from_iterable(corpus.rows() for corpus in corpora)):
                 lines[split] += len(chunk)
                 if split == "train":
-                    for reservoir, side in zip(reservoirs, chunk.sides, strict=True):
-                        reservoir.add(side)
-                stage.update(start + (end - start) * chunk.done, lines.total())
+                    for sample, side in zip(samples, zip(*chunk, strict=True), strict=True):
+                        sample.add(side)
+                update(lines.total())
     with (job.partial / SAMPLE).open("w", encoding="utf-8", newline="\n") as file:
-        for reservoir in reservoirs:
-            file.writelines(f"{line}\n" for line in reservoir.lines())
+        for line in chain.from_iterable(sample.kept for sample in samples):
+            if text := normalise(line):
+                file.write(f"{text}\n")
     return dict(lines)
 
 
-def _weight(source: dict[str, Any]) -> int:
-    """How much there is to read of a source: bytes, or pairs where there is no file."""
-    return sum(file["bytes"] for file in source.get("files", ())) or int(source.get("pairs", 1))
+class _Reservoir:
+    """A uniform sample of lines by Li's Algorithm L, which draws how many lines to skip."""
+
+    def __init__(self, size: int, seed: str) -> None:
+        self.kept: list[str] = []
+        self._size, self._random = size, random.Random(seed)
+        self._seen, self._next, self._weight = 0, 0, 1.0
+
+    def add(self, lines: Sequence[str | None]) -> None:
+        start = self._seen
+        self._seen += len(lines)
+        while self._next < self._seen:
+            line = (lines[self._next - start] or "")[:MAX_SAMPLE_LINE]
+            self._next += 1
+            if len(self.kept) < self._size:
+                self.kept.append(line)
+                if len(self.kept) < self._size:
+                    continue
+            else:
+                self.kept[self._random.randrange(self._size)] = line
+            self._weight *= math.exp(math.log(1.0 - self._random.random()) / self._size)
+            skip = math.log(1.0 - self._random.random()) / math.log1p(-self._weight)
+            self._next += math.floor(skip)
 
 
-def _encode_splits(job: _Job, tokenizer: Tokenizer, lines: dict[str, int]) -> dict[str, Any]:
-    """What `dataset.json` says, once all splits are in their files.
-
-    The held-out ones come first, so that `train` can do without their lines.
-    """
-    encoder = Encoder(job.config, tokenizer)
-    known = _Known(Seen(), Seen())
+def _encode_splits(job: _Job, folder: Path, lines: dict[str, int]) -> None:
+    """Writes all files of the dataset."""
+    tokenizer, held_out = Tokenizer.load(job.partial / TOKENIZER), _HashSet()
     splits: dict[str, dict[str, Any]] = {}
-    for split in job.inputs.splits():
-        splits |= _encode_split(job, encoder, split, lines[split], known)
-    dropped: Counter[str] = Counter()
-    for counts in splits.values():
-        dropped.update(counts["dropped"])
-    return {
+    for split in job.inputs.splits():  # train comes last, and drops the lines of the others
+        splits |= _encode_split(job, folder, split, lines[split], held_out)
+    dropped = sum((Counter(split["dropped"]) for split in splits.values()), Counter[str]())
+    info = {
         "format": FORMAT,
         "writehead": __version__,
         "task": job.config.task,
@@ -277,99 +255,124 @@ def _encode_splits(job: _Job, tokenizer: Tokenizer, lines: dict[str, int]) -> di
         "config": job.config.to_json(),
         "sources": job.sources,
         "splits": {name: splits[name] for name in ("train", "dev", "test") if name in splits},
-        "dropped": _ordered(dropped),
+        "dropped": _in_order(dropped),
     }
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Lines met so far: those of held-out text, and those of `train`."""
-
-    held_out: Seen
-    train: Seen
+    write_file(folder / TOKENIZER, tokenizer.model)
+    write_file(folder / INFO, json.dumps(info, indent=2, ensure_ascii=False) + "\n")
 
 
 def _encode_split(
-    job: _Job, encoder: Encoder, split: str, lines: int, known: _Known
+    job: _Job, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
-    """The sizes of a split, now in its files; of `train`, also of the lines held out as `dev`."""
-    train, corpora = split == "train", job.inputs.splits()[split]
-    aside = np.empty(0, dtype=np.int64)
-    if train and not job.inputs.dev:
-        aside = _held_out_lines(job.config, lines)
-        if len(aside) < job.config.dev:
-            job.report.say(
-                f"{len(aside):,} lines are held out as dev, a twentieth of the text, which is less "
-                f"than {job.config.dev:,}"
-            )
-    names = [split, "dev"] if len(aside) else [split]
-    writers = {name: SplitWriter(job.fresh, name, SIDES[job.config.task]) for name in names}
-    dropped: Counter[str] = Counter()
-    normalised = read = 0
-    with ExitStack() as stack, job.report.stage(f"encoding {split}") as stage:
-        for writer in writers.values():
-            stack.enter_context(writer)
-        workers = 1 if lines < FEW else job.workers
-        for part in encode(_stream(corpora, lines), encoder, train, workers):
-            dropped += part.dropped
+    """Writes the files of a split; of `train`, also those of the lines held out as dev."""
+    is_train, config = split == "train", job.config
+    dev_lines = _choose_dev_lines(job, lines) if is_train and not job.inputs.dev else []
+    names = [split, "dev"] if dev_lines else [split]
+    rows = chain.from_iterable(corpus.rows() for corpus in job.inputs.splits()[split])
+    workers = job.workers if lines >= MIN_LINES_FOR_WORKERS else 1
+    seen, dropped, normalised, read = _HashSet(), Counter[str](), 0, 0
+    with ExitStack() as files, job.report.stage(f"encoding {split}", lines) as update:
+        writers = {name: _SplitWriter(folder, name, SIDES[config.task], files) for name in names}
+        for part in encode_all(rows, job.partial / TOKENIZER, config, is_train, workers):
+            leaked = held_out.contains(part.hashes) & is_train
+            keep = ~leaked
+            if is_train and not config.keep_duplicates:
+                keep[keep] = seen.add(part.hashes[keep])
+            if not is_train:
+                held_out.add(part.hashes)
+            dropped.update(part.dropped)
+            dropped[HELD_OUT] += int(leaked.sum())
+            dropped[DUPLICATE] += int((~keep & ~leaked).sum())
             normalised += part.normalised
-            read += part.read
-            keep = np.ones(len(part.lines), dtype=np.bool_)
-            if train:
-                keep = _fresh_lines(part, known, dropped, job.config)
-            else:
-                known.held_out.add(part.fingerprints)
-            is_aside = np.isin(part.lines, aside)
+            is_dev = np.isin(part.lines + read, dev_lines)
             for name, writer in writers.items():
-                writer.add(part, keep & (is_aside if name != split else ~is_aside))
-            stage.update(part.done, read)
-        sizes: dict[str, dict[str, Any]] = {name: w.finish() for name, w in writers.items()}
-    nothing = {"lines": 0, "dropped": {}, "normalised": 0}
-    mine: dict[str, Any] = {"lines": lines, "dropped": _ordered(dropped), "normalised": normalised}
-    if not sizes[split]["sequences"]:
-        why = ", ".join(f"{reason}: {count:,}" for reason, count in mine["dropped"].items())
-        raise DataError(f"none of the {lines:,} {split} lines can be used ({why})")
-    return {name: {**size, **(mine if name == split else nothing)} for name, size in sizes.items()}
+                writer.add(part, keep & (~is_dev if name == split else is_dev))
+            read += part.total
+            update(read)
+    counts = {"lines": lines, "dropped": _in_order(dropped), "normalised": normalised}
+    if read != lines:
+        raise DataError(f"the text changed while it was read, from {lines:,} lines to {read:,}")
+    if not writers[split].sequences:
+        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in _in_order(dropped).items())
+        raise DataError(f"none of the {lines:,} {split} lines can be used ({reasons})")
+    sizes = {name: {**writer.sizes(), **counts} for name, writer in writers.items()}
+    if dev_lines:
+        sizes["dev"] |= {"lines": 0, "dropped": {}, "normalised": 0}  # counted as train's
+    return sizes
 
 
-def _stream(corpora: tuple[Corpus, ...], lines: int) -> Iterator[Chunk]:
-    """The chunks of several corpora as if they were one of `lines` lines."""
-    first = 0
-    for corpus in corpora:
-        count = 0
-        for chunk in corpus.chunks():
-            count = chunk.first + len(chunk)
-            yield replace(chunk, first=first + chunk.first, done=(first + count) / lines)
-        first += count
-    if first != lines:
-        raise DataError(f"the text changed while it was read, from {lines:,} lines to {first:,}")
+def _choose_dev_lines(job: _Job, lines: int) -> list[int]:
+    """Chooses the training lines that become the dev split."""
+    count = min(job.config.dev, lines // 20)
+    if count < job.config.dev:
+        job.report.say(
+            f"{count:,} lines are held out as dev, a twentieth of the text, instead of "
+            f"{job.config.dev:,}"
+        )
+    return sorted(random.Random(f"{job.config.seed}/dev").sample(range(lines), count))
 
 
-def _held_out_lines(config: PrepareConfig, lines: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which training lines become the dev split, where no dev text is given."""
-    count = min(config.dev, lines // 20)
-    chosen = random.Random(f"{config.seed}/dev").sample(range(lines), count)
-    return np.array(sorted(chosen), dtype=np.int64)
-
-
-def _fresh_lines(
-    part: Encoded, known: _Known, dropped: Counter[str], config: PrepareConfig
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which lines were neither held out nor seen before; counts the others."""
-    leaked = known.held_out.contains(part.fingerprints)
-    keep = ~leaked
-    if not config.keep_duplicates:
-        new = np.zeros(len(keep), dtype=np.bool_)
-        new[keep] = known.train.add(part.fingerprints[keep])
-        dropped[DUPLICATE] += int((keep & ~new).sum())
-        keep = new
-    dropped[HELD_OUT] += int(leaked.sum())
-    return keep
-
-
-def _ordered(dropped: Counter[str]) -> dict[str, int]:
+def _in_order(dropped: Counter[str]) -> dict[str, int]:
     return {reason: dropped[reason] for reason in REASONS if dropped[reason]}
 
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+class _SplitWriter:
+    """Appends sequences to the `.tokens` and `.offsets` files of a split."""
+
+    def __init__(self, folder: Path, split: str, sides: Sequence[str], files: ExitStack) -> None:
+        def create(name: str) -> BinaryIO:
+            return files.enter_context((folder / name).open("wb"))
+
+        self.sequences = 0
+        self._counts = dict.fromkeys(sides, 0)
+        self._tokens = [create(f"{split}.{side}.tokens") for side in sides]
+        self._offsets = [create(f"{split}.{side}.offsets") for side in sides]
+        for offsets in self._offsets:
+            offsets.write(bytes(8))  # the first offset is 0
+
+    def add(self, part: Encoded, chosen: NDArray[np.bool_]) -> None:
+        self.sequences += int(chosen.sum())
+        for i, side in enumerate(self._counts):
+            lengths = part.lengths[i]
+            self._tokens[i].write(part.tokens[i][np.repeat(chosen, lengths)].tobytes())
+            ends = np.cumsum(lengths[chosen]) + self._counts[side]
+            self._offsets[i].write(ends.astype(np.uint64).tobytes())
+            self._counts[side] += int(lengths[chosen].sum())
+
+    def sizes(self) -> dict[str, Any]:
+        tokens = {f"{side}_tokens": count for side, count in self._counts.items()}
+        return {"sequences": self.sequences, **tokens}
+
+
+class _HashSet:
+    """A set of 64-bit hashes that takes eight bytes per hash.
+
+    It is a list of sorted arrays. A new array is merged with the last ones if they are not larger,
+    so there are few arrays, and each hash is moved a logarithmic number of times.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[NDArray[np.uint64]] = []
+
+    def contains(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        found = np.zeros(len(hashes), dtype=np.bool_)
+        for run in self._runs:
+            place = np.searchsorted(run, hashes)
+            found |= run[np.minimum(place, len(run) - 1)] == hashes
+        return found
+
+    def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Adds hashes; returns which were new, and of several equal ones only the first."""
+        new = np.zeros(len(hashes), dtype=np.bool_)
+        new[np.unique(hashes, return_index=True)[1]] = True
+        new &= ~self.contains(hashes)
+        run = np.sort(hashes[new])
+        while self._runs and len(self._runs[-1]) <= len(run):
+            run = np.sort(np.concatenate((self._runs.pop(), run)), kind="stable")
+        if len(run):
+            self._runs.append(run)
+        return new

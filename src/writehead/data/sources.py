@@ -1,74 +1,58 @@
-"""Where text comes from: files, compressed or not, read in chunks of lines.
+"""The text a dataset is made from: files, compressed or not, or the built-in corpus.
 
-A corpus has one side (a language model's text) or two (source and target). It is read twice, once
-to check, count and sample it, once to encode it, and never held in memory.
+A corpus has one side (text for a language model) or two (source and target). It is read twice, once
+to count and sample its lines and once to encode them, and is never held in memory.
 """
 
 import bz2
 import gzip
 import hashlib
 import lzma
-import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 from writehead.errors import DataError
 
-CHUNK_LINES = 2000
-CHUNK_CHARACTERS = 1 << 20
-BLOCK = 1 << 20
-MAX_LINE = 1 << 20  # bytes; what is longer is no line of text, and is not held in memory
+BLOCK_BYTES = 1 << 20
+MAX_LINE = 1 << 20  # bytes; longer lines are not text, and are not held in memory
 
 Paths = Sequence[Path]
-_READ = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\x00": ".xz", b"BZh": ".bz2"}
-_UNREAD = {b"(\xb5/\xfd": ".zst", b"PK\x03\x04": ".zip", b"7z\xbc\xaf": ".7z", b"\x1f\x9d": ".Z"}
-_UNREAD |= {b"\x04\x22\x4d\x18": ".lz4", b"PAR1": ".parquet"}
+Row = tuple[str | None, ...]  # one line per side; None is a line longer than MAX_LINE
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some lines of a corpus, a list a side; None stands for a line too long to be text.
-
-    first: the index of its first line in the corpus. done: how much of the corpus has been read
-    when this chunk has, from 0 to 1.
-    """
-
-    first: int
-    sides: tuple[list[str | None], ...]
-    done: float
-
-    def __len__(self) -> int:
-        return len(self.sides[0])
+_COMPRESSED: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"BZh": bz2.open,
+}
 
 
 class Corpus(Protocol):
-    """Lines that can be read again and again, the same each time."""
+    """Lines of text, the same each time they are read."""
 
     @property
     def sides(self) -> int:
         """1 for text, 2 for source and target."""
 
     def identity(self) -> dict[str, Any]:
-        """What tells this corpus from another, as JSON; raises where it cannot be read."""
+        """Describes the corpus as JSON; equal descriptions mean equal lines."""
 
-    def chunks(self) -> Iterator[Chunk]:
-        """All of its lines, in order."""
+    def rows(self) -> Iterator[Row]:
+        """Yields all lines, in order."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a dataset is made from; several corpora of a split follow one another."""
+    """The corpora of each split of a dataset, which are concatenated."""
 
     train: tuple[Corpus, ...]
     dev: tuple[Corpus, ...] = ()
     test: tuple[Corpus, ...] = ()
 
     def splits(self) -> dict[str, tuple[Corpus, ...]]:
-        """The corpora by split, the held-out ones first, those without any left out."""
+        """The corpora by split, without empty splits; the held-out splits come first."""
         named = {"test": self.test, "dev": self.dev, "train": self.train}
         return {name: corpora for name, corpora in named.items() if corpora}
 
@@ -77,68 +61,42 @@ class Inputs:
         """1 for a language model's text, 2 for translation."""
         counts = {corpus.sides for corpora in self.splits().values() for corpus in corpora}
         if len(counts) != 1 or not self.train:
-            raise DataError("give training text, and all of it either in pairs or alone")
+            raise DataError("pass training text, and either pairs or plain text in all splits")
         return counts.pop()
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """A text file, or two whose lines correspond; .gz, .xz and .bz2 are read as they are."""
+    """A text file, or two whose lines correspond; plain, .gz, .xz or .bz2."""
 
     paths: tuple[Path, ...]
 
     @property
     def sides(self) -> int:
-        """One a file."""
+        """One per file."""
         return len(self.paths)
 
     def identity(self) -> dict[str, Any]:
         """The files by name and content."""
         return {"files": [file_identity(path) for path in self.paths]}
 
-    def chunks(self) -> Iterator[Chunk]:
-        """All lines; raises where the files differ in length or one is empty."""
-        files = [_LineReader(path) for path in self.paths]
-        size = sum(file.size for file in files)
-        first, characters = 0, 0
-        sides: tuple[list[str | None], ...] = tuple([] for _ in files)
-        readers = [file.lines() for file in files]
-        for row in zip_longest(*readers, fillvalue=_ENDED):
-            if _ENDED in row:
-                self._raise_for_lengths(first + len(sides[0]), row, readers)
-            for side, line in zip(sides, row, strict=True):
-                assert not isinstance(line, _Ended)
-                side.append(line)
-                characters += len(line or "")
-            if len(sides[0]) == CHUNK_LINES or characters > CHUNK_CHARACTERS:
-                yield Chunk(first, sides, sum(file.read for file in files) / size)
-                first, characters = first + len(sides[0]), 0
-                sides = tuple([] for _ in files)
-        if sides[0]:
-            yield Chunk(first, sides, 1.0)
-
-    def _raise_for_lengths(
-        self, common: int, row: tuple[object, ...], readers: list[Iterator[str | None]]
-    ) -> None:
-        counts = [
-            common if line is _ENDED else common + 1 + sum(1 for _ in reader)
-            for line, reader in zip(row, readers, strict=True)
-        ]
-        for path, count in zip(self.paths, counts, strict=True):
-            if count == 0:
-                raise DataError(f"{path} is empty; give a file with a sentence a line")
-        longer = self.paths[counts.index(max(counts))]
-        told = " and ".join(
-            f"{path} has {count:,} lines" for path, count in zip(self.paths, counts, strict=True)
-        )
-        raise DataError(
-            f"{told}; {longer} is longer: line i of one must translate line i of the other"
-        )
+    def rows(self) -> Iterator[Row]:
+        """Yields all lines; raises DataError if the files differ in length or one is empty."""
+        try:
+            yield from zip(*map(read_lines, self.paths), strict=True)
+        except DataError:
+            raise
+        except ValueError as error:
+            (a, b), (m, n) = self.paths, (sum(1 for _ in read_lines(path)) for path in self.paths)
+            raise DataError(
+                f"{a} has {m:,} lines and {b} has {n:,} lines; {a if m > n else b} is longer, but "
+                f"line i of one must translate line i of the other"
+            ) from error
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """English and German from our own grammar; no file and no download."""
+    """English and German of the built-in grammar, which needs no file."""
 
     split: str
     pairs: int
@@ -147,34 +105,33 @@ class Embedded:
     sides: int = 2
 
     def identity(self) -> dict[str, Any]:
-        """The split and size: the grammar makes the same pairs each time."""
-        facts = {"embedded": self.split, "pairs": self.pairs, "seed": self.seed}
-        return facts if self.max_words is None else {**facts, "max_words": self.max_words}
+        """The arguments; the grammar makes the same pairs each time."""
+        words = {} if self.max_words is None else {"max_words": self.max_words}
+        return {"embedded": self.split, "pairs": self.pairs, "seed": self.seed, **words}
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The pairs as the grammar makes them."""
+    def rows(self) -> Iterator[Row]:
+        """Yields the pairs as the grammar makes them."""
         from writehead.data.corpus import pairs
 
-        rows = pairs(self.split, self.pairs, self.seed, self.max_words)
-        return chunked(((0.0, row) for row in rows), 2, total=self.pairs)
+        return pairs(self.split, self.pairs, self.seed, self.max_words)
 
 
 def parallel_files(source: Paths, target: Paths, dev_source: Paths, dev_target: Paths) -> Inputs:
     """Pairs of files: the first source with the first target, and so on."""
-    for name, ours, theirs in (("", source, target), ("dev-", dev_source, dev_target)):
+    for ours, theirs in ((source, target), (dev_source, dev_target)):
         if len(ours) != len(theirs):
             raise DataError(
-                f"{len(ours)} --{name}source for {len(theirs)} --{name}target; give them in pairs"
+                f"{len(ours)} source files cannot pair with {len(theirs)} target files; pass as "
+                f"many of each"
             )
-
-    def pairs(ours: Paths, theirs: Paths) -> tuple[Corpus, ...]:
-        return tuple(TextFiles(pair) for pair in zip(ours, theirs, strict=True))
-
-    return Inputs(train=pairs(source, target), dev=pairs(dev_source, dev_target))
+    return Inputs(
+        train=tuple(map(TextFiles, zip(source, target, strict=True))),
+        dev=tuple(map(TextFiles, zip(dev_source, dev_target, strict=True))),
+    )
 
 
 def text_files(text: Paths, dev_text: Paths) -> Inputs:
-    """Text for a language model, a sentence or paragraph a line."""
+    """Text for a language model, with one sentence or paragraph per line."""
     return Inputs(
         train=tuple(TextFiles((path,)) for path in text),
         dev=tuple(TextFiles((path,)) for path in dev_text),
@@ -184,7 +141,9 @@ def text_files(text: Paths, dev_text: Paths) -> Inputs:
 def embedded(
     pairs: int, seed: int = 0, *, max_words: int | None = None, held_out: int = 1000
 ) -> Inputs:
-    """The embedded corpus with its held-out sets; all sentences, or those of a few words."""
+    """The built-in corpus with its held-out sets; optionally, sentences of few words only."""
+    if pairs < 1:
+        raise DataError(f"pairs={pairs} must be at least 1")
     held_out = min(held_out, pairs)
     return Inputs(
         train=(Embedded("train", pairs, seed, max_words),),
@@ -193,133 +152,61 @@ def embedded(
     )
 
 
-def chunked(
-    rows: Iterator[tuple[float, tuple[str | None, ...]]], sides: int, total: int | None = None
-) -> Iterator[Chunk]:
-    """Chunks of rows that come with how much has been read, or of `total` rows in all."""
-    first, characters = 0, 0
-    held: tuple[list[str | None], ...] = tuple([] for _ in range(sides))
-    for done, row in rows:
-        for side, text in zip(held, row, strict=True):
-            keep = text if text is not None and len(text) <= MAX_LINE else None
-            side.append(keep)
-            characters += len(keep or "")
-        if len(held[0]) == CHUNK_LINES or characters > CHUNK_CHARACTERS:
-            yield Chunk(first, held, (first + len(held[0])) / total if total else done)
-            first, characters = first + len(held[0]), 0
-            held = tuple([] for _ in range(sides))
-    if held[0]:
-        yield Chunk(first, held, 1.0)
-
-
 def file_identity(path: Path) -> dict[str, Any]:
-    """A file's name, size and SHA-256; raises where it is not there or not a file."""
-    if not path.exists():
-        raise DataError(f"there is no file {path}; check the path")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give a file of text")
-    if not path.is_file():
-        raise DataError(f"{path} is not a plain file; it is read more than once, so save it first")
+    """The name, size and SHA-256 of a file."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file, which can be read twice; save it as one")
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; check it") from error
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+        raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-class _Ended:
-    """Stands for the line after a file's last."""
-
-
-_ENDED = _Ended()
-
-
-class _LineReader:
-    """A file's lines, decoded, and how many bytes of the file have been read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.read = 0
+def read_lines(path: Path) -> Iterator[str | None]:
+    """Yields the lines of a file, or None for a line of more than MAX_LINE bytes."""
+    number = 0
+    for number, line in enumerate(_split_lines(_read_blocks(path)), 1):
         try:
-            self.size = os.stat(path).st_size
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; check it") from error
-        if self.size == 0:
-            raise DataError(f"{path} is empty; give a file with a sentence a line")
-
-    def lines(self) -> Iterator[str | None]:
-        """One string a line, None for one of more than `MAX_LINE` bytes."""
-        number = 0
-        for line in self._raw_lines():
-            number += 1
-            if len(line) > MAX_LINE:
-                yield None
-                continue
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{self.path} is not UTF-8 in line {number:,} (byte {line[error.start]:#04x}); "
-                    f"convert it, as with iconv -t utf-8"
-                ) from error
-        if number == 0:
-            raise DataError(f"{self.path} is empty; give a file with a sentence a line")
-
-    def _raw_lines(self) -> Iterator[bytes]:
-        """The lines as bytes; of one that is too long, only as much as shows it."""
-        rest = b""
-        for block in self._blocks():
-            lines = (rest + block).split(b"\n")
-            rest = lines.pop()
-            yield from lines
-            if len(rest) > MAX_LINE:
-                rest = rest[: MAX_LINE + 1]
-        if rest:
-            yield rest
-
-    def _blocks(self) -> Iterator[bytes]:
-        try:
-            with self.path.open("rb") as raw:
-                stream = _decompressed(self.path, raw)
-                while block := stream.read(BLOCK):
-                    self.read = raw.tell()
-                    yield block
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            yield line.decode() if len(line) <= MAX_LINE else None
+        except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path} is damaged or cut short ({error}); copy or make it again"
+                f"{path} is not UTF-8 in line {number:,} (byte {line[error.start]:#04x}); convert "
+                f"it: text must be UTF-8, plain or as .gz, .xz or .bz2"
             ) from error
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise DataError(f"{self.path} cannot be read: {why}; copy or make it again") from error
+    if number == 0:
+        raise DataError(f"{path} is empty; use a file with one sentence per line")
 
 
-def _open_gz(raw: IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields lines; of one longer than MAX_LINE, at least one byte more than MAX_LINE."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+        rest = rest[: MAX_LINE + 1]
+    if rest:
+        yield rest
 
 
-_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".gz": _open_gz,
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-}
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the decompressed content of a file."""
+    try:
+        with path.open("rb") as raw:
+            stream = _decompressed(path, raw)
+            while block := stream.read(BLOCK_BYTES):
+                yield block
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}; copy or make it again") from error
 
 
-def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    """The file's content, by what it is rather than by how it is called."""
+def _decompressed(path: Path, raw: BinaryIO) -> Any:
+    """Opens a file by its first bytes, whatever its name."""
     head = raw.read(8)
     raw.seek(0)
-    for magic, suffix in _READ.items():
+    for magic, open_stream in _COMPRESSED.items():
         if head.startswith(magic):
-            return _OPENERS[suffix](raw)
-    known = list(_READ.values())
-    for magic, suffix in _UNREAD.items():
-        if head.startswith(magic):
-            hint = "give its folder with --hub" if suffix == ".parquet" else "unpack it first"
-            raise DataError(
-                f"{path} is a {suffix} file, and text is read plain or as {', '.join(known)}; "
-                f"{hint}"
-            )
-    if path.suffix in known or path.suffix in _UNREAD.values():
-        raise DataError(f"{path} is not {path.suffix} inside; copy or make it again")
+            return open_stream(raw)
     return raw

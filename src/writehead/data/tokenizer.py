@@ -1,40 +1,82 @@
 """Text to token ids and back: sentencepiece BPE with byte fallback, so that no text is unknown.
 
-Ids 0, 1 and 2 are padding, end and unknown. A decoder starts from padding, as in the paper's
-library, so there is no start token of its own. Text is normalised here and nowhere else, so a
-model is asked in the form it was trained on, and ids give back the normalised text exactly.
+All text is normalised here and nowhere else. Decoding the ids of a text gives the normalised text.
 """
 
 import hashlib
 import io
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import sentencepiece
 
-from writehead.data.cleaning import normalise
 from writehead.errors import DataError
 from writehead.util.files import write_file
 
 PAD, EOS, UNKNOWN = 0, 1, 2
-BYTES = 256  # byte fallback has a token for each
-MAX_PIECE = 16  # characters of the longest token
+BOS = PAD  # decoding starts from padding, as in the paper's library
+MIN_VOCAB_SIZE = 256 + 3 + 1  # the bytes, the special tokens, and one more
+MAX_PIECE = 16  # maximum characters per token
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
+MAX_MARKS = 30
+
+# Control characters that are not white space, and invisible characters without meaning: soft
+# hyphens, zero-width spaces, byte order marks, directional and interlinear marks. Joiners are kept
+# because emoji and several scripts need them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
+    "\u2066-\u206f\ufeff\ufff9-\ufffb]"
+)
+# Runs of more than 30 characters from ranges that include all combining marks. Normalising takes
+# quadratic time in the number of consecutive marks, so Unicode's Stream-Safe Text Format allows at
+# most 30 in a row; no language needs more.
+_MARKS = re.compile(
+    "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
+
+
+def normalise(text: str) -> str:
+    """Normalises text for the tokenizer: NFC, one space between words, none at the ends.
+
+    Removes control characters, other invisible characters, and combining marks after 30 in a row.
+    Replaces U+2581, which sentencepiece uses for a space, with an underscore. Normalising a second
+    time changes nothing.
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    if not text.isascii():
+        text = _SURROGATE.sub("\ufffd", text).replace("\u2581", "_")
+    text = _INVISIBLE.sub("", text)
+    text = unicodedata.normalize("NFC", _MARKS.sub(_limit_marks, text))
+    return " ".join(_MARKS.sub(_limit_marks, text).split())  # some marks decompose into two
+
+
+def _limit_marks(run: re.Match[str]) -> str:
+    """Removes the combining marks that follow 30 others."""
+    kept, marks = [], 0
+    for character in run[0]:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks <= MAX_MARKS:
+            kept.append(character)
+    return "".join(kept)
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raises where no text, however it is, could fill so few ids."""
-    if vocab_size < BYTES + 3 + 1:
+    """Raises DataError if no text can have so small a vocabulary."""
+    if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(
-            f"vocab_size={vocab_size} has no room for 256 bytes and the special tokens; ask for "
-            f"{BYTES + 4} or more"
+            f"vocab_size={vocab_size} has no room for 256 bytes and the special tokens; use "
+            f"{MIN_VOCAB_SIZE} or more"
         )
 
 
 class Tokenizer:
-    """One vocabulary for all sides; a sentencepiece model and nothing else."""
+    """A sentencepiece model; source and target share its vocabulary."""
 
     def __init__(self, model: bytes, origin: str = "the tokenizer") -> None:
         self.model, self._origin = model, origin
@@ -47,18 +89,23 @@ class Tokenizer:
             ) from error
         if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
             raise DataError(
-                f"{origin} has padding {self._pieces.pad_id()} and end {self._pieces.eos_id()}, "
-                f"not {PAD} and {EOS}; train one with `writehead prepare`"
+                f"{origin} has pad={self._pieces.pad_id()} and eos={self._pieces.eos_id()}, not "
+                f"{PAD} and {EOS}; train one with `writehead prepare`"
             )
 
     @classmethod
     def train(
-        cls, sentences: Iterable[str], vocab_size: int, *, seed: int = 0, at_most: bool = False
+        cls,
+        sentences: Iterable[str],
+        vocab_size: int,
+        *,
+        seed: int = 0,
+        fit_vocab_size: bool = False,
     ) -> "Tokenizer":
-        """Trains a tokenizer of `vocab_size` ids on `sentences`; the result is deterministic.
+        """Trains a tokenizer with `vocab_size` ids; the result is deterministic.
 
-        Raises DataError if the text is too small for so many ids; with `at_most`, the tokenizer
-        has fewer ids instead.
+        If the text is too small for so many ids, raises DataError or, with `fit_vocab_size`, uses
+        as many as possible.
         """
         check_vocab_size(vocab_size)
         model = io.BytesIO()
@@ -69,7 +116,7 @@ class Tokenizer:
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
-                hard_vocab_limit=not at_most,
+                hard_vocab_limit=not fit_vocab_size,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 normalization_rule_name="identity",
@@ -83,26 +130,23 @@ class Tokenizer:
                 max_sentence_length=1 << 16,
             )
         except RuntimeError as error:
-            raise DataError(_why_not(vocab_size, str(error))) from error
+            raise DataError(_explain(vocab_size, str(error))) from error
         return cls(model.getvalue())
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """The tokenizer in a file that `save` wrote."""
+        """Loads a tokenizer from a file."""
         try:
             with Path(path).open("rb") as file:
                 model = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
         if len(model) > MAX_BYTES:
-            raise DataError(
-                f"{path} has more than {MAX_BYTES:,} bytes, so it is not a tokenizer; check the "
-                f"path"
-            )
+            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes; a tokenizer has fewer")
         return cls(model, str(path))
 
     def save(self, path: Path) -> None:
-        """Writes the model to a file."""
+        """Writes the tokenizer to a file."""
         try:
             write_file(path, self.model)
         except OSError as error:
@@ -110,30 +154,30 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are."""
+        """The number of token ids."""
         return int(self._pieces.vocab_size())
 
     @property
     def fingerprint(self) -> str:
-        """What tells two tokenizers apart."""
+        """A hash of the model."""
         return hashlib.sha256(self.model).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the end token."""
+        """Returns the ids of a text, without EOS."""
         clean = normalise(text)
         with self._explained():
             ids: list[int] = self._pieces.encode(clean)
         return ids
 
     def encode_all(self, texts: Iterable[str], *, threads: int = -1) -> list[list[int]]:
-        """The ids of many texts; by default with a thread for each core."""
+        """Returns the ids of many texts, without EOS; by default, uses one thread per core."""
         clean = [normalise(text) for text in texts]
         with self._explained():
             ids: list[list[int]] = self._pieces.encode(clean, num_threads=threads)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; padding and end say nothing."""
+        """Returns the text of some ids, ignoring PAD and EOS."""
         known = [int(i) for i in ids if i not in (PAD, EOS)]
         with self._explained():
             text: str = self._pieces.decode(known)
@@ -151,23 +195,12 @@ class Tokenizer:
             ) from error
 
 
-def _why_not(vocab_size: int, error: str) -> str:
-    """Why sentencepiece learnt nothing, in a sentence."""
+def _explain(vocab_size: int, error: str) -> str:
+    """Rewrites an error of sentencepiece's training."""
     if "sentences_.empty()" in error:
-        return "every line is empty, so no vocabulary can be learnt; use a text with words"
-    most = re.search(r"value <= (\d+)", error)
-    if most:
-        return (
-            f"this text gives a vocabulary of {most[1]} at most, not {vocab_size}; ask for a "
-            f"smaller one or give more text"
-        )
-    least = re.search(r"smaller than required_chars\. \d+ vs (\d+)", error)
-    if least:
-        return (
-            f"vocab_size={vocab_size} is smaller than the {least[1]} that this text's bytes and "
-            f"characters need alone; ask for a larger one"
-        )
-    return (
-        f"no vocabulary of {vocab_size} can be learnt from this text ({error}); give more text or "
-        f"a smaller vocabulary"
-    )
+        return "every line is empty, so no vocabulary can be learned; use text with words"
+    if largest := re.search(r"value <= (\d+)", error):
+        return f"vocab_size={vocab_size} is too large for this text; use {largest[1]} or less"
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
+        return f"vocab_size={vocab_size} is too small for this text; use more than {smallest[1]}"
+    return f"no vocabulary of {vocab_size} can be learned ({error}); use more text or a smaller one"

@@ -16,7 +16,6 @@ from writehead.bench.record import environment, write_result
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
-from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
 from writehead.decoding.devices import wait_for
@@ -27,6 +26,7 @@ from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
 from writehead.training.loop import train
+from writehead.util.progress import Reporter
 
 KINDS = ("multi-head", "multi-query")
 Key = tuple[str, str]  # a model of KINDS and a search of SEARCHES

@@ -10,7 +10,7 @@ from typing import Any
 
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
 from writehead.data.hub import hub_inputs
-from writehead.data.sources import Chunk, Corpus, Embedded, Inputs, TextFiles, embedded
+from writehead.data.sources import Corpus, Embedded, Inputs, Row, TextFiles, embedded
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.paper.presets import FAMILIES, TRAINING, rows
 from writehead.training.evaluate import named_test_set
@@ -47,9 +47,9 @@ class OneSide:
         """Identifies the parallel corpus and the side."""
         return {**self.pairs.identity(), "side": 0}
 
-    def chunks(self) -> Iterator[Chunk]:
+    def rows(self) -> Iterator[Row]:
         """Yields the lines of that side."""
-        return (replace(chunk, sides=chunk.sides[:1]) for chunk in self.pairs.chunks())
+        return (row[:1] for row in self.pairs.rows())
 
 
 def translation_files(folder: Path | None) -> Text:
@@ -122,9 +122,9 @@ def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
     if isinstance(source, str):
         return named_test_set(source)
     sides: list[list[str]] = [[] for _ in range(source.sides)]
-    for chunk in source.chunks():
-        for side, lines in zip(sides, chunk.sides, strict=True):
-            side += [line or "" for line in lines]  # a line that is too long is None
+    for row in source.rows():
+        for side, line in zip(sides, row, strict=True):
+            side.append(line or "")  # a line that is too long is None
     return sides[0], sides[-1]
 
 

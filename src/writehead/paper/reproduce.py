@@ -25,7 +25,6 @@ from writehead.bench.record import check_writable, environment, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
-from writehead.data.progress import Reporter
 from writehead.decoding import Engine
 from writehead.decoding.devices import find_device
 from writehead.errors import RunError
@@ -44,6 +43,7 @@ from writehead.training.journal import read_log
 from writehead.training.loop import train
 from writehead.training.plan import PLAN, read_plan
 from writehead.util.locks import locked
+from writehead.util.progress import Reporter
 
 SIGNAL_INTERVAL = 0.01  # seconds between attempts to stop training after the deadline
 POLL_INTERVAL = 1.0  # seconds between checks whether another process has prepared the dataset

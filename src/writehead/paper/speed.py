@@ -11,7 +11,6 @@ from writehead.bench.record import environment
 from writehead.bench.train import bench_preset
 from writehead.config import TrainConfig
 from writehead.cost import Setting
-from writehead.data.progress import Reporter
 from writehead.decoding.devices import find_device, find_dtype
 from writehead.paper.presets import rows
 from writehead.paper.reproduce import (
@@ -25,6 +24,7 @@ from writehead.paper.reproduce import (
 )
 from writehead.paper.results import FORMAT, Result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_SETTING
+from writehead.util.progress import Reporter
 
 WARMUP = 8  # training steps before the timed ones, for compilation and graph capture
 ROWS = tuple(row.row for row in TABLE_2)

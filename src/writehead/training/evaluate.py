@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from writehead.config import DecodeConfig, ModelConfig
-from writehead.data.batches import padded_batches
+from writehead.data.batches import Units, padded_batches
 from writehead.data.dataset import Dataset, Side, Split
-from writehead.data.rows import Units
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
 from writehead.decoding.textio import read_lines
@@ -64,7 +63,7 @@ def likelihood(
         nll += batch_loss(model, batch.to(device), label_smoothing=0.0, z_loss=0.0).nll.item()
         tokens += batch.tokens
     model.train(was_training)
-    return Likelihood(nll, tokens, Units(split, config.task, source, target).skipped)
+    return Likelihood(nll, tokens, Units(split, source, target).skipped)
 
 
 def text_likelihood(
@@ -183,10 +182,10 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     """The decoded sources, or None for a language dataset, and targets of a dataset's split."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
-    targets = [decode(split.target(i)) for i in range(len(split))]
+    targets = [decode(split.target[i]) for i in range(len(split))]
     if data.task == "language":
         return None, targets
-    return [decode(split.source(i)) for i in range(len(split))], targets
+    return [decode(split.source[i]) for i in range(len(split))], targets
 
 
 def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

@@ -80,7 +80,6 @@ class Trainer:
         self.config, self.world = config, world
         self.batches = PackedBatches(
             data.split("train"),
-            data.task,
             rows=config.rows,
             source_length=config.source_length,
             target_length=config.target_length,

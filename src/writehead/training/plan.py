@@ -8,8 +8,7 @@ from typing import Any
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
-from writehead.data.rows import BOS
-from writehead.data.tokenizer import EOS, PAD
+from writehead.data.tokenizer import BOS, EOS, PAD
 from writehead.errors import ConfigError, RunError, shown
 from writehead.model.runs import CONFIG
 from writehead.training.checkpoint import list_checkpoints

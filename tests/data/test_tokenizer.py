@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpora import sentences
-from writehead.data.cleaning import normalise
-from writehead.data.tokenizer import EOS, PAD, Tokenizer
+from writehead.data.tokenizer import EOS, PAD, Tokenizer, normalise
 from writehead.errors import DataError
 
 ODD = "漢字かな|𝔘𝔫𝔦𝔠𝔬𝔡𝔢|👩🏽‍🚀 🇩🇪|עברית العربية|ﬁ ½ ℃ …|<pad> </s> <unk> <0x41>|\U0010ffff"
@@ -53,6 +52,6 @@ def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(to
         ids = tokenizer.encode(text)
         assert (min(ids) > 2, tokenizer.decode([PAD, *ids, EOS, PAD])) == (True, text)
     assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
-    for vocab_size, words in ((100, "260 or more"), (270, "larger"), (50_000, "smaller")):
+    for vocab_size, words in ((100, "260 or more"), (270, "too small"), (50_000, "too large")):
         with pytest.raises(DataError, match=words):
             Tokenizer.train(sentences(20, seed=1), vocab_size)
