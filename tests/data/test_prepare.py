@@ -227,7 +227,7 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
     data = Dataset.open(tmp_path / "ds")
     largest, line = data.vocab_size, "The cat sat and Hällo."
     assert 260 <= largest < data.config.vocab_size
-    assert f"vocabulary has {largest:,}" in out
+    assert f"vocabulary: {largest:,}" in out
     assert data.tokenizer.decode(data.tokenizer.encode(line)) == line
     for folder, vocab_size, expected, words in (
         ("ds", None, 0, "already prepared"),

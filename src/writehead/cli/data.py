@@ -105,12 +105,10 @@ def _find_inputs(given: dict[str, Any]) -> "Inputs":
     for name, kind in NEEDS.items():
         if given[name] and kind != chosen[0]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} goes with {kind}, not with {chosen[0]}; leave it out")
+            raise ConfigError(f"{option} requires {kind}, but {chosen[0]} is given; leave it out")
     if given["hub"]:
         return hub_inputs(given["hub"], given["pair"])
     if given["embedded"]:
-        if given["pairs"] < 1:
-            raise ConfigError(f"--pairs {given['pairs']} must be at least 1")
         return sources.embedded(given["pairs"], max_words=given["max_words"])
     if given["text"]:
         return sources.text_files(given["text"], given["dev_text"] or ())
@@ -129,4 +127,6 @@ def _print_summary(dataset: "Dataset", page: Page) -> None:
     dropped = Table("dropped", "lines", "share", box=None, pad_edge=False)
     for reason, count in dataset.info["dropped"].items():
         dropped.add_row(reason, f"{count:,}", f"{count / lines:.2%}")
-    page.print("", dropped, "", f"vocabulary {dataset.vocab_size:,}", sep="\n", highlight=False)
+    page.print(
+        "", dropped, "", f"vocabulary: {dataset.vocab_size:,} tokens", sep="\n", highlight=False
+    )
