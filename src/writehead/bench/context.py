@@ -1,8 +1,6 @@
-"""`bench decode` of a language model: a step behind a long context, and its attention alone.
+"""`bench context`: a language model's decoding step after a long context, and its attention alone.
 
-The caches hold random numbers up to the context, as if so many tokens had been read; the steps
-that are timed are the last before it. Multi-query's gain is in the attention, and from there on
-in the whole step.
+The caches hold random numbers up to the context; the steps that are timed are the last before it.
 """
 
 import dataclasses
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor
 
 from writehead import cost
-from writehead.bench.decode import BACKENDS, GRAPH, Place, build
-from writehead.bench.peers import Model, captured_greedy, stepped_greedy, tried
+from writehead.bench.decode import PYTORCH, Place
+from writehead.bench.peers import Model, attempt, captured_greedy, stepped_greedy
 from writehead.bench.timing import Call, bytes_past_cache, count_sets, time_calls, time_work
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
@@ -25,10 +23,11 @@ from writehead.kernels import attend
 from writehead.model import DecoderState, KVCache, LanguageModel
 
 OURS = "ours"
-CALLS = 24  # of attention in one graph, at least
-IN_CACHE = "no GB/s and no share of the floor, since what is read in turn may stay in the cache"
+MIN_CALLS = 24  # of attention in one graph
+MAX_STEPS = 32
+IN_CACHE = "no bandwidth, because all caches together fit into the cache of the device"
 
-Timed = Callable[[Model, "Context", Place, float], dict[str, Any]]
+Make = Callable[[Model, "Context"], tuple[Call, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,42 +36,43 @@ class Context:
 
     batch: int
     length: int
-    steps: int = 32
+    steps: int = 0
 
     def __post_init__(self) -> None:
+        if not self.steps:
+            object.__setattr__(self, "steps", min(MAX_STEPS, self.length // 2))
         if self.batch < 1 or not 1 <= self.steps < self.length:
             raise ConfigError(
                 f"{self.steps} steps of {self.batch} rows in a context of {self.length}: ask for "
-                f"at least 1 step and 1 row, and for more context than steps"
+                f"at least 1 row and a context of at least 2"
             )
 
     @property
     def begin(self) -> int:
-        """Positions that are there before the first timed step."""
+        """The number of positions before the first timed step."""
         return self.length - self.steps
 
 
 def language_row(name: str, config: ModelConfig, context: Context, place: Place) -> dict[str, Any]:
     """One language model at one context: ours, plain PyTorch and the floor, as JSON values."""
-    if config.task != "language":
-        raise ConfigError(f"{name} is a {config.task} model; a context is a language model's")
+    check_language(name, config)
     step, attention = _floors(config, context, place)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
 
-    def measure(label: str, timed: Timed, backend: str = "auto") -> None:
-        place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: {label}")
+    def measure(label: str, make: Make) -> None:
+        place.report(f"{name}, batch {context.batch:,}, context {context.length:,}: {label}")
 
         def work() -> dict[str, Any]:
-            return timed(build(config, place, backend), context, place, step)
+            run, how = make(place.build(config), context)
+            return _timed(run, how, context, place, step)
 
-        found[label] = work() if label == OURS else tried(work)
+        measured[label] = work() if label == OURS else attempt(work)
         place.free()
 
     measure(OURS, _ours if place.is_gpu else _stepped)
     if place.peers and place.is_gpu:
-        for backend in BACKENDS:
-            measure(f"{GRAPH}, {backend}", _captured, backend)
-    place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: attention")
+        measure(PYTORCH, _captured)
+    place.report(f"{name}, batch {context.batch:,}, context {context.length:,}: attention")
     alone = _attention(config, context, place, attention)
     place.free()
     setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
@@ -85,9 +85,15 @@ def language_row(name: str, config: ModelConfig, context: Context, place: Place)
         "steps": context.steps,
         "kv_bytes": cost.kv_bytes(config, setting)["total"],
         "floor": {"step_ms": step * 1e3, "attention_us": attention * 1e6},
-        "measured": found,
+        "measured": measured,
         "attention": alone,
     }
+
+
+def check_language(name: str, config: ModelConfig) -> None:
+    """Raises ConfigError unless the model is a language model."""
+    if config.task != "language":
+        raise ConfigError(f"{name} is a translation model; choose a language model")
 
 
 def _floors(config: ModelConfig, context: Context, place: Place) -> tuple[float, float]:
@@ -105,14 +111,14 @@ def _layer_bytes(config: ModelConfig, context: Context, dtype: torch.dtype) -> i
     return context.batch * context.length * config.decoder_attention.kv_size * dtype.itemsize
 
 
-def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+def _ours(model: Model, context: Context) -> tuple[Call, str]:
     from writehead.decoding.buffers import Shape
     from writehead.decoding.captured import Captured
-    from writehead.decoding.graphs import GraphDecoder  # brings Triton
+    from writehead.decoding.graphs import GraphDecoder  # imports Triton
     from writehead.model.fused import why_not
 
-    if sentence := why_not(model):
-        raise BackendError(sentence)
+    if reason := why_not(model):
+        raise BackendError(reason)
     shape = Shape(sentences=context.batch, beam=1, source=0, capacity=context.length)
     eos = model.config.eos
     decoder = GraphDecoder(model)
@@ -127,21 +133,20 @@ def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[st
         captured.begin(first, lengths, constraints)
         decoder.run(captured, context.batch, constraints, search)
 
-    how = "GraphDecoder: one captured graph a step, tokens and scores read back"
-    return _timed(run, context, place, floor, how)
+    return run, "GraphDecoder: one captured graph per step, tokens and scores read back"
 
 
-def _captured(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+def _captured(model: Model, context: Context) -> tuple[Call, str]:
     run = captured_greedy(model.step, _state(model, context), context.begin, context.steps)
-    return _timed(run, context, place, floor, "model.step and argmax in one graph")
+    return run, "model.step and argmax in one graph"
 
 
-def _stepped(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
+def _stepped(model: Model, context: Context) -> tuple[Call, str]:
     run = stepped_greedy(model, _state(model, context), context.begin, context.steps)
-    return _timed(run, context, place, floor, "model.step and argmax, no graph")
+    return run, "model.step and argmax, no graph"
 
 
-def _timed(run: Call, context: Context, place: Place, floor: float, how: str) -> dict[str, Any]:
+def _timed(run: Call, how: str, context: Context, place: Place, floor: float) -> dict[str, Any]:
     times = time_work(run, place.device, repeats=place.repeats).over(context.steps)
     return {
         "how": how,
@@ -167,10 +172,9 @@ def _fill(cache: KVCache) -> None:
 
 
 def _attention(config: ModelConfig, context: Context, place: Place, floor: float) -> dict[str, Any]:
-    """One layer's attention over the whole context; caches past the device's are read in turn.
+    """One layer's attention over the whole context, reading several caches in turn.
 
-    Where even the most of them fit the device's cache, a rate would not be the memory's: there is
-    none.
+    A bandwidth is given only if the caches together exceed the cache of the device.
     """
     layer, size = config.decoder_attention, _layer_bytes(config, context, place.dtype)
     count = max(config.decoder_layers, count_sets(size, place.device))
@@ -185,17 +189,17 @@ def _attention(config: ModelConfig, context: Context, place: Place, floor: float
     _fill(cache)
     Q = torch.randn(context.batch, layer.h * layer.k, device=place.device, dtype=place.dtype)
     calls = [_attention_call(Q, cache, i, place) for i in range(count)]
-    rounds = math.ceil(CALLS / count) if place.is_gpu else 1
+    rounds = math.ceil(MIN_CALLS / count) if place.is_gpu else 1
     times = time_calls(calls * rounds, place.device, repeats=place.repeats)
-    found = {
+    measured = {
         "us": times.to_json(1e-6),
         "kv_bytes": size,
         "sets": count,
         "bytes_in_turn": size * count,
     }
     if size * count < bytes_past_cache(place.device):
-        return found | {"left_out": IN_CACHE}
-    return found | {
+        return measured | {"left_out": IN_CACHE}
+    return measured | {
         "bytes_per_second": size / times.median,
         "share_of_floor": floor / times.median,
     }
@@ -207,18 +211,7 @@ def _attention_call(Q: Tensor, cache: KVCache, layer: int, place: Place) -> Call
     if not place.is_gpu:
         queries = Q.view(len(Q), attention.h, 1, attention.k)
         return lambda: attend(queries, K, V, scale=scale)
-    from writehead.kernels.decode import attend_memory  # brings Triton
+    from writehead.kernels.decode import attend_memory  # imports Triton
 
     lengths, growing = (torch.full((len(Q),), n, device=Q.device) for n in (cache.size, 1))
     return lambda: attend_memory(Q, K, V, lengths, growing, heads=attention.h, scale=scale)
-
-
-def context_sweep(
-    models: dict[str, ModelConfig], batch: int, lengths: list[int], place: Place
-) -> list[dict[str, Any]]:
-    """Each model at each context: what a plot needs."""
-    return [
-        language_row(name, config, Context(batch, length, min(32, length // 2)), place)
-        for name, config in models.items()
-        for length in lengths
-    ]

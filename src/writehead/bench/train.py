@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from writehead import cost
-from writehead.bench.record import environment
 from writehead.config import ModelConfig, PrepareConfig, Task, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
@@ -25,6 +24,7 @@ from writehead.training.distributed import World
 from writehead.training.replay import WARM
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
+from writehead.util.environment import environment
 
 GRAMMAR_PAIRS = 20_000
 VOCABULARY = 2_000  # of them, at most
@@ -53,14 +53,14 @@ def bench_preset(
     device: torch.device,
     steps: int,
     warmup: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """`bench_train` on a dataset's text, or on the built-in grammar's, with the preset's sizes.
 
     The model keeps its own vocabulary, of which the text uses a part: the time is the same.
     """
     _check(steps, warmup, device)
-    tell("text")
+    report("text")
     with ExitStack() as stack:
         if dataset is None:
             folder = stack.enter_context(TemporaryDirectory())
@@ -85,7 +85,7 @@ def bench_preset(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where a step is captured
         return bench_train(
-            name, model, config, batches, device, steps=steps, warmup=warmup, tell=tell
+            name, model, config, batches, device, steps=steps, warmup=warmup, report=report
         )
 
 
@@ -120,7 +120,7 @@ def bench_train(
     *,
     steps: int,
     warmup: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Times `steps` training steps on packed batches, after `warmup`, in blocks of a few.
 
@@ -132,17 +132,17 @@ def bench_train(
     _check(steps, warmup, device)
     stepper = Stepper(model, config, World(0, 1, device))
     dtype = torch.bfloat16 if stepper.half else torch.float32
-    tell("matrix rate")
+    report("matrix rate")
     rates = [matrix_rate(device, dtype)]
     for i in range(warmup):
-        tell(f"{name}: step {i + 1} of {warmup} to warm up")
+        report(f"{name}: step {i + 1} of {warmup} to warm up")
         stepper.update(next(batches), i)
     wait_for(device)
     times, operations, labels = [], [], []
     size = BLOCK if device.type == "cuda" else 1
     for first in range(0, steps, size):
         block = range(first, min(first + size, steps))
-        tell(f"{name}: up to step {block[-1] + 1} of {steps}")
+        report(f"{name}: up to step {block[-1] + 1} of {steps}")
         began = time.perf_counter()
         for i in block:
             batch = next(batches)

@@ -1,6 +1,5 @@
-"""`writehead train`, `writehead average`, `writehead evaluate` and `writehead bench`."""
+"""`writehead train`, `writehead average` and `writehead evaluate`."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 from rich.table import Table
 
 from writehead.cli.app import Page, Threads, app
-from writehead.cli.bench_output import check, keeping, telling
+from writehead.cli.bench import keeping
 from writehead.cli.decode import Force
 from writehead.cli.new_run import ForceRun, NewRun, check_free
 from writehead.cli.settings import read_settings
@@ -18,13 +17,6 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.errors import ConfigError
 from writehead.paper.presets import preset, train_preset
 from writehead.schema import with_settings
-
-BENCH = """Measure: ours beside the floor.
-
-Example: writehead bench train --preset wmt14/multi-query
-"""
-bench_app = typer.Typer(no_args_is_help=True, help=BENCH)
-app.add_typer(bench_app, name="bench")
 
 WIDE = 1_000  # columns where there is no terminal: whoever reads the lines wants them whole
 
@@ -136,11 +128,12 @@ def evaluate_command(
 
     Example: writehead evaluate runs/grammar/tiny/multi-query --dataset data/grammar --split test
     """
-    from writehead.bench.record import check_output, environment, finite, run_facts
+    from writehead.bench.record import check_output, finite, run_facts
     from writehead.decoding import Engine, textio
     from writehead.model.bundled import bundled_run, name_of
     from writehead.model.runs import FILES
     from writehead.training.evaluate import evaluate_text, evaluate_translation
+    from writehead.util.environment import environment
 
     chosen = [name for name in (source, test_set, text, dataset) if name is not None]
     if len(chosen) != 1 or (source is None) != (reference is None):
@@ -173,60 +166,6 @@ def evaluate_command(
         if not page.is_terminal:
             page.width = WIDE
         page.print(_score_table(result))
-
-
-@bench_app.command(name="train")
-def bench_train_command(
-    preset_name: Annotated[str, typer.Option("--preset", help="See `writehead presets`.")],
-    dataset: Annotated[
-        Path | None, typer.Option(help="Text to pack; the built-in grammar's by default.")
-    ] = None,
-    settings: Settings = None,
-    steps: Annotated[int | None, typer.Option(help="Steps to time: 20, or 5 on a CPU.")] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Steps before them: 8, on a GPU 5 or more; or 2 on a CPU.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
-    force: Force = False,
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Time training steps on packed batches: µs a token, and the share of the chip's matrix rate.
-
-    A step reads train.rows rows: 128, or 8 on a CPU.
-
-    Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
-    """
-    model, config = _configs(preset_name, settings, TrainConfig())
-    from writehead.bench.train import ON_CPU, ON_GPU, bench_preset
-    from writehead.decoding.devices import find_device
-
-    place = find_device(device)
-    sizes = ON_GPU if place.type == "cuda" else ON_CPU
-    if not any(setting.startswith("train.rows=") for setting in settings or ()):
-        parts = config.accumulate
-        config = dataclasses.replace(config, rows=-(-sizes.rows // parts) * parts)
-    file = check(output, force, "train")
-    result: dict[str, Any] = {}
-    with telling() as tell, keeping(result, file):
-        result |= bench_preset(
-            preset_name,
-            model,
-            config,
-            dataset,
-            device=place,
-            steps=sizes.steps if steps is None else steps,
-            warmup=sizes.warmup if warmup is None else warmup,
-            tell=tell,
-        )
-    page = Page()
-    page.print(
-        f"{preset_name}: {result['us_per_token']:.3g} µs a token ({result['step_ms']:.4g} ms a "
-        f"step), utilisation {result['utilisation']:.1%}, floor "
-        f"{result['floor_us_per_token']:.3g} µs, rows {result['fill']:.1%} full",
-        soft_wrap=True,
-        highlight=False,
-    )
 
 
 def _check_not_read(output: Path | None, read: list[Path]) -> None:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from writehead import cost
-from writehead.bench.record import environment, write_result
+from writehead.bench.record import write_result
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
 from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
@@ -31,6 +31,7 @@ from writehead.demo.together import Training, train_together
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
 from writehead.training.journal import read_log
+from writehead.util.environment import environment
 
 KINDS = ("multi-head", "multi-query")
 SHOWN = 5  # held-out sentences that are printed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from writehead.bench.plots import SWEPT, draw
+from writehead.bench.plots import context_rows, draw
 from writehead.bench.record import read_result_file
 from writehead.errors import RunError
 from writehead.paper.bundled import FOLDER, bundled_grid, read_bundled, what_is_not_run
@@ -126,10 +126,11 @@ def _newest_sweep(results: Path) -> dict[str, Any] | None:
     found = []
     for path in sorted(results.rglob("*.json")):
         try:
-            one = read_result_file(path, {"bench": str, **SWEPT})
+            one = read_result_file(path, {"bench": str})
+            has_contexts = bool(context_rows(one))
         except RunError:
             continue  # what `reproduce` wrote was read and checked; the rest is others' business
-        if one["bench"] == "decode" and one["sweeps"].get("context") and not one.get("partial"):
+        if has_contexts and not one.get("partial"):
             found.append(one)
     return max(found, key=lambda one: str(one["environment"]["date"]), default=None)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from writehead import cost
-from writehead.bench.record import check_writable, environment, write_result
+from writehead.bench.record import check_writable, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
@@ -38,6 +38,7 @@ from writehead.training.evaluate import load_sacrebleu
 from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 from writehead.training.plan import PLAN, read_plan
+from writehead.util.environment import environment
 from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked

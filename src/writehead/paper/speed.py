@@ -12,7 +12,7 @@ import torch
 
 from writehead.bench.decode import ON_CPU, OURS, Place, quickest, translation_row
 from writehead.bench.floor import measure_chip
-from writehead.bench.record import environment, write_result
+from writehead.bench.record import write_result
 from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.cost import Setting
@@ -27,6 +27,7 @@ from writehead.paper.presets import rows
 from writehead.paper.reproduce import AT_THE_DATASET, Clock, Ending, clear, turn
 from writehead.paper.results import FORMAT, read_result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
+from writehead.util.environment import environment
 from writehead.util.locks import locked
 
 BEAMS = (1, 4)
@@ -198,7 +199,7 @@ def _place(job: SpeedJob, speed: Speed, tell: Callable[[str], None]) -> Place:
     dtype = find_dtype(None, device)
     tell("bandwidth and matrix rate")
     chip = measure_chip(device, dtype)
-    return Place(chip, device, dtype, speed.repeats, False, tell)
+    return Place(chip, device, dtype, speed.repeats, (), tell)
 
 
 def _sentences(job: SpeedJob, speed: Speed, clock: Clock, report: Reporter) -> Path | None:
@@ -237,7 +238,7 @@ def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) ->
         device=place.device,
         steps=speed.steps,
         warmup=WARMUP,
-        tell=lambda text: place.tell(f"a training step: {text}"),
+        report=lambda text: place.report(f"a training step: {text}"),
     )
     place.free()
     return {
