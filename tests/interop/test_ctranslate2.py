@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -59,3 +60,13 @@ def test_what_ctranslate2_cannot_express_is_refused(tmp_path, changes, reason):
     with pytest.raises(ConfigError, match=reason):
         export_ctranslate2(made, [], tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_path):
+    lines = ["How are you today?", "", "He said that he had never seen such a beautiful garden."]
+    (tmp_path / "text").write_text("\n".join(lines))
+    given = ("--input", tmp_path / "text", "--device=cpu", "--repeats=1")
+    code, _, err = writehead("bench", "translate", *given, "--output", tmp_path / "record.json")
+    assert code == 0, err
+    result = json.loads((tmp_path / "record.json").read_text())
+    assert result["equal_lines"] == {"CTranslate2": {"greedy": 3, "beam-4": 3}}

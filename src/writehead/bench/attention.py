@@ -1,4 +1,4 @@
-"""`bench attention`: the attention of one decoding step, ours beside SDPA and FlashInfer.
+"""`bench attention`: the attention of one decoding step, ours beside PyTorch's.
 
 K and V are read from several sets in turn, which together exceed the cache of the device, so that
 every call reads them from memory. The output of each method is compared with float32 products.
@@ -7,8 +7,8 @@ every call reads them from memory. The output of each method is compared with fl
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from writehead import cost
-from writehead.bench.peers import attempt, flashinfer_call, flashinfer_workspace
-from writehead.bench.timing import Call, count_sets, time_calls
+from writehead.bench.decode import Place
+from writehead.bench.peers import attempt
+from writehead.bench.timing import Call, time_calls
 from writehead.config import AttentionConfig
 from writehead.errors import BackendError, ConfigError
 from writehead.kernels import attend
@@ -30,9 +30,13 @@ GPU_SIZES = (
 )
 CPU_SIZES = ((64, 128), (16, 512), (4, 2048), (1, 8192))
 GRAPH_SECONDS = 2e-3  # of calls in one graph, far longer than its launch
+CPU_CACHE_BYTES = 16 << 20
+CACHE_FACTOR = 4  # how many times the size of the cache is read before anything is read again
+MAX_SETS = 256
 CHECKED_ROWS = 4
-OURS, SDPA, PRODUCTS, FLASHINFER = "ours", "SDPA", "products", "FlashInfer"
-GROUPS = (OURS, SDPA, PRODUCTS, FLASHINFER)  # a method is called by its group, or "group, variant"
+OURS, SDPA, PRODUCTS = "ours", "SDPA", "products"
+GROUPS = (OURS, SDPA, PRODUCTS)  # a method is called by its group, or "group, variant"
+SDPA_KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Shape:
     m: int
     g: int
     h: int = 8
-    depth: int = 128
+    k: int = 128
 
     def __post_init__(self) -> None:
         if self.b < 1 or self.m < 1:
@@ -53,11 +57,7 @@ class Shape:
     @property
     def attention(self) -> AttentionConfig:
         """The sizes of the layer, checked."""
-        return AttentionConfig(self.h * self.depth, self.h, self.g, self.depth, self.depth)
-
-    def kv_bytes(self, element: int) -> int:
-        """Bytes of K and V."""
-        return self.b * self.m * self.attention.kv_size * element
+        return AttentionConfig(self.h * self.k, self.h, self.g, self.k, self.k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,111 +77,80 @@ class Inputs:
 Method = Callable[[Inputs], Call]
 
 
-def default_shapes(device: torch.device, h: int, depth: int) -> list[Shape]:
+def default_shapes(device: torch.device, h: int, k: int) -> list[Shape]:
     """The shapes that are measured by default, multi-query and multi-head."""
     sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
-    return [Shape(b, m, g, h, depth) for b, m in sizes for g in sorted({1, h})]
+    return [Shape(b, m, g, h, k) for b, m in sizes for g in sorted({1, h})]
 
 
-def bench_attention(
-    shapes: Iterable[Shape],
-    chip: cost.Chip,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    repeats: int,
-    report: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
+def bench_attention(shapes: Iterable[Shape], place: Place) -> Iterator[dict[str, Any]]:
     """Yields a row per shape: microseconds of every method, beside bytes over bandwidth."""
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats} must be at least 1")
     for shape in shapes:
-        report(f"attention b={shape.b:,} m={shape.m:,} {shape.attention.kind}")
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        yield _measure(shape, chip, device, dtype, repeats)
+        place.report(f"attention b={shape.b:,} m={shape.m:,} {shape.attention.kind}")
+        place.free()
+        yield _measure(shape, place)
 
 
-def _measure(
-    shape: Shape, chip: cost.Chip, device: torch.device, dtype: torch.dtype, repeats: int
-) -> dict[str, Any]:
-    size = shape.kv_bytes(dtype.itemsize)
-    floor = size / chip.bandwidth
-    count = count_sets(size, device)
-    sets = [_random_inputs(shape, device, dtype) for _ in range(count)]
-    rounds = 1
-    if device.type == "cuda":
+def _measure(shape: Shape, place: Place) -> dict[str, Any]:
+    size = shape.b * shape.m * shape.attention.kv_size * place.dtype.itemsize
+    floor, count, rounds = size / place.chip.bandwidth, _count_sets(size, place.device), 1
+    if place.is_gpu:
         rounds = max(1, math.ceil(GRAPH_SECONDS / (count * (floor + 5e-6))))
-    expected = _reference(sets[0])
+    sets = [_random_inputs(shape, place) for _ in range(count)]
     measured: dict[str, Any] = {}
-    for name, method in _methods(shape, device).items():
-        work = partial(_time, method, sets, rounds, expected, size, repeats)
-        must_work = name == OURS and device.type == "cuda"
-        measured[name] = work() if must_work else attempt(work)
-    return {
-        "b": shape.b,
-        "m": shape.m,
-        "g": shape.g,
-        "h": shape.h,
-        "k": shape.depth,
+    for name, method in _methods(shape, place.device).items():
+        work = partial(_time, method, sets, rounds, place)
+        measured[name] = work() if name == OURS and place.is_gpu else attempt(work)
+    return asdict(shape) | {
         "kind": shape.attention.kind,
         "kv_bytes": size,
         "floor_us": floor * 1e6,
         "sets": count,
-        "bytes_in_turn": size * count,
-        "calls": count * rounds,
         "measured": measured,
         "best": {group: best for group in GROUPS if (best := _best(measured, group))},
     }
 
 
-def _time(
-    method: Method, sets: list[Inputs], rounds: int, expected: Tensor, size: int, repeats: int
-) -> dict[str, Any]:
+def _count_sets(size: int, device: torch.device) -> int:
+    """How many sets of `size` bytes to read so that none is in the cache when it is read again."""
+    cache_bytes = CPU_CACHE_BYTES
+    if device.type == "cuda":
+        cache_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
+    return min(MAX_SETS, max(2, math.ceil(CACHE_FACTOR * cache_bytes / size)))
+
+
+@torch.no_grad()
+def _time(method: Method, sets: list[Inputs], rounds: int, place: Place) -> dict[str, Any]:
     """The time of a method over all sets in turn, and the error of its first output."""
-    calls = [method(inputs) for inputs in sets]
+    calls, first = [method(inputs) for inputs in sets], sets[0]
+    Q, K, V = (T[:CHECKED_ROWS].float() for T in (first.Q, first.K, first.V))
+    expected = attend(Q, K, V, scale=first.scale, backend="eager").flatten(1)  # [rows, h k]
     output = calls[0]()
     assert isinstance(output, Tensor)
-    found = output.reshape(output.shape[0], -1)[:CHECKED_ROWS].float()
-    error = float((found - expected).norm() / expected.norm())
-    times = time_calls(calls * rounds, expected.device, repeats=repeats)
+    found = output.reshape(len(first.Q), -1)[:CHECKED_ROWS].float()
+    times = time_calls(calls * rounds, place.device, repeats=place.repeats)
     return {
         "us": times.to_json(1e-6),
-        "bytes_per_second": size / times.median,
-        "relative_error": error,
+        "bytes_per_second": (first.K.nbytes + first.V.nbytes) / times.median,
+        "relative_error": float((found - expected).norm() / expected.norm()),
     }
 
 
 def _best(measured: dict[str, Any], group: str) -> dict[str, Any] | None:
     """The fastest method of a group, or None."""
-    timed = {
-        name: method["us"]["median"]
+    timed = [
+        {"method": name, "us": method["us"]["median"]}
         for name, method in measured.items()
         if name.partition(",")[0] == group and "us" in method
-    }
-    if not timed:
-        return None
-    name = min(timed, key=lambda one: timed[one])
-    return {
-        "method": name,
-        "us": timed[name],
-        "bytes_per_second": measured[name]["bytes_per_second"],
-    }
+    ]
+    return min(timed, key=lambda one: float(one["us"]), default=None)
 
 
-def _random_inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> Inputs:
-    b, m, g, h, k = shape.b, shape.m, shape.g, shape.h, shape.depth
-    Q, K, V = (
-        torch.randn(b, heads, positions, k, device=device, dtype=dtype)
-        for heads, positions in ((h, 1), (g, m), (g, m))
-    )
+def _random_inputs(shape: Shape, place: Place) -> Inputs:
+    b, m, g, h, k = shape.b, shape.m, shape.g, shape.h, shape.k
+    sizes = ((b, h, 1, k), (b, g, m, k), (b, g, m, k))
+    Q, K, V = (torch.randn(size, device=place.device, dtype=place.dtype) for size in sizes)
     return Inputs(Q, K, V)
-
-
-def _reference(inputs: Inputs) -> Tensor:
-    """[rows, h k] of the first rows, by float32 products."""
-    Q, K, V = (T[:CHECKED_ROWS].float() for T in (inputs.Q, inputs.K, inputs.V))
-    return attend(Q, K, V, scale=inputs.scale, backend="eager").flatten(1)
 
 
 def _methods(shape: Shape, device: torch.device) -> dict[str, Method]:
@@ -189,7 +158,7 @@ def _methods(shape: Shape, device: torch.device) -> dict[str, Method]:
     methods: dict[str, Method] = {
         OURS: _ours,
         "SDPA, folded": lambda one: partial(_folded, one),
-        "products": lambda one: partial(
+        PRODUCTS: lambda one: partial(
             attend, one.Q, one.K, one.V, scale=one.scale, backend="eager"
         ),
     }
@@ -197,19 +166,9 @@ def _methods(shape: Shape, device: torch.device) -> dict[str, Method]:
         methods["SDPA, enable_gqa"] = lambda one: partial(
             scaled_dot_product_attention, one.Q, one.K, one.V, scale=one.scale, enable_gqa=True
         )
-    if device.type != "cuda":
-        return methods
-    for kernel in (
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-    ):
-        name = f"SDPA, folded, {kernel.name.removesuffix('_ATTENTION').lower()}"
-        methods[name] = partial(_by_kernel, kernel)
-    workspace = cache(flashinfer_workspace)
-    for tensor_cores in (True, False):
-        name = f"FlashInfer, {'tensor' if tensor_cores else 'CUDA'} cores"
-        methods[name] = partial(_flashinfer, tensor_cores, workspace)
+    if device.type == "cuda":
+        for name in SDPA_KERNELS:
+            methods[f"SDPA, folded, {name}"] = partial(_by_kernel, getattr(SDPBackend, name))
     return methods
 
 
@@ -218,11 +177,9 @@ def _ours(one: Inputs) -> Call:
         raise BackendError("our kernels need a GPU; on a CPU the model uses SDPA, folded")
     from writehead.kernels.decode import attend_memory  # imports Triton
 
-    b, m = len(one.Q), one.K.shape[2]
+    (b, heads), m = one.Q.shape[:2], one.K.shape[2]
     Q = one.Q.flatten(1)  # [b, h k]
-    lengths = torch.full((b,), m, device=Q.device)
-    growing = torch.ones(b, dtype=torch.long, device=Q.device)
-    heads = one.Q.shape[1]
+    lengths, growing = (torch.full((b,), number, device=Q.device) for number in (m, 1))
     return lambda: attend_memory(Q, one.K, one.V, lengths, growing, heads=heads, scale=one.scale)
 
 
@@ -238,11 +195,3 @@ def _by_kernel(kernel: SDPBackend, one: Inputs) -> Call:
             return _folded(one)
 
     return call
-
-
-def _flashinfer(
-    tensor_cores: bool, workspace: Callable[[torch.device], Tensor], one: Inputs
-) -> Call:
-    return flashinfer_call(
-        one.Q, one.K, one.V, one.scale, workspace(one.Q.device), tensor_cores=tensor_cores
-    )

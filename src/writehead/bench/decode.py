@@ -4,10 +4,9 @@ Weights are random, and every sentence is decoded to the full length. On a GPU o
 `GraphDecoder`, including its reads of tokens and scores; on a CPU it is the engine's plain path.
 """
 
-import dataclasses
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,37 +14,28 @@ from typing import Any
 import torch
 
 from writehead import cost
+from writehead.bench import peers
 from writehead.bench.floor import decode_floor
-from writehead.bench.peers import (
-    Decode,
-    Model,
-    attempt,
-    build,
-    ctranslate2_generate,
-    graph_decode,
-    marian_generate,
-    plain_decode,
-    random_source,
-    search_config,
-)
+from writehead.bench.peers import Decode, Model, random_source, search_config
 from writehead.bench.timing import Times, clocked, time_work
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
+from writehead.decoding.beam import beam_search
 from writehead.decoding.search import Constraints, Hypothesis
 from writehead.errors import BackendError, ConfigError, nearest
-from writehead.model import TranslationModel
+from writehead.model import DecoderState, TranslationModel
 
 SLOW_SECONDS = 2.0  # a call that takes longer is timed once
 WARMUP_STEPS = 4  # of a library's first call
 MIN_VOCAB_SIZE = 4  # padding, eos, unknown and one token
 LENGTHS = ("padded", "true")
+ON_GPU = Setting(batch=1024, source=128, target=128)  # as in §4.3
 ON_CPU = Setting(batch=16, source=64, target=64)  # decoded there in seconds
 
 # the names of measurements in a row
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
-PYTORCH, COMPILED = "PyTorch", "torch.compile"
-HUGGING_FACE, CTRANSLATE2 = "Hugging Face", "CTranslate2"
-FLASH_ATTENTION = "CTranslate2, flash attention"
+PYTORCH, COMPILED, HUGGING_FACE = "PyTorch", "torch.compile", "Hugging Face"
+CTRANSLATE2, FLASH_ATTENTION = "CTranslate2", "CTranslate2, flash attention"
 # the names by which peers are chosen
 PEERS = {
     "ctranslate2": CTRANSLATE2,
@@ -56,15 +46,13 @@ PEERS = {
 }
 DEFAULT_PEERS = ("ctranslate2", "ctranslate2-flash", "hugging-face", "torch-compile")
 
-NOTES = (
-    "step_ms of ours, PyTorch and torch.compile: all steps of one decoding over their number; "
-    "the encoder is timed separately.",
-    "step_ms of CTranslate2 and Hugging Face: (T(n) - T(1)) / (n - 1), where T(n) is their whole "
-    "call with n tokens per sentence, so that the encoder and the start of a call are left out.",
-    "PyTorch and torch.compile read the whole padded cache; the other systems read the positions "
-    "that are filled, unless ours is marked as padded.",
-    "torch.compile with beam search is timed at the smallest and the largest batch only.",
-)
+NOTES = [
+    "Ours, PyTorch and torch.compile: the time of all steps of a decoding over their number. "
+    "CTranslate2 and Hugging Face: (T(n) - T(1)) / (n - 1), where T(n) is a whole call with n "
+    "tokens per sentence. Neither includes the encoder.",
+    "PyTorch and torch.compile read the whole padded cache. torch.compile with beam search is "
+    "timed at the smallest and the largest batch only.",
+]
 
 
 @dataclass(frozen=True)
@@ -78,10 +66,6 @@ class Place:
     peers: Sequence[str]
     report: Callable[[str], None]
 
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"repeats={self.repeats} must be at least 1")
-
     @property
     def is_gpu(self) -> bool:
         """Whether the device is a GPU."""
@@ -89,7 +73,7 @@ class Place:
 
     def build(self, config: ModelConfig) -> Model:
         """A model with random weights on this device."""
-        return build(config, self.device, self.dtype)
+        return peers.build(config, self.device, self.dtype)
 
     def free(self) -> None:
         """Frees the memory of the last measurement."""
@@ -111,9 +95,8 @@ class DecodePlan:
     peers: Sequence[str] = DEFAULT_PEERS
 
     def __post_init__(self) -> None:
-        for name, numbers in (("batch", self.batches), ("beam", self.beams)):
-            if min(numbers) < 1:
-                raise ConfigError(f"{name}={min(numbers)} must be at least 1")
+        for batch, beam in product(self.batches, self.beams):
+            Setting(batch, self.source, self.target, beam)  # raises if a number is below 1
         for peer in self.peers:
             if peer not in PEERS:
                 raise ConfigError(f"there is no peer {peer!r:.40}; {nearest(peer, PEERS)}")
@@ -128,11 +111,6 @@ class DecodePlan:
                         f"{side}={length} must be from 1 to {most}, the learned positions of {name}"
                     )
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings, without the models, which each row has."""
-        fields = dataclasses.asdict(self)
-        return fields | {"models": list(self.models)}
-
 
 def check_beams(beams: Sequence[int], vocab_size: int, name: object) -> None:
     """Raises ConfigError unless a model can be searched with each of the beams."""
@@ -144,35 +122,27 @@ def check_beams(beams: Sequence[int], vocab_size: int, name: object) -> None:
 
 def resized(config: ModelConfig, vocab_size: int | None, positions: int = 0) -> ModelConfig:
     """A config with another vocabulary, and with at least so many target positions."""
-    if vocab_size is not None and vocab_size < MIN_VOCAB_SIZE:
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(f"vocab_size={vocab_size} must be at least {MIN_VOCAB_SIZE}")
-    return dataclasses.replace(
-        config,
-        vocab_size=vocab_size or config.vocab_size,
-        target_positions=max(positions, config.target_positions),
-    )
+    positions = max(positions, config.target_positions)
+    return replace(config, vocab_size=vocab_size, target_positions=positions)
 
 
-def bench_decode(
-    plan: DecodePlan, place: Place, result: dict[str, Any], save: Callable[[], None]
-) -> None:
-    """Adds a row per beam, batch and model to `result`, and saves it after each."""
-    rows: list[dict[str, Any]] = []
-    result |= {"config": plan.to_json(), "notes": list(NOTES), "rows": rows}
-    peers = set(plan.peers)
+def bench_decode(plan: DecodePlan, place: Place) -> Iterator[dict[str, Any]]:
+    """Yields a row per beam, batch and model."""
+    chosen = list(plan.peers)
     for beam, batch, (name, config) in product(plan.beams, plan.batches, plan.models.items()):
-        left_out = set()
+        here = chosen
         if beam > 1 and batch not in (min(plan.batches), max(plan.batches)):
-            left_out = {"torch-compile"}  # each compilation takes up to half a minute
-        here = dataclasses.replace(
-            place, peers=[peer for peer in plan.peers if peer in peers - left_out]
-        )
+            here = [peer for peer in chosen if peer != "torch-compile"]  # it takes half a minute
         setting = Setting(batch, plan.source, plan.target, beam, place.dtype.itemsize)
-        row = translation_row(name, config, setting, here, lengths=plan.lengths)
+        row = translation_row(
+            name, config, setting, replace(place, peers=here), lengths=plan.lengths
+        )
         if "absent" in row["measured"].get(FLASH_ATTENTION, {}):
-            peers.discard("ctranslate2-flash")  # most builds of CTranslate2 do not have it
-        rows.append(row)
-        save()
+            chosen.remove("ctranslate2-flash")  # most builds of CTranslate2 do not have it
+        yield row
 
 
 def translation_row(
@@ -186,31 +156,24 @@ def translation_row(
     """One model in one setting: ours, its peers and the floor, as JSON values."""
     floor = decode_floor(config, setting, place.chip)
     measured: dict[str, Any] = {}
-
-    def measure(label: str, work: Callable[[], dict[str, Any]]) -> None:
-        place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
-        measured[label] = work() if label in OURS.values() else attempt(work)
-        place.free()
-
     for kind in lengths:
         ours = partial(graph_search if place.is_gpu else plain_decode, padded=kind == "padded")
-        measure(OURS[kind], partial(_time_decode, ours, config, setting, floor, kind, place))
-    for peer in place.peers:
-        label = PEERS[peer]
-        if label in (PYTORCH, COMPILED) and not place.is_gpu:
-            measured[label] = {"absent": "CUDA graphs need a GPU; on a CPU ours is plain PyTorch"}
-            continue
-        if label in (PYTORCH, COMPILED):
-            make = partial(graph_decode, compiled=label == COMPILED)
-            work = partial(_time_decode, make, config, setting, floor, "padded", place)
-        else:
-            work = partial(_time_generate, label, config, setting, floor, place)
-        measure(label, work)
+        place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {OURS[kind]}")
+        measured[OURS[kind]] = _time_decode(ours, kind, config, setting, place)
+        place.free()
+    for label in (PEERS[peer] for peer in place.peers):
+        place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
+        measured[label] = peers.attempt(partial(_time_peer, label, config, setting, place))
+        place.free()
+    for one in measured.values():
+        if "step_ms" in one:
+            one["floor_step_ms"] = floor["step_ms"][one["lengths"]]
+            one["share_of_floor"] = one["floor_step_ms"] / one["step_ms"]["median"]
     return {
         "preset": name,
         "model": config.to_json(),
         "kind": config.kind,
-        "setting": dataclasses.asdict(setting),
+        "setting": asdict(setting),
         "floor": floor,
         "measured": measured,
     }
@@ -229,6 +192,22 @@ def quickest(row: dict[str, Any], label: str) -> dict[str, Any] | None:
 def search_name(beam: int) -> str:
     """The name of a search with `beam` hypotheses per sentence."""
     return "greedy" if beam == 1 else f"beam {beam}"
+
+
+def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
+    """Ours on a CPU: `model.step` and the plain searches."""
+    assert isinstance(model, TranslationModel)
+    source = random_source(model, setting)
+    held: list[DecoderState] = []
+
+    def start() -> None:
+        held[:] = [model.start(source, setting.target, beam=setting.beam, padded=padded)]
+
+    def run() -> list[list[Hypothesis]]:
+        held[0].cache.clear()
+        return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
+
+    return Decode(start, run, "model.step and the plain search, no graph")
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
@@ -254,15 +233,14 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
         return decoder.run(held[0], len(source), constraints, config)
 
     how = "GraphDecoder: one captured graph per step, tokens and scores read back"
-    return Decode(torch.no_grad()(start), run, setting.target, how)
+    return Decode(torch.no_grad()(start), run, how)
 
 
 def _time_decode(
     make: Callable[[Model, Setting], Decode],
+    lengths: str,
     config: ModelConfig,
     setting: Setting,
-    floor: dict[str, Any],
-    lengths: str,
     place: Place,
 ) -> dict[str, Any]:
     """Times the steps of whole decodings, back to back, and the encoder after a decoding."""
@@ -272,10 +250,17 @@ def _time_decode(
     if place.is_gpu:  # leaves out what captures and autotuning allocated
         torch.cuda.reset_peak_memory_stats(place.device)
     repeats = 1 if once > SLOW_SECONDS else place.repeats
-    steps = time_work(decode.run, place.device, repeats=repeats, warmup=0).over(decode.steps)
-    encoder = Times(tuple(_time_encoder(decode, place.device) for _ in range(repeats)))
+    steps = time_work(decode.run, place.device, repeats=repeats, warmup=0).over(setting.target)
+    encoders = []
+    for _ in range(repeats):
+        decode.run()
+        encoders.append(clocked(decode.start, place.device))
+    encoder = Times(tuple(encoders))
     memory = torch.cuda.max_memory_allocated(place.device) if place.is_gpu else None
-    return _row(decode.how, steps, setting, floor, lengths) | {
+    return {
+        "how": decode.how,
+        "lengths": lengths,
+        "step_ms": steps.to_json(1e-3),
         "encoder_ms": encoder.to_json(1e-3),
         "us_per_token": {
             "encoder": encoder.median / (setting.batch * setting.source) * 1e6,
@@ -285,24 +270,20 @@ def _time_decode(
     }
 
 
-def _time_encoder(decode: Decode, device: torch.device) -> float:
-    """Seconds of an encoder pass that follows a decoding, as in use."""
-    decode.run()
-    return clocked(decode.start, device)
-
-
-def _time_generate(
-    label: str, config: ModelConfig, setting: Setting, floor: dict[str, Any], place: Place
-) -> dict[str, Any]:
-    """Times a library's whole call with all tokens and with one token; see NOTES."""
+def _time_peer(label: str, config: ModelConfig, setting: Setting, place: Place) -> dict[str, Any]:
+    """Times a peer: plain PyTorch as ours, a library by its whole calls; see NOTES."""
+    if label in (PYTORCH, COMPILED):
+        if not place.is_gpu:
+            raise BackendError("CUDA graphs need a GPU; on a CPU ours is plain PyTorch")
+        make = partial(peers.graph_decode, compiled=label == COMPILED)
+        return _time_decode(make, "padded", config, setting, place)
     if setting.target < 2:
         raise BackendError("its steps are timed from 2 target tokens on")
     there, n = (config, setting, place.device, place.dtype), setting.target
-    generate = (
-        marian_generate(*there)
-        if label == HUGGING_FACE
-        else ctranslate2_generate(*there, flash_attention=label == FLASH_ATTENTION)
-    )
+    if label == HUGGING_FACE:
+        generate = peers.marian_generate(*there)
+    else:
+        generate = peers.ctranslate2_generate(*there, flash_attention=label == FLASH_ATTENTION)
     generate.run(min(WARMUP_STEPS, n))
     once = clocked(partial(generate.run, n), place.device)
     repeats = 1 if once > SLOW_SECONDS else place.repeats
@@ -311,21 +292,11 @@ def _time_generate(
         for count in (n, 1)
     )
     steps = Times(tuple((seconds - first.median) / (n - 1) for seconds in whole.repeats))
-    return _row(generate.how, steps, setting, floor, "true") | {
+    return {
+        "how": generate.how,
+        "lengths": "true",
+        "step_ms": steps.to_json(1e-3),
         "call_ms": whole.to_json(1e-3),
         "one_token_call_ms": first.to_json(1e-3),
         "us_per_token": {"decoder": steps.median / setting.batch * 1e6},
-    }
-
-
-def _row(
-    how: str, steps: Times, setting: Setting, floor: dict[str, Any], lengths: str
-) -> dict[str, Any]:
-    least = floor["step_ms"][lengths]
-    return {
-        "how": how,
-        "lengths": lengths,
-        "step_ms": steps.to_json(1e-3),
-        "floor_step_ms": least,
-        "share_of_floor": least / (steps.median * 1e3),
     }

@@ -28,9 +28,13 @@ def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
     rate, name = max(
         (matrix_rate(device, one, size), str(one).removeprefix("torch.")) for one in dtypes
     )
+    if kind == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return cost.Chip(
         name=torch.cuda.get_device_name(device) if kind == "cuda" else "cpu",
-        memory=_memory(device),
+        memory=float(memory),
         bandwidth=max(copied, summed),
         flops=rate,
         source=(
@@ -45,16 +49,10 @@ def decode_floor(config: ModelConfig, setting: cost.Setting, chip: cost.Chip) ->
     steps = {
         lengths: cost.decoder_sequence(config, setting, padded=lengths == "padded").floor(chip)
         / setting.target
+        * 1e3
         for lengths in ("padded", "true")
     }
-    return {
-        "encoder_ms": cost.encoder(config, setting).floor(chip) * 1e3,
-        "step_ms": {lengths: seconds * 1e3 for lengths, seconds in steps.items()},
-        "step_parts_ms": {
-            part.name: part.floor(chip) / setting.target * 1e3
-            for part in cost.decoder_sequence(config, setting, padded=True).parts
-        },
-    }
+    return {"encoder_ms": cost.encoder(config, setting).floor(chip) * 1e3, "step_ms": steps}
 
 
 def _bandwidths(device: torch.device, size: int) -> tuple[float, float]:
@@ -66,9 +64,3 @@ def _bandwidths(device: torch.device, size: int) -> tuple[float, float]:
         for work in (lambda: copy.copy_(block), block.sum)
     ]
     return 2 * block.nbytes / seconds[0], block.nbytes / seconds[1]
-
-
-def _memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,11 +1,10 @@
-"""Other implementations of the same work: plain PyTorch, Hugging Face, CTranslate2, FlashInfer.
+"""Other implementations of the same work: plain PyTorch, Hugging Face, CTranslate2.
 
 Each has random weights and our sizes. A peer that is not installed or fails leaves its reason in
 the result, and the benchmark goes on without it.
 """
 
 import importlib
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ from writehead.util.extras import requires
 
 Model = TranslationModel | LanguageModel
 Step = Callable[[Tensor, DecoderState], Tensor]
-FLASHINFER_PAGE = 64  # positions
-FLASHINFER_WORKSPACE = 128 << 20  # bytes
 NUM_SPECIAL_TOKENS = 3
 # whatever another library may raise, such as out of memory or a name that its version lacks
 PEER_ERRORS = (
@@ -47,7 +44,6 @@ class Decode:
 
     start: Call
     run: Call
-    steps: int
     how: str
 
 
@@ -91,22 +87,6 @@ def search_config(setting: Setting) -> DecodeConfig:
     return DecodeConfig(beam=setting.beam, min_length=setting.target, max_length=setting.target)
 
 
-def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """`model.step` and the plain searches, which the engine uses on a CPU."""
-    assert isinstance(model, TranslationModel)
-    source = random_source(model, setting)
-    held: list[DecoderState] = []
-
-    def start() -> None:
-        held[:] = [model.start(source, setting.target, beam=setting.beam, padded=padded)]
-
-    def run() -> list[list[Hypothesis]]:
-        held[0].cache.clear()
-        return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
-
-    return Decode(start, run, setting.target, "model.step and the plain search, no graph")
-
-
 def stepped_greedy(model: Model, state: DecoderState, begin: int, steps: int) -> Call:
     """`steps` greedy steps of `model.step`, the first at position `begin`."""
 
@@ -131,14 +111,14 @@ def graph_decode(model: Model, setting: Setting, *, compiled: bool = False) -> D
     if setting.beam == 1:
         run = captured_greedy(step, state, 0, setting.target)
     else:
-        run = _beam_run(step, state, search_config(setting), model.config.eos)
+        run = _captured_beams(step, state, search_config(setting), model.config.eos)
 
     def start() -> None:
         model.decoder.memorize(model.encode(source), Visibility())
 
     search = "argmax" if setting.beam == 1 else "beam_search around it"
     how = f"model.step{' under torch.compile' * compiled} in a CUDA graph, {search}"
-    return Decode(torch.no_grad()(start), run, setting.target, how)
+    return Decode(torch.no_grad()(start), run, how)
 
 
 def _compile(model: Model) -> Step:
@@ -154,11 +134,7 @@ def _compile(model: Model) -> Step:
 def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> Call:
     """`steps` replays of one captured greedy step, the first at position `begin`."""
     fed = state.first.clone()
-
-    def take() -> None:
-        fed.copy_(step(fed, state).argmax(dim=1))
-
-    graph = _capture_step(take, state.cache)
+    graph = _capture_step(lambda: fed.copy_(step(fed, state).argmax(dim=1)), state.cache)
 
     def run() -> Tensor:
         state.cache.lengths.fill_(begin)
@@ -170,26 +146,25 @@ def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> 
     return run
 
 
-def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, eos: int) -> Call:
-    fed = state.first.clone()
-    logits: list[Tensor] = []
+def _captured_beams(step: Step, state: DecoderState, config: DecodeConfig, eos: int) -> Call:
+    fed, logits = state.first.clone(), torch.empty(0)
 
     def take() -> None:
-        logits[:] = [step(fed, state)]
+        nonlocal logits
+        logits = step(fed, state)
 
     graph = _capture_step(take, state.cache)
 
     def replay(tokens: Tensor, state: DecoderState) -> Tensor:
         fed.copy_(tokens)
         graph.replay()
-        return logits[0]
+        return logits
 
     def run() -> list[list[Hypothesis]]:
         state.cache.clear()
-        with torch.no_grad():
-            return beam_search(replay, state, config, eos=eos)
+        return beam_search(replay, state, config, eos=eos)
 
-    return run
+    return torch.no_grad()(run)
 
 
 def _capture_step(take: Call, cache: KVCache) -> torch.cuda.CUDAGraph:
@@ -204,25 +179,19 @@ def _capture_step(take: Call, cache: KVCache) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def check_marian(config: ModelConfig) -> None:
-    """Raises BackendError if Hugging Face's Marian has no model of these sizes."""
-    if config.kind != "multi-head" or config.window is not None:
-        raise BackendError("Marian has no multi-query and no local attention")
-    if config.h * config.k != config.d or config.k != config.v:
-        raise BackendError(f"Marian needs h k = d; they are {config.h * config.k} and {config.d}")
-
-
 def marian_generate(
     config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
     """`generate` of Hugging Face's Marian with random weights."""
-    check_marian(config)
+    if config.kind != "multi-head" or config.window is not None:
+        raise BackendError("Marian has no multi-query and no local attention")
+    if config.h * config.k != config.d or config.k != config.v:
+        raise BackendError(f"Marian needs h k = d; they are {config.h * config.k} and {config.d}")
     with requires("interop"):
         library: Any = importlib.import_module("transformers")
     marian = _marian(config, max(setting.source, setting.target), device, dtype)
-    source = torch.randint(
-        NUM_SPECIAL_TOKENS, config.vocab_size, (setting.batch, setting.source), device=device
-    )
+    shape = (setting.batch, setting.source)
+    source = torch.randint(NUM_SPECIAL_TOKENS, config.vocab_size, shape, device=device)
     mask = torch.ones_like(source)
 
     @torch.no_grad()
@@ -232,10 +201,8 @@ def marian_generate(
             do_sample=False,
             min_new_tokens=n,
             max_new_tokens=n,
-            pad_token_id=config.pad,
-            eos_token_id=config.eos,
-            decoder_start_token_id=config.bos,
             use_cache=True,
+            **_marian_tokens(config),
         )
         tokens = marian.generate(source, attention_mask=mask, generation_config=options)
         assert tokens.shape[1] == n + 1, "the output begins with the start token"
@@ -243,29 +210,35 @@ def marian_generate(
     return Generate(run, f"transformers {version_of('transformers')}, Marian, dynamic cache")
 
 
+def _marian_tokens(config: ModelConfig) -> dict[str, int]:
+    return {
+        "pad_token_id": config.pad,
+        "eos_token_id": config.eos,
+        "decoder_start_token_id": config.bos,
+    }
+
+
 @lru_cache(maxsize=1)
 def _marian(config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype) -> Any:
     library: Any = importlib.import_module("transformers")
     library.logging.set_verbosity_error()
+    sides = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (
+            ("layers", getattr(config, f"{side}_layers")),
+            ("attention_heads", config.h),
+            ("ffn_dim", config.f),
+        )
+    }
     sizes = library.MarianConfig(
         vocab_size=config.vocab_size,
         d_model=config.d,
-        encoder_layers=config.encoder_layers,
-        decoder_layers=config.decoder_layers,
-        encoder_attention_heads=config.h,
-        decoder_attention_heads=config.h,
-        encoder_ffn_dim=config.f,
-        decoder_ffn_dim=config.f,
         max_position_embeddings=length + 1,
         activation_function="relu",
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        pad_token_id=config.pad,
-        bos_token_id=config.bos,
-        eos_token_id=config.eos,
-        decoder_start_token_id=config.bos,
         forced_eos_token_id=None,
+        **sides,
+        **_marian_tokens(config),
     )
     return library.MarianMTModel(sizes).to(device=device, dtype=dtype).eval()
 
@@ -283,27 +256,17 @@ def ctranslate2_generate(
         raise BackendError("flash attention needs a GPU")
     folder = Path(_exported(config, device, dtype).name) / "model"
     translator = load_translator(folder, device, dtype, flash_attention=flash_attention)
-    draw = random.Random(0)
-    # CTranslate2 appends eos to each source
-    sources = [
-        [f"t{draw.randrange(NUM_SPECIAL_TOKENS, config.vocab_size)}" for _ in range(setting.source)]
-        for _ in range(setting.batch)
-    ]
-    if setting.source > 1:
-        sources = [source[1:] for source in sources]
+    length = max(1, setting.source - 1)  # CTranslate2 appends eos
+    tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]
+    sources = [random.choices(tokens, k=length) for _ in range(setting.batch)]
 
     def run(n: int) -> None:
-        results = translator.translate_batch(
-            sources,
-            beam_size=setting.beam,
-            min_decoding_length=n,
-            max_decoding_length=n,
-            max_input_length=0,
-        )
+        lengths = {"min_decoding_length": n, "max_decoding_length": n, "max_input_length": 0}
+        results = translator.translate_batch(sources, beam_size=setting.beam, **lengths)
         assert all(len(result.hypotheses[0]) == n for result in results)
 
-    how = f"ctranslate2 {version_of('ctranslate2')}, {', flash attention' * flash_attention}"
-    return Generate(run, how.rstrip(", "))
+    how = f"ctranslate2 {version_of('ctranslate2')}{', flash attention' * flash_attention}"
+    return Generate(run, how)
 
 
 def load_translator(
@@ -330,51 +293,6 @@ def _exported(
     folder = TemporaryDirectory(prefix="writehead-ctranslate2-")
     model = build(config, device, dtype)
     assert isinstance(model, TranslationModel)
-    tokens = [f"t{i}" for i in range(config.vocab_size)]
-    export_ctranslate2(
-        model, tokens, Path(folder.name) / "model", dtype=str(dtype).removeprefix("torch.")
-    )
+    tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
+    export_ctranslate2(model, tokens, Path(folder.name) / "model", dtype=name)
     return folder
-
-
-def flashinfer_workspace(device: torch.device) -> Tensor:
-    """Memory that FlashInfer's calls share."""
-    return torch.zeros(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=device)
-
-
-def flashinfer_call(
-    Q: Tensor, K: Tensor, V: Tensor, scale: float, workspace: Tensor, *, tensor_cores: bool
-) -> Call:
-    """FlashInfer's decode attention of Q [b, h, 1, k] over K [b, g, m, k] and V in pages."""
-    try:
-        library: Any = importlib.import_module("flashinfer")
-    except ImportError as error:
-        raise BackendError("flashinfer is not installed; pip install flashinfer-python") from error
-    b, h, _, k = Q.shape
-    g, m = K.shape[1:3]
-    page = math.gcd(m, FLASHINFER_PAGE)
-    pages = m // page
-    # FlashInfer's layout: [b pages, g, page, k]
-    paged = tuple(
-        T.view(b, g, pages, page, -1).transpose(1, 2).reshape(b * pages, g, page, -1)
-        for T in (K, V)
-    )
-
-    def every(step: int, end: int) -> Tensor:
-        return torch.arange(0, end, step, dtype=torch.int32, device=Q.device)
-
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, "HND", use_tensor_cores=tensor_cores
-    )
-    wrapper.plan(
-        every(pages, b * pages + 1),
-        every(1, b * pages),
-        torch.full_like(every(1, b), page),
-        *(h, g, k, page),
-        pos_encoding_mode="NONE",
-        sm_scale=scale,
-        q_data_type=Q.dtype,
-        kv_data_type=K.dtype,
-    )
-    queries = Q.view(b, h, k)
-    return lambda: wrapper.run(queries, paged)

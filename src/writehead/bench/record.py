@@ -46,11 +46,10 @@ def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) ->
         write_file(target, text, replace=replace)
     except FileExistsError as error:
         raise RunError(
-            f"another process has written {path} in the meantime; that file is kept, so choose "
-            f"another path"
+            f"another process has written {path} in the meantime; choose another path"
         ) from error
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
 
 
 class ResultFile:
@@ -93,7 +92,7 @@ def check_writable(path: Path) -> None:
         with hidden_directory(target):
             pass
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_result_file(path: Path, shape: Shape, advice: str = "") -> Any:
@@ -107,7 +106,3 @@ def _is_partial(path: Path, bench: str | None) -> bool:
     except RunError:
         return False
     return result.get("bench") == bench and result["partial"] is True
-
-
-def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be written: {error.strerror}")

@@ -1,6 +1,5 @@
 """Times work on an idle device, after a warm-up, several times."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +11,6 @@ import torch
 from writehead.decoding.devices import capture_stream, wait_for
 
 WARMUP_CALLS = 2  # before a capture
-CACHE_FACTOR = 4  # how many times the size of the cache is read before anything is read again
-CPU_CACHE_BYTES = 16 << 20
-MAX_SETS = 256
 
 Call = Callable[[], object]
 
@@ -37,24 +33,8 @@ class Times:
     def to_json(self, unit: float) -> dict[str, Any]:
         """Median, spread and repeats, in units of `unit` seconds."""
         repeats = [seconds / unit for seconds in self.repeats]
-        return {
-            "median": statistics.median(repeats),
-            "spread": [min(repeats), max(repeats)],
-            "repeats": repeats,
-        }
-
-
-def bytes_past_cache(device: torch.device) -> int:
-    """How many bytes to read in turn so that none of them is still in the device's cache."""
-    cache = CPU_CACHE_BYTES
-    if device.type == "cuda":
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
-    return CACHE_FACTOR * cache
-
-
-def count_sets(size: int, device: torch.device) -> int:
-    """How many sets of `size` bytes to read in turn: at least two, at most MAX_SETS."""
-    return min(MAX_SETS, max(2, math.ceil(bytes_past_cache(device) / size)))
+        spread = [min(repeats), max(repeats)]
+        return {"median": statistics.median(repeats), "spread": spread, "repeats": repeats}
 
 
 def clocked(work: Call, device: torch.device) -> float:

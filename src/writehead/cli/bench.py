@@ -1,10 +1,10 @@
 """`writehead bench attention`, `context`, `decode`, `translate`, `train` and `plot`."""
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from writehead.paper.tables import TABLE_2
 from writehead.schema import with_settings
 
 if TYPE_CHECKING:
+    from writehead.bench.decode import Place
     from writehead.bench.record import ResultFile
 
 HELP = """Measure speed: ours, its peers and the floor of the hardware, in one run.
@@ -45,6 +46,7 @@ Rows = Annotated[
 ]
 Beams = Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 4.")]
 Peers = Annotated[bool, typer.Option(help="Measure other systems too.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is repeated.")]
 VocabSize = Annotated[
     int | None, typer.Option(help="Default: 32768, or the preset's own on a CPU.")
 ]
@@ -58,35 +60,25 @@ def attention_command(
     ] = None,
     heads: Annotated[int, typer.Option(min=1, help="Read-heads, h.")] = 8,
     depth: Annotated[int, typer.Option(min=1, help="Depth of keys and values, k = v.")] = 128,
-    repeats: Annotated[int | None, typer.Option(help="Default: 20, or 3 on a CPU.")] = None,
+    repeats: Repeats = 5,
     dtype: Dtype = None,
     output: Output = None,
     force: Force = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time the attention of one decoding step: ours, SDPA, plain products, FlashInfer.
+    """Time the attention of one decoding step: ours, PyTorch's SDPA and plain products.
 
     Example: writehead bench attention --shape 1024,128,1 --shape 1024,128,8
     """
-    asked = [_shape(text) for text in shapes or []]
     from writehead.bench.attention import Shape, bench_attention, default_shapes
 
     place, kind = _find(device, dtype)
-    count = _default(repeats, 20, 3, place)
-    if count < 1:
-        raise ConfigError(f"--repeats {count} must be at least 1")
-    chosen = [Shape(b, m, g, heads, depth) for b, m, g in asked]
-    file = _check(output, force, "attention")
-    with reporting() as report:
-        result, chip = _begin("attention", place, kind, report)
-        wanted = chosen or default_shapes(place, heads, depth)
-        result["rows"] = []
-        with keeping(result, file) as save:
-            for row in bench_attention(wanted, chip, place, kind, repeats=count, report=report):
-                result["rows"].append(row)
-                save()
-    _show(result)
+    chosen = [Shape(*_numbers(text), heads, depth) for text in shapes or []]
+    chosen = chosen or default_shapes(place, heads, depth)
+    with _measuring("attention", place, kind, repeats, (), output, force) as (there, add):
+        for row in bench_attention(chosen, there):
+            add(row)
 
 
 @bench_app.command(name="decode")
@@ -104,19 +96,18 @@ def decode_command(
         bool | None,
         typer.Option(
             "--padded/--true-lengths",
-            help="Read whole caches, as the paper's decoder did, or filled positions. "
-            "Default: both.",
+            help="Read whole caches, as in the paper, or filled positions. Default: both.",
         ),
     ] = None,
     peers: Peers = True,
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this one: ctranslate2, ctranslate2-flash, hugging-face, torch-compile, "
+            help="Measure only ctranslate2, ctranslate2-flash, hugging-face, torch-compile or "
             "pytorch; repeatable. Default: all but pytorch, which is not compiled."
         ),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Default: 5, or 3 on a CPU.")] = None,
+    repeats: Repeats = 5,
     dtype: Dtype = None,
     output: Output = None,
     force: Force = False,
@@ -129,42 +120,25 @@ def decode_command(
 
     Example: writehead bench decode --batch 1 --batch 1024 --output results/decode.json
     """
-    models = _models(presets, rows_wanted)
-    from writehead.bench.decode import (
-        DEFAULT_PEERS,
-        LENGTHS,
-        ON_CPU,
-        DecodePlan,
-        Place,
-        bench_decode,
-        resized,
-    )
+    from writehead.bench import decode
 
     place, kind = _find(device, dtype)
-    gpu = place.type == "cuda"
-    models = models or _models(["wmt14" if gpu else "tiny"], rows_wanted)
-    vocab_size = 32_768 if vocab_size is None and gpu else vocab_size
-    if peer and not peers:
-        raise ConfigError("--peer and --no-peers exclude each other; leave one out")
-    plan = DecodePlan(
-        models={name: resized(config, vocab_size) for name, config in models.items()},
-        batches=batch or [1024 if gpu else ON_CPU.batch],
-        source=_default(source, 128, ON_CPU.source, place),
-        target=_default(target, 128, ON_CPU.target, place),
+    sizes = decode.ON_GPU if place.type == "cuda" else decode.ON_CPU
+    family = "wmt14" if place.type == "cuda" else "tiny"
+    plan = decode.DecodePlan(
+        models=_models(presets or [family], rows_wanted, vocab_size, place),
+        batches=batch or [sizes.batch],
+        source=sizes.source if source is None else source,
+        target=sizes.target if target is None else target,
         beams=beam or [1, 4],
-        lengths=LENGTHS if padded is None else ("padded" if padded else "true",),
-        peers=(peer or DEFAULT_PEERS) if peers else (),
+        lengths=decode.LENGTHS if padded is None else ("padded" if padded else "true",),
+        peers=(peer or decode.DEFAULT_PEERS) if peers else (),
     )
-    count = _default(repeats, 5, 3, place)
-    if count < 1:
-        raise ConfigError(f"--repeats {count} must be at least 1")
-    file = _check(output, force, "decode")
-    with reporting() as report:
-        result, chip = _begin("decode", place, kind, report)
-        there = Place(chip, place, kind, count, plan.peers, report)
-        with keeping(result, file) as save:
-            bench_decode(plan, there, result, save)
-    _show(result)
+    header = {"config": asdict(plan) | {"models": list(plan.models)}, "notes": decode.NOTES}
+    run = _measuring("decode", place, kind, repeats, plan.peers, output, force, **header)
+    with run as (there, add):
+        for row in decode.bench_decode(plan, there):
+            add(row)
 
 
 @bench_app.command(name="context")
@@ -178,49 +152,34 @@ def context_command(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 16,
     vocab_size: VocabSize = None,
     peers: Peers = True,
-    repeats: Annotated[int | None, typer.Option(help="Default: 5, or 3 on a CPU.")] = None,
+    repeats: Repeats = 5,
     dtype: Dtype = None,
     output: Output = None,
     force: Force = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time a language model's decoding step after long contexts, and its attention alone.
+    """Time a language model's decoding step after long contexts.
 
     Example: writehead bench context --preset lm1b --context 8192 --context 32768
     """
-    models = _models(presets, rows_wanted)
-    from writehead.bench.context import Context, check_language, language_row
-    from writehead.bench.decode import Place, resized
+    from writehead.bench.context import Context, bench_context, check_language
 
     place, kind = _find(device, dtype)
-    gpu = place.type == "cuda"
-    models = models or _models(["lm1b" if gpu else "tiny-lm"], rows_wanted)
-    vocab_size = 32_768 if vocab_size is None and gpu else vocab_size
-    contexts = [Context(batch, length) for length in context or [8192 if gpu else 256]]
+    family, length = ("lm1b", 8192) if place.type == "cuda" else ("tiny-lm", 256)
+    contexts = [Context(batch, one) for one in context or [length]]
     most = max(one.length for one in contexts)
-    models = {name: resized(config, vocab_size, most) for name, config in models.items()}
-    for name, config in models.items():
-        check_language(name, config)
-    count = _default(repeats, 5, 3, place)
-    if count < 1:
-        raise ConfigError(f"--repeats {count} must be at least 1")
-    file = _check(output, force, "context")
-    with reporting() as report:
-        result, chip = _begin("context", place, kind, report)
-        there = Place(chip, place, kind, count, ["pytorch"] if peers else [], report)
-        result["rows"] = []
-        with keeping(result, file) as save:
-            for one in contexts:
-                for name, config in models.items():
-                    result["rows"].append(language_row(name, config, one, there))
-                    save()
-    _show(result)
+    models = _models(presets or [family], rows_wanted, vocab_size, place, most)
+    check_language(models)
+    chosen = ["pytorch"] if peers else []
+    with _measuring("context", place, kind, repeats, chosen, output, force) as (there, add):
+        for row in bench_context(models, contexts, there):
+            add(row)
 
 
 @bench_app.command(name="translate")
 def translate_command(
-    input_path: Annotated[str, typer.Option("--input", "-i", help="A text file, line by line.")],
+    input_path: Annotated[str, typer.Option("--input", "-i", help="A text file.")],
     run: Annotated[
         Path | None, typer.Argument(help="The folder of a run. Default: the bundled model.")
     ] = None,
@@ -228,7 +187,7 @@ def translate_command(
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens decoded together, padding and beams included.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Passes over the file after the first.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes over the file after the first.")] = 2,
     peers: Peers = True,
     cold: Annotated[
         bool, typer.Option("--cold", help="Start with an empty cache of compiled kernels.")
@@ -247,33 +206,24 @@ def translate_command(
         if cold:  # Triton reads the variable when it first compiles
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="writehead-"))
             os.environ["TRITON_CACHE_DIR"] = folder
-        from writehead.bench.decode import check_beams
-        from writehead.bench.translate import Job, bench_translate
+        from writehead.bench.translate import TranslateJob, bench_translate
         from writehead.decoding import Batching
         from writehead.decoding.textio import read_lines
         from writehead.model.bundled import bundled_run
-        from writehead.model.runs import read_config
-        from writehead.util.environment import environment
 
-        place, kind = _find(device, dtype)
-        chosen, beams = run or bundled_run(), tuple(beam or (1, 4))
-        file = _check(output, force, "translate")
-        check_beams(beams, read_config(chosen).vocab_size, chosen)
-        job = Job(
-            run=chosen,
-            lines=list(read_lines(input_path)),
-            device=place,
-            dtype=kind,
-            beams=beams,
+        job = TranslateJob(
+            run or bundled_run(),
+            list(read_lines(input_path)),
+            *_find(device, dtype),
+            beams=tuple(beam or (1, 4)),
             repeats=repeats,
             batching=Batching(tokens=batch_tokens),
             peers=peers,
-            report=stack.enter_context(reporting()),
         )
-        result: dict[str, Any] = {"bench": "translate", "input": input_path, "cold": cold}
-        with keeping(result, file):
-            result |= bench_translate(job) | {"environment": environment(place)}
-    _show(result)
+        header = {"input": input_path, "cold": cold}
+        record = _recording("translate", job.device, job.dtype, output, force, **header)
+        result, _ = stack.enter_context(record)
+        result |= bench_translate(job, stack.enter_context(reporting()))
 
 
 @bench_app.command(name="train")
@@ -302,28 +252,16 @@ def train_command(
     changes = read_settings(settings, ("train", "model"))
     model = with_settings(preset(preset_name), changes["model"])
     config = with_settings(TrainConfig(), changes["train"])
-    from writehead.bench.train import ON_CPU, ON_GPU, bench_preset
+    from writehead.bench.train import TrainJob, bench_train
 
-    place, _ = _find(device, None)
-    sizes = ON_GPU if place.type == "cuda" else ON_CPU
-    if "rows" not in changes["train"]:
-        parts = config.accumulate
-        config = dataclasses.replace(config, rows=-(-sizes.rows // parts) * parts)
-    file = _check(output, force, "train")
-    result: dict[str, Any] = {"bench": "train"}
-    with reporting() as report, keeping(result, file):
-        row = bench_preset(
-            preset_name,
-            model,
-            config,
-            dataset,
-            device=place,
-            steps=sizes.steps if steps is None else steps,
-            warmup=sizes.warmup if warmup is None else warmup,
-            report=report,
-        )
-        result |= {"environment": row.pop("environment"), "rows": [row]}
-    _show(result)
+    place, kind = _find(device, None)
+    few, before = (20, 8) if place.type == "cuda" else (5, 2)
+    if place.type != "cuda" and "rows" not in changes["train"]:
+        config = replace(config, rows=-(-8 // config.accumulate) * config.accumulate)
+    steps, warmup = few if steps is None else steps, before if warmup is None else warmup
+    job = TrainJob(preset_name, model, config, place, steps, warmup)
+    with _recording("train", place, kind, output, force) as (result, _), reporting() as report:
+        result["rows"] = [bench_train(job, dataset, report)]
 
 
 @bench_app.command(name="plot")
@@ -366,12 +304,11 @@ def keeping(result: dict[str, Any], file: "ResultFile | None") -> Iterator[Calla
         yield save
     except KeyboardInterrupt:
         if file is None:
-            kept = "nothing is kept" + (", since no --output was given" if calls else "")
+            kept = "no result is kept"
         elif calls:
             kept = f"{file.path} has the results so far, marked as partial"
         else:
-            fate = "is unchanged" if file.path.exists() else "was not created"
-            kept = f"there is no result yet, and {file.path} {fate}"
+            kept = f"{file.path} {'is unchanged' if file.path.exists() else 'was not created'}"
         typer.echo(f"interrupted; {kept}", err=True)
         raise typer.Exit(130) from None
     if file is not None:
@@ -390,68 +327,81 @@ def reporting() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _begin(
-    name: str, place: Any, dtype: Any, report: Callable[[str], None]
-) -> tuple[dict[str, Any], Any]:
-    """The header of a record, and the measured chip."""
-    from writehead.bench.floor import measure_chip
+@contextmanager
+def _recording(
+    name: str, place: Any, dtype: Any, output: Path | None, force: bool, **header: Any
+) -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
+    """Yields a record to fill and a function that saves it; prints its table at the end."""
+    from writehead.bench.record import check_output
+    from writehead.bench.tables import show
     from writehead.util.environment import environment
 
-    report("bandwidth and matrix rate")
-    chip = measure_chip(place, dtype)
-    result = {
-        "bench": name,
-        "environment": environment(place),
-        "device": place.type,
-        "dtype": str(dtype).removeprefix("torch."),
-        "chip": dataclasses.asdict(chip),
-    }
-    return result, chip
-
-
-def _check(output: Path | None, force: bool, bench: str) -> "ResultFile | None":
-    from writehead.bench.record import check_output
-
-    return check_output(output, force, bench)
-
-
-def _show(result: dict[str, Any]) -> None:
-    from writehead.bench.tables import show
-
+    file = check_output(output, force, name)
+    result = {"bench": name, "environment": environment(place), "device": place.type}
+    result |= {"dtype": str(dtype).removeprefix("torch."), **header}
+    with keeping(result, file) as save:
+        yield result, save
     show(result, Page())
 
 
-def _models(presets: list[str] | None, wanted: str | None) -> dict[str, ModelConfig]:
+@contextmanager
+def _measuring(
+    name: str,
+    place: Any,
+    dtype: Any,
+    repeats: int,
+    peers: Any,
+    output: Path | None,
+    force: bool,
+    **header: Any,
+) -> Iterator[tuple["Place", Callable[[dict[str, Any]], None]]]:
+    """Measures the chip; yields where to measure, and a function that adds a row and saves it."""
+    from writehead.bench.decode import Place
+    from writehead.bench.floor import measure_chip
+
+    record = _recording(name, place, dtype, output, force, **header)
+    with record as (result, save), reporting() as report:
+        report("bandwidth and matrix rate")
+        chip = measure_chip(place, dtype)
+        result |= {"chip": asdict(chip), "rows": []}
+
+        def add(row: dict[str, Any]) -> None:
+            result["rows"].append(row)
+            save()
+
+        yield Place(chip, place, dtype, repeats, peers, report), add
+
+
+def _models(
+    presets: list[str], wanted: str | None, vocab_size: int | None, place: Any, positions: int = 0
+) -> dict[str, ModelConfig]:
     """Presets by name; a family stands for its rows of Table 2, or for the wanted ones."""
+    from writehead.bench.decode import resized
+
     known = [row.row for row in TABLE_2]
     chosen = known if wanted is None else wanted.split(",")
     for row in chosen:
         if row not in known:
             raise ConfigError(f"Table 2 has no row {row!r}; {nearest(row, known)}")
-    if wanted is not None and presets and not any(name in FAMILIES for name in presets):
+    if wanted is not None and not any(name in FAMILIES for name in presets):
         raise ConfigError(f"--rows is for a family, and {presets[0]} is one row; leave it out")
-    models = {}
-    for name in presets or []:
+    models: dict[str, ModelConfig] = {}
+    for name in presets:
         if name in FAMILIES:
-            there = rows(name)
-            models.update({f"{name}/{row}": there[row] for row in chosen if row in there})
+            models |= {f"{name}/{row}": one for row, one in rows(name).items() if row in chosen}
         else:
             models[name] = preset(name)
-    return models
+    if vocab_size is None and place.type == "cuda":
+        vocab_size = 32_768
+    return {name: resized(config, vocab_size, positions) for name, config in models.items()}
 
 
-def _shape(text: str) -> tuple[int, int, int]:
+def _numbers(text: str) -> tuple[int, int, int]:
     try:
         b, m, g = (int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"--shape {text} is not b,m,g, such as 1024,128,1") from error
     return b, m, g
-
-
-def _default(given: int | None, on_gpu: int, on_cpu: int, place: Any) -> int:
-    if given is not None:
-        return given
-    return on_gpu if place.type == "cuda" else on_cpu
 
 
 def _find(device: str, dtype: str | None) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import torch
 from writehead.bench.decode import ON_CPU, OURS, Place, quickest, translation_row
 from writehead.bench.floor import measure_chip
 from writehead.bench.record import write_result
-from writehead.bench.train import GRAMMAR_PAIRS, bench_preset
+from writehead.bench.train import GRAMMAR_PAIRS, TrainJob, bench_train
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.cost import Setting
 from writehead.data.dataset import INFO
@@ -230,15 +230,9 @@ def _time(job: SpeedJob, speed: Speed, row: str, place: Place, dataset: Path) ->
         for beam in BEAMS
     ]
     clear(place.device)
-    training = bench_preset(
-        name,
-        config,
-        speed.train,
-        dataset,
-        device=place.device,
-        steps=speed.steps,
-        warmup=WARMUP,
-        report=lambda text: place.report(f"a training step: {text}"),
+    train_job = TrainJob(name, config, speed.train, place.device, speed.steps, WARMUP)
+    training = bench_train(
+        train_job, dataset, lambda text: place.report(f"a training step: {text}")
     )
     place.free()
     return {

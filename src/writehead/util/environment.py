@@ -17,7 +17,7 @@ import torch
 
 from writehead import __version__
 
-PEERS = ("ctranslate2", "transformers", "flashinfer-python")  # listed if they are installed
+PEERS = ("ctranslate2", "transformers")  # listed if they are installed
 
 
 def environment(device: torch.device) -> dict[str, Any]:

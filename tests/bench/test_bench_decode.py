@@ -8,7 +8,7 @@ import torch
 from helpers import config, model
 from writehead import cost
 from writehead.bench import decode, peers, timing
-from writehead.bench.decode import Place, translation_row
+from writehead.bench.decode import Place, plain_decode, translation_row
 from writehead.cost import Setting
 from writehead.decoding import beam_search
 from writehead.errors import BackendError
@@ -30,10 +30,9 @@ def bench(writehead, quick_chip, tmp_path):
 
 
 def test_a_record_says_what_was_measured_and_adds_up(bench):
-    code, out, err, result = bench("decode", "--preset=tiny", ROWS, *TINY, "--no-peers")
+    code, _, err, result = bench("decode", "--preset=tiny", ROWS, *TINY, "--no-peers")
     assert code == 0
     assert "tiny/multi-query, batch 3, beam 4: ours, true lengths" in err
-    assert "ms" in out or "Milliseconds" in out
     assert "partial" not in result
     assert result["environment"]["command"].startswith("writehead bench decode --preset=tiny")
     assert result["chip"]["bandwidth"] > 0
@@ -51,28 +50,17 @@ def test_a_record_says_what_was_measured_and_adds_up(bench):
             assert found["share_of_floor"] == pytest.approx(found["floor_step_ms"] / step)
 
 
-@pytest.mark.parametrize("cache", [16 << 20, 4_000], ids=["cached", "memory"])
-def test_a_language_model_is_timed_after_its_contexts(bench, monkeypatch, cache):
-    monkeypatch.setattr(timing, "CPU_CACHE_BYTES", cache)
+def test_a_language_model_is_timed_after_its_contexts(bench):
     contexts = ("--context=6", "--context=10")
     code, _, _, result = bench("context", "--preset=tiny-lm", ROWS, *contexts, *SMALL)
     assert code == 0
     assert [row["context"] for row in result["rows"]] == [6, 6, 10, 10]
     heads, query = result["rows"][2:]
-    assert heads["floor"]["attention_us"] == pytest.approx(8 * query["floor"]["attention_us"])
     assert heads["kv_bytes"] == 2 * 3 * 10 * 8 * 32 * 4  # layers, rows, positions, heads, k + v
+    assert query["kv_bytes"] * 8 == heads["kv_bytes"]
     for row in result["rows"]:
-        found, alone = row["measured"]["ours"], row["attention"]
-        assert found["us_per_token"] == pytest.approx(found["step_ms"]["median"] * 1e3 / 3)
-        assert alone["kv_bytes"] * 2 == row["kv_bytes"]
-        assert alone["bytes_in_turn"] == alone["sets"] * alone["kv_bytes"]
-        # the bandwidth of memory shows only if more is read than the cache holds
-        assert (alone["bytes_in_turn"] >= 4 * cache) == (cache == 4_000)
-        assert ("bytes_per_second" in alone) == ("share_of_floor" in alone) == (cache == 4_000)
-        if cache == 4_000:
-            rate = alone["kv_bytes"] / alone["us"]["median"] * 1e6
-            assert alone["bytes_per_second"] == pytest.approx(rate)
-            assert alone["share_of_floor"] == pytest.approx(rate / result["chip"]["bandwidth"])
+        measured = row["measured"]["ours"]
+        assert measured["us_per_token"] == pytest.approx(measured["step_ms"]["median"] * 1e3 / 3)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +73,7 @@ def test_rows_measured_before_a_failure_of_ours_are_kept(bench, monkeypatch, err
         calls.append(given)
         if len(calls) > 1:
             raise error
-        return peers.plain_decode(*given, **options)
+        return plain_decode(*given, **options)
 
     monkeypatch.setattr(decode, "plain_decode", fails_later)
     code, out, _, result = bench("decode", "--preset=tiny", ROWS, *TINY, "--no-peers", "--padded")
