@@ -17,7 +17,7 @@ ENDINGS = [".", " in 1989.", ", which surprised us.", " because it was late, was
 
 
 def varied_lines(count: int) -> list[str]:
-    """English lines of 1 to 60 words."""
+    """English lines of up to 60 words."""
     draw = random.Random(0)
     parts = (SUBJECTS, VERBS, OBJECTS)
     lines = ["Hello!", "", "1,234.56 €"]

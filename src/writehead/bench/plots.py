@@ -218,7 +218,8 @@ def _figure(
     axes.grid(visible=True, which="major", color=grid, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(text)
-    where = f"{result['environment']['hardware']['device']}, {result['dtype']}"
+    facts = result["environment"]
+    where = f"{facts['hardware']['device']}, {result['dtype']}, {facts['date'][:10]}"
     axes.set_title(f"{title}, {where}; lower is better", loc="left", fontsize=9.5, color=text)
     _label_lines(axes, sorted(lines, key=lambda line: line.points[-1][1]))
     return figure
@@ -248,5 +249,5 @@ def _save(figure: Figure, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content.getvalue())
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
     return path

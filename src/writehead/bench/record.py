@@ -49,33 +49,45 @@ def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) ->
             f"another process has written {path} in the meantime; choose another path"
         ) from error
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
 class ResultFile:
-    """A file that one process rewrites as its result grows."""
+    """A file that one process rewrites as its result grows.
 
-    def __init__(self, path: Path, replace: bool) -> None:
-        self.path, self._replace = path, replace
+    Without `force`, a file that another process has written in the meantime is kept.
+    """
+
+    def __init__(self, path: Path, force: bool) -> None:
+        self.path, self._force = path, force
+        self._seen = self._identity()
 
     def write(self, result: dict[str, Any]) -> None:
-        """Writes the result; the first call raises RunError if a new file is in the way."""
-        write_result(self.path, result, replace=self._replace)
-        self._replace = True
+        """Writes the result; raises RunError if another process has written the file."""
+        found = self._identity()
+        is_ours = self._force or (found is not None and found == self._seen)
+        write_result(self.path, result, replace=is_ours)
+        self._seen = self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        if not self.path.exists():
+            return None
+        status = self.path.stat()
+        return status.st_ino, status.st_mtime_ns
 
 
 def check_output(path: Path | None, force: bool, bench: str | None = None) -> ResultFile | None:
-    """Returns the file for a result; raises RunError if it exists or cannot be written.
+    """Returns the file for a result; raises RunError if it exists or could not be written.
 
     An existing file is replaced with `force`, or if it is a partial result of the same `bench`.
     """
     if path is None:
         return None
-    replace = force or (path.is_file() and _is_partial(path, bench))
-    if path.is_file() and not replace:
+    file = ResultFile(path, force)
+    if path.is_file() and not force and not _is_partial(path, bench):
         raise RunError(f"{path} exists; choose another path, or force its replacement")
     check_writable(path)
-    return ResultFile(path, replace)
+    return file
 
 
 def check_writable(path: Path) -> None:
@@ -92,7 +104,7 @@ def check_writable(path: Path) -> None:
         with hidden_directory(target):
             pass
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
 def read_result_file(path: Path, shape: Shape, advice: str = "") -> Any:
