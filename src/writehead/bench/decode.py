@@ -207,7 +207,7 @@ def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
         held[0].cache.clear()
         return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
 
-    return Decode(start, run, "model.step and the plain search, no graph")
+    return Decode(start, run)
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
@@ -232,8 +232,7 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
         held[0].begin(first, None, constraints)
         return decoder.run(held[0], len(source), constraints, config)
 
-    how = "GraphDecoder: one captured graph per step, tokens and scores read back"
-    return Decode(torch.no_grad()(start), run, how)
+    return Decode(torch.no_grad()(start), run)
 
 
 def _time_decode(
@@ -258,7 +257,6 @@ def _time_decode(
     encoder = Times(tuple(encoders))
     memory = torch.cuda.max_memory_allocated(place.device) if place.is_gpu else None
     return {
-        "how": decode.how,
         "lengths": lengths,
         "step_ms": steps.to_json(1e-3),
         "encoder_ms": encoder.to_json(1e-3),
@@ -284,16 +282,15 @@ def _time_peer(label: str, config: ModelConfig, setting: Setting, place: Place) 
         generate = peers.marian_generate(*there)
     else:
         generate = peers.ctranslate2_generate(*there, flash_attention=label == FLASH_ATTENTION)
-    generate.run(min(WARMUP_STEPS, n))
-    once = clocked(partial(generate.run, n), place.device)
+    generate(min(WARMUP_STEPS, n))
+    once = clocked(partial(generate, n), place.device)
     repeats = 1 if once > SLOW_SECONDS else place.repeats
     whole, first = (
-        time_work(partial(generate.run, count), place.device, repeats=repeats, warmup=0)
+        time_work(partial(generate, count), place.device, repeats=repeats, warmup=0)
         for count in (n, 1)
     )
     steps = Times(tuple((seconds - first.median) / (n - 1) for seconds in whole.repeats))
     return {
-        "how": generate.how,
         "lengths": "true",
         "step_ms": steps.to_json(1e-3),
         "call_ms": whole.to_json(1e-3),

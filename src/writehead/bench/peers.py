@@ -25,11 +25,11 @@ from writehead.errors import BackendError, WriteheadError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.kernels import Visibility
 from writehead.model import DecoderState, KVCache, LanguageModel, TranslationModel, make_model
-from writehead.util.environment import version_of
 from writehead.util.extras import requires
 
 Model = TranslationModel | LanguageModel
 Step = Callable[[Tensor, DecoderState], Tensor]
+Generate = Callable[[int], None]  # translates a batch into that many tokens per sentence
 NUM_SPECIAL_TOKENS = 3
 # whatever another library may raise, such as out of memory or a name that its version lacks
 PEER_ERRORS = (
@@ -44,15 +44,6 @@ class Decode:
 
     start: Call
     run: Call
-    how: str
-
-
-@dataclass(frozen=True)
-class Generate:
-    """A library's call that translates a batch into n tokens per sentence: `run(n)`."""
-
-    run: Callable[[int], object]
-    how: str
 
 
 def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -116,9 +107,7 @@ def graph_decode(model: Model, setting: Setting, *, compiled: bool = False) -> D
     def start() -> None:
         model.decoder.memorize(model.encode(source), Visibility())
 
-    search = "argmax" if setting.beam == 1 else "beam_search around it"
-    how = f"model.step{' under torch.compile' * compiled} in a CUDA graph, {search}"
-    return Decode(torch.no_grad()(start), run, how)
+    return Decode(torch.no_grad()(start), run)
 
 
 def _compile(model: Model) -> Step:
@@ -202,20 +191,14 @@ def marian_generate(
             min_new_tokens=n,
             max_new_tokens=n,
             use_cache=True,
-            **_marian_tokens(config),
+            pad_token_id=config.pad,
+            eos_token_id=config.eos,
+            decoder_start_token_id=config.bos,
         )
         tokens = marian.generate(source, attention_mask=mask, generation_config=options)
         assert tokens.shape[1] == n + 1, "the output begins with the start token"
 
-    return Generate(run, f"transformers {version_of('transformers')}, Marian, dynamic cache")
-
-
-def _marian_tokens(config: ModelConfig) -> dict[str, int]:
-    return {
-        "pad_token_id": config.pad,
-        "eos_token_id": config.eos,
-        "decoder_start_token_id": config.bos,
-    }
+    return run
 
 
 @lru_cache(maxsize=1)
@@ -237,8 +220,10 @@ def _marian(config: ModelConfig, length: int, device: torch.device, dtype: torch
         max_position_embeddings=length + 1,
         activation_function="relu",
         forced_eos_token_id=None,
+        pad_token_id=config.pad,
+        eos_token_id=config.eos,
+        decoder_start_token_id=config.bos,
         **sides,
-        **_marian_tokens(config),
     )
     return library.MarianMTModel(sizes).to(device=device, dtype=dtype).eval()
 
@@ -265,8 +250,7 @@ def ctranslate2_generate(
         results = translator.translate_batch(sources, beam_size=setting.beam, **lengths)
         assert all(len(result.hypotheses[0]) == n for result in results)
 
-    how = f"ctranslate2 {version_of('ctranslate2')}{', flash attention' * flash_attention}"
-    return Generate(run, how)
+    return run
 
 
 def load_translator(

@@ -13,7 +13,7 @@ import torch
 
 from writehead import cost
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
-from writehead.data.batches import Batch, PackedBatches
+from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
@@ -107,6 +107,8 @@ def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) 
         stepper.update(next(batches), i)
     wait_for(device)
     times, operations, labels = [], [], []
+    source = config.source_length if model.encoder_layers else 0
+    setting = cost.Setting(config.rows, source, config.target_length)
     size = STEPS_PER_BLOCK if device.type == "cuda" else 1
     for first in range(0, job.steps, size):
         block = range(first, min(first + size, job.steps))
@@ -115,7 +117,8 @@ def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) 
         for i in block:
             batch = next(batches)
             stepper.update(batch, job.warmup + i)
-            operations.append(_operations(model, config, batch))
+            visible = batch.visible_pairs(model.window)
+            operations.append(cost.training_step(model, setting, visible).operations)
             labels.append(batch.tokens)
         wait_for(device)
         times.append((time.perf_counter() - began) / len(block))
@@ -139,9 +142,3 @@ def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) 
         "utilisation": statistics.mean(operations) / seconds / rate,
         "peak_memory_bytes": memory,
     }
-
-
-def _operations(model: ModelConfig, config: TrainConfig, batch: Batch) -> int:
-    source = config.source_length if model.encoder_layers else 0
-    setting = cost.Setting(config.rows, source, config.target_length)
-    return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations

@@ -1,9 +1,7 @@
 """`writehead bench attention`, `context`, `decode`, `translate`, `train` and `plot`."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,9 +187,6 @@ def translate_command(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over the file after the first.")] = 2,
     peers: Peers = True,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Start with an empty cache of compiled kernels.")
-    ] = False,
     dtype: Dtype = None,
     output: Output = None,
     force: Force = False,
@@ -202,28 +197,25 @@ def translate_command(
 
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
-    with ExitStack() as stack:
-        if cold:  # Triton reads the variable when it first compiles
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="writehead-"))
-            os.environ["TRITON_CACHE_DIR"] = folder
-        from writehead.bench.translate import TranslateJob, bench_translate
-        from writehead.decoding import Batching
-        from writehead.decoding.textio import read_lines
-        from writehead.model.bundled import bundled_run
+    from writehead.bench.translate import TranslateJob, bench_translate
+    from writehead.decoding import Batching
+    from writehead.decoding.textio import read_lines
+    from writehead.model.bundled import bundled_run
 
-        job = TranslateJob(
-            run or bundled_run(),
-            list(read_lines(input_path)),
-            *_find(device, dtype),
-            beams=tuple(beam or (1, 4)),
-            repeats=repeats,
-            batching=Batching(tokens=batch_tokens),
-            peers=peers,
-        )
-        header = {"input": input_path, "cold": cold}
-        record = _recording("translate", job.device, job.dtype, output, force, **header)
-        result, _ = stack.enter_context(record)
-        result |= bench_translate(job, stack.enter_context(reporting()))
+    place, kind = _find(device, dtype)
+    job = TranslateJob(
+        run=run or bundled_run(),
+        lines=list(read_lines(input_path)),
+        device=place,
+        dtype=kind,
+        beams=tuple(beam or (1, 4)),
+        repeats=repeats,
+        batching=Batching(tokens=batch_tokens),
+        peers=peers,
+    )
+    record = _recording("translate", place, kind, output, force, input=input_path)
+    with record as (result, _), reporting() as report:
+        result |= bench_translate(job, report)
 
 
 @bench_app.command(name="train")
