@@ -67,8 +67,6 @@ def test_a_record_has_every_method_its_error_and_the_floor(bench):
             assert len(method["us"]["repeats"]) == 2
             assert method["relative_error"] < 1e-5
             assert method["bytes_per_second"] == pytest.approx(size / method["us"]["median"] * 1e6)
-        sdpa = [one["us"]["median"] for name, one in row["measured"].items() if "SDPA" in name]
-        assert row["best"]["SDPA"]["us"] == min(sdpa)
 
 
 def test_an_interrupted_benchmark_keeps_its_rows_and_can_be_repeated(bench):

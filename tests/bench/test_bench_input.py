@@ -24,7 +24,7 @@ TRAIN = "train --preset=tiny/multi-query"
         ("decode --beam=0", "beam=0"),
         ("decode --beam=1025", "the 1024 tokens of tiny/multi-head"),
         ("context --preset=tiny", "choose a language model"),
-        ("context --context=1", "at least 1 and 2"),
+        ("context --context=1", "context=1 at least 2"),
         ("translate plain --input=nowhere", "nowhere"),
         ("translate plain --input=blank", "no line"),
         ("translate nowhere --input=text", "nowhere"),

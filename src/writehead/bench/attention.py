@@ -34,8 +34,7 @@ CPU_CACHE_BYTES = 16 << 20
 CACHE_FACTOR = 4  # how many times the size of the cache is read before anything is read again
 MAX_SETS = 256
 CHECKED_ROWS = 4
-OURS, SDPA, PRODUCTS = "ours", "SDPA", "products"
-GROUPS = (OURS, SDPA, PRODUCTS)  # a method is called by its group, or "group, variant"
+OURS = "ours"
 SDPA_KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 
 
@@ -107,7 +106,6 @@ def _measure(shape: Shape, place: Place) -> dict[str, Any]:
         "floor_us": floor * 1e6,
         "sets": count,
         "measured": measured,
-        "best": {group: best for group in GROUPS if (best := _best(measured, group))},
     }
 
 
@@ -136,21 +134,10 @@ def _time(method: Method, sets: list[Inputs], rounds: int, place: Place) -> dict
     }
 
 
-def _best(measured: dict[str, Any], group: str) -> dict[str, Any] | None:
-    """The fastest method of a group, or None."""
-    timed = [
-        {"method": name, "us": method["us"]["median"]}
-        for name, method in measured.items()
-        if name.partition(",")[0] == group and "us" in method
-    ]
-    return min(timed, key=lambda one: float(one["us"]), default=None)
-
-
 def _random_inputs(shape: Shape, place: Place) -> Inputs:
     b, m, g, h, k = shape.b, shape.m, shape.g, shape.h, shape.k
     sizes = ((b, h, 1, k), (b, g, m, k), (b, g, m, k))
-    Q, K, V = (torch.randn(size, device=place.device, dtype=place.dtype) for size in sizes)
-    return Inputs(Q, K, V)
+    return Inputs(*(torch.randn(s, device=place.device, dtype=place.dtype) for s in sizes))
 
 
 def _methods(shape: Shape, device: torch.device) -> dict[str, Method]:
@@ -158,7 +145,7 @@ def _methods(shape: Shape, device: torch.device) -> dict[str, Method]:
     methods: dict[str, Method] = {
         OURS: _ours,
         "SDPA, folded": lambda one: partial(_folded, one),
-        PRODUCTS: lambda one: partial(
+        "products": lambda one: partial(
             attend, one.Q, one.K, one.V, scale=one.scale, backend="eager"
         ),
     }

@@ -13,7 +13,7 @@ import torch
 
 from writehead import cost
 from writehead.bench.decode import PYTORCH, Place
-from writehead.bench.peers import Model, attempt, captured_greedy, stepped_greedy
+from writehead.bench.peers import Model, attempt, captured_greedy
 from writehead.bench.timing import Call, time_work
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
@@ -35,19 +35,13 @@ class Context:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.length < 2:
             raise ConfigError(
-                f"a batch of {self.batch} with a context of {self.length} cannot be timed; they "
-                f"must be at least 1 and 2"
+                f"batch={self.batch} must be at least 1, and context={self.length} at least 2"
             )
 
     @property
     def steps(self) -> int:
         """The number of timed steps."""
         return min(MAX_STEPS, self.length // 2)
-
-    @property
-    def begin(self) -> int:
-        """The number of positions before the first timed step."""
-        return self.length - self.steps
 
 
 def check_language(models: dict[str, ModelConfig]) -> None:
@@ -61,14 +55,13 @@ def bench_context(
     models: dict[str, ModelConfig], contexts: Sequence[Context], place: Place
 ) -> Iterator[dict[str, Any]]:
     """Yields a row per context and model: ours, plain PyTorch and the floor."""
-    check_language(models)
     for context, (name, config) in product(contexts, models.items()):
         yield _row(name, config, context, place)
 
 
 def _row(name: str, config: ModelConfig, context: Context, place: Place) -> dict[str, Any]:
     setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
-    positions = range(context.begin, context.length)
+    positions = range(context.length - context.steps, context.length)
     steps = [cost.decoder_step(config, setting, p).floor(place.chip) for p in positions]
     floor = sum(steps) / len(steps)
     measured: dict[str, Any] = {}
@@ -127,7 +120,7 @@ def _ours(model: Model, context: Context) -> Call:
     search = DecodeConfig(min_length=context.steps, max_length=context.steps)
     constraints = Constraints.make(search, eos, None, None, context.batch, model.device)
     first = torch.full((context.batch,), model.config.bos, device=model.device)
-    lengths = torch.full_like(first, context.begin)
+    lengths = torch.full_like(first, context.length - context.steps)
 
     def run() -> None:
         captured.begin(first, lengths, constraints)
@@ -137,11 +130,21 @@ def _ours(model: Model, context: Context) -> Call:
 
 
 def _captured(model: Model, context: Context) -> Call:
-    return captured_greedy(model.step, _state(model, context), context.begin, context.steps)
+    begin = context.length - context.steps
+    return captured_greedy(model.step, _state(model, context), begin, context.steps)
 
 
 def _stepped(model: Model, context: Context) -> Call:
-    return stepped_greedy(model, _state(model, context), context.begin, context.steps)
+    """Ours on a CPU: greedy steps of `model.step`."""
+    state = _state(model, context)
+
+    def run() -> None:
+        state.cache.lengths.fill_(context.length - context.steps)
+        tokens = state.first
+        for _ in range(context.steps):
+            tokens = model.step(tokens, state).argmax(dim=1)
+
+    return run
 
 
 def _state(model: Model, context: Context) -> DecoderState:

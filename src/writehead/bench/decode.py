@@ -246,8 +246,6 @@ def _time_decode(
     decode = make(place.build(config), setting)
     decode.start()
     once = clocked(decode.run, place.device)
-    if place.is_gpu:  # leaves out what captures and autotuning allocated
-        torch.cuda.reset_peak_memory_stats(place.device)
     repeats = 1 if once > SLOW_SECONDS else place.repeats
     steps = time_work(decode.run, place.device, repeats=repeats, warmup=0).over(setting.target)
     encoders = []
@@ -255,7 +253,6 @@ def _time_decode(
         decode.run()
         encoders.append(clocked(decode.start, place.device))
     encoder = Times(tuple(encoders))
-    memory = torch.cuda.max_memory_allocated(place.device) if place.is_gpu else None
     return {
         "lengths": lengths,
         "step_ms": steps.to_json(1e-3),
@@ -264,7 +261,6 @@ def _time_decode(
             "encoder": encoder.median / (setting.batch * setting.source) * 1e6,
             "decoder": steps.median / setting.batch * 1e6,
         },
-        "peak_memory_bytes": memory,
     }
 
 

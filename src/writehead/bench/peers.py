@@ -78,18 +78,6 @@ def search_config(setting: Setting) -> DecodeConfig:
     return DecodeConfig(beam=setting.beam, min_length=setting.target, max_length=setting.target)
 
 
-def stepped_greedy(model: Model, state: DecoderState, begin: int, steps: int) -> Call:
-    """`steps` greedy steps of `model.step`, the first at position `begin`."""
-
-    def run() -> None:
-        state.cache.lengths.fill_(begin)
-        tokens = state.first
-        for _ in range(steps):
-            tokens = model.step(tokens, state).argmax(dim=1)
-
-    return run
-
-
 def graph_decode(model: Model, setting: Setting, *, compiled: bool = False) -> Decode:
     """`model.step` over a padded cache in one CUDA graph, optionally under `torch.compile`.
 

@@ -6,11 +6,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from writehead.bench.attention import GROUPS
+from writehead.bench.attention import OURS as OURS_ATTENTION
 from writehead.bench.context import OURS as OURS_AT_CONTEXT
 from writehead.bench.decode import OURS, PYTORCH, quickest, search_name
 
-TEXT_COLUMNS = ("model", "search", "system")  # aligned to the left
+TEXT_COLUMNS = ("model", "search", "system", "method")  # aligned to the left
 
 Cells = Iterable[Sequence[object]]  # rows of cells
 
@@ -53,13 +53,17 @@ def _attention(result: dict[str, Any]) -> tuple[str, list[str], Cells]:
 
     def cells() -> Iterator[list[object]]:
         for row in rows:
-            times = [row["best"].get(group, {}).get("us") for group in GROUPS]
-            best = times[0] or min(filter(None, times), default=None)
-            rate = best and row["kv_bytes"] / best / 1e3
-            yield [row["b"], row["m"], row["g"], *times, row["floor_us"], rate]
+            times = {
+                name: one["us"]["median"] for name, one in row["measured"].items() if "us" in one
+            }
+            ours = times.pop(OURS_ATTENTION, None)
+            peer = min(times, key=lambda name: times[name], default=None)
+            rate = row["kv_bytes"] / min(filter(None, [ours, *times.values()]), default=1e9) / 1e3
+            best = peer and times[peer]
+            yield [row["b"], row["m"], row["g"], ours, best, peer, row["floor_us"], rate]
 
     title = f"Attention of one query per row, h={rows[0]['h']}, k=v={rows[0]['k']}: microseconds"
-    return title, ["b", "m", "g", *GROUPS, "floor", "GB/s"], cells()
+    return title, ["b", "m", "g", "ours", "best peer", "method", "floor", "GB/s"], cells()
 
 
 def _decode(result: dict[str, Any]) -> tuple[str, list[str], Cells]:

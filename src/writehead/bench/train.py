@@ -125,7 +125,6 @@ def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) 
     rates.append(matrix_rate(device, dtype))
     rate = max(rates)  # a chip under load lowers its clock: the higher rate is the stricter one
     seconds, positions = statistics.median(times), config.rows * config.target_length
-    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return {
         "name": job.name,
         "model": model.to_json(),
@@ -140,5 +139,4 @@ def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) 
         "matrix_rate": rate,
         "floor_us_per_token": statistics.mean(operations) / rate / positions * 1e6,
         "utilisation": statistics.mean(operations) / seconds / rate,
-        "peak_memory_bytes": memory,
     }
