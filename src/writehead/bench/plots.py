@@ -96,12 +96,12 @@ def _checked(result: dict[str, Any], rows: Any, shape: Any) -> list[dict[str, An
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws the charts that a record has rows for, as SVG; returns the files."""
+    """Draws a record as SVG, against the context or against the batch; returns the files."""
     figures = {}
     if context_rows(result):
         figures["decode-context"] = _context_figure(result)
-    if decode_rows(result):
-        figures |= {f"decoding-{theme}": _decoding_figure(result, theme) for theme in THEMES}
+    elif decode_rows(result):
+        figures = {f"decoding-{theme}": _decoding_figure(result, theme) for theme in THEMES}
     if not figures:
         raise ConfigError("this record has nothing to draw; give one of bench decode or context")
     return [_save(figure, folder / f"{name}.svg") for name, figure in figures.items()]
