@@ -5,7 +5,7 @@ import torch
 
 from helpers import random, slow_attend
 from writehead.bench import attention
-from writehead.bench.attention import Inputs, Shape, _methods, default_shapes
+from writehead.bench.attention import Inputs, Shape, _methods
 from writehead.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -31,12 +31,6 @@ def bench(writehead, quick_chip, monkeypatch, tmp_path):
         return writehead(*command), path
 
     return run
-
-
-def test_the_default_shapes_are_multi_query_and_multi_head():
-    shapes = default_shapes(torch.device("cuda"), 8, 128)
-    assert len(shapes) == len(set(shapes)) == 16
-    assert {shape.attention.kind for shape in shapes} == {"multi-query", "multi-head"}
 
 
 @pytest.mark.parametrize("g", [1, 2, 4])

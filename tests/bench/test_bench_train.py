@@ -55,13 +55,6 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["operations"] == pytest.approx(sum(counts) / 3)
 
 
-def test_a_cpu_has_smaller_defaults(bench):
-    settings = [one for one in SETTINGS if "train.rows" not in one]
-    code, err, result = bench(settings=settings)
-    assert code == 0, err
-    assert (result["train"]["rows"], result["steps"], result["warmup"]) == (8, 5, 2)
-
-
 def test_on_a_gpu_the_capture_of_a_graph_is_not_timed():
     with pytest.raises(ConfigError, match="at least 5"):
         TrainJob("x", MODEL, CONFIG, GPU, steps=1, warmup=WARM + 1)

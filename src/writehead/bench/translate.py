@@ -26,6 +26,7 @@ from writehead.model.runs import TOKENIZER, read_config
 
 OURS, PLAIN, FLOAT32, CTRANSLATE2 = "ours", "plain PyTorch", "ours, float32", "CTranslate2"
 ALPHA = 0.6  # as in §4.2
+NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
 Translate = Callable[[list[str], int], list[str]]  # of lines, with a beam
 
@@ -84,6 +85,7 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
         "batch_tokens": job.batching.budget(job.device.type),
         "engines": engines,
         "equal_lines": equal,
+        "notes": NOTES if job.peers else [],
     }
 
 
