@@ -38,12 +38,11 @@ def typed(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize("verb", [("translate", "--repeats=1"), ("tokens", "--lines=1")])
-def test_benches_of_text_take_the_box_where_they_are_given_no_run(verb, writehead, tmp_path):
+def test_bench_translate_uses_the_bundled_model_by_default(writehead, tmp_path):
     text, path = tmp_path / "text", tmp_path / "result.json"
     text.write_text("Good morning!\n")
-    options = ("--input", text, "--beam=1", "--device=cpu", "--output", path)
-    code, _, err = writehead("bench", *verb, *options)
+    options = ("--input", text, "--beam=1", "--device=cpu", "--repeats=1", "--no-peers")
+    code, _, err = writehead("bench", "translate", *options, "--output", path)
     assert code == 0, err
     assert json.loads(path.read_text())["run"] == "writehead/bundled/en-de"
 

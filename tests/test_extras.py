@@ -54,11 +54,10 @@ def test_commands_that_draw_name_the_extra_before_they_start(tmp_path):
     commands = [
         ["report"],
         ["bench", "plot", "result.json", "figures"],
-        ["bench", "decode", "--device=cpu", "--plot=figures"],
         ["demo"],
     ]
     done = run(["matplotlib"], commands, tmp_path)
-    expected = [(sentence("matplotlib", extra), "exit 2") for extra in ("plot",) * 3 + ("demo",)]
+    expected = [(sentence("matplotlib", extra), "exit 2") for extra in ("plot",) * 2 + ("demo",)]
     assert done.stderr.splitlines() == [line for both in expected for line in both]
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 

@@ -11,7 +11,17 @@ SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
 LOWER = "errors util schema config cost hugging_face_config kernels model data"
-ROOMS = [*LOWER.split(), "decoding", "training", "bench", "paper", "explain", "demo", "cli"]
+ROOMS = [
+    *LOWER.split(),
+    "decoding",
+    "training",
+    "interop",
+    "bench",
+    "paper",
+    "explain",
+    "demo",
+    "cli",
+]
 
 
 def imports(path: Path) -> list[str]:

@@ -1,38 +1,58 @@
 import json
 from pathlib import Path
 
-RESULT = Path(__file__).parents[2] / "results" / "decoding" / "decode-sweeps.json"
+import pytest
+
+from writehead.bench.plots import markdown_table
+from writehead.errors import RunError
+
+RESULTS = Path(__file__).parents[2] / "results" / "decoding"
 
 
-def test_a_plot_has_our_times_the_floor_and_the_peer(writehead, tmp_path):
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
-    for row in result["sweeps"]["batch"]:
-        row["measured"]["PyTorch, eager"] = row["measured"]["ours, true lengths"]
-    (tmp_path / "decode.json").write_text(json.dumps(result))
-    code, _, err = writehead("bench", "plot", tmp_path / "decode.json", tmp_path / "plots")
-    assert code == 0, err
-    names = ["decode-batch.png", "decode-batch.svg", "decode-context.png", "decode-context.svg"]
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == names
-    # matplotlib names each text in a comment before its shapes
-    batch, context = ((tmp_path / "plots" / name).read_text() for name in names[1::2])
-    for drawn in (context, batch):
-        assert "<!-- multi-query, floor -->" in drawn
-        assert f"{result['environment']['hardware']['device']}, {result['dtype']}" in drawn
-    assert "plain PyTorch" in batch
-    assert "plain PyTorch" not in context
+@pytest.fixture
+def record():
+    """A record of `bench decode` with two batches, made of one of an earlier version."""
+    result = json.loads((RESULTS / "decode-peers.json").read_text(encoding="utf-8"))
+    rows = [row for row in result["rows"] if row["model"]["window"] is None]
+    for row in rows:
+        row["measured"]["CTranslate2"] = row["measured"]["ours, true lengths"]
+    small = json.loads(json.dumps(rows))
+    for row in small:
+        row["setting"]["batch"] = 2
+        del row["measured"]["Hugging Face"]
+    return result | {"rows": rows + small}
 
 
-def test_sweeps_are_measured_and_drawn(writehead, quick_chip, monkeypatch, tmp_path):
-    monkeypatch.setattr("writehead.cli.bench_runs.CONTEXTS", ([], [2, 4]))
-    monkeypatch.setattr("writehead.cli.bench_runs.BATCHES", ([], [1, 3]))
+def test_the_chart_names_every_system_on_light_and_dark(writehead, record, tmp_path):
     path = tmp_path / "decode.json"
-    sizes = ("--batch=2", "--source=3", "--target=2", "--beam=1", "--vocab-size=40", "--repeats=1")
-    command = ("--preset=tiny/multi-query", *sizes, "--true-lengths", "--no-peers", "--device=cpu")
-    code, _, _ = writehead("bench", "decode", *command, "--plot", tmp_path, "--output", path)
-    assert code == 0
-    sweeps = json.loads(path.read_text())["sweeps"]
-    heads, query = "multi-head", "multi-query"
-    contexts = [(row["kind"], row["context"]) for row in sweeps["context"]]
-    assert contexts == [(heads, 2), (heads, 4), (query, 2), (query, 4)]
-    assert [row["setting"]["batch"] for row in sweeps["batch"]] == [1, 3, 1, 3]
-    assert (tmp_path / "decode-batch.png").stat().st_size > 10_000
+    path.write_text(json.dumps(record))
+    code, out, err = writehead("bench", "plot", path, tmp_path / "plots", "--table")
+    assert code == 0, err
+    names = ["decoding-dark.svg", "decoding-light.svg"]
+    assert sorted(one.name for one in (tmp_path / "plots").iterdir()) == names
+    for name in names:
+        drawn = (tmp_path / "plots" / name).read_text()
+        # matplotlib names each text in a comment before its shapes
+        for label in ("writehead, multi-query", "CTranslate2, multi-head", "hardware floor"):
+            assert f"<!-- {label}" in drawn
+        assert record["environment"]["hardware"]["device"] in drawn
+    assert out == markdown_table(record)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert lines[0][1:3] == ["batch 2, greedy", "batch 2, beam 4"]
+    table = {name: cells for name, *cells in lines}
+    assert table["writehead, multi-query"] == ["0.867", "2.4", "0.867", "2.4"]
+    assert table["Hugging Face, multi-head"] == ["–", "–", "5.28", "44.9"]
+
+
+def test_contexts_are_drawn_from_an_earlier_version_too(writehead, tmp_path):
+    code, _, err = writehead("bench", "plot", RESULTS / "decode-sweeps.json", tmp_path)
+    assert code == 0, err
+    drawn = (tmp_path / "decode-context.svg").read_text()
+    assert "<!-- multi-query, floor -->" in drawn
+    assert "PyTorch" not in drawn
+
+
+def test_a_damaged_record_is_refused(record):
+    record["rows"][0]["setting"]["batch"] = "many"
+    with pytest.raises(RunError, match="batch"):
+        markdown_table(record)

@@ -6,8 +6,9 @@ import os
 import pytest
 import torch
 
-from writehead.bench.record import check_output, environment, write_result
+from writehead.bench.record import check_output, write_result
 from writehead.errors import RunError
+from writehead.util.environment import environment
 
 
 def test_a_partial_result_of_another_bench_is_not_replaced_unasked(tmp_path):

@@ -1,81 +1,80 @@
-"""`bench decode` of a language model: a step behind a long context, and its attention alone.
+"""`bench context`: a language model's decoding step after a long context.
 
-The caches hold random numbers up to the context, as if so many tokens had been read; the steps
-that are timed are the last before it. Multi-query's gain is in the attention, and from there on
-in the whole step.
+The caches hold random numbers up to the context; the steps that are timed are the last before it.
 """
 
-import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from writehead import cost
-from writehead.bench.decode import BACKENDS, GRAPH, Place, build
-from writehead.bench.peers import Model, captured_greedy, stepped_greedy, tried
-from writehead.bench.timing import Call, bytes_past_cache, count_sets, time_calls, time_work
+from writehead.bench.decode import PYTORCH, Place
+from writehead.bench.peers import Model, attempt, captured_greedy
+from writehead.bench.timing import Call, time_work
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.search import Constraints
 from writehead.errors import BackendError, ConfigError
-from writehead.kernels import attend
 from writehead.model import DecoderState, KVCache, LanguageModel
 
 OURS = "ours"
-CALLS = 24  # of attention in one graph, at least
-IN_CACHE = "no GB/s and no share of the floor, since what is read in turn may stay in the cache"
-
-Timed = Callable[[Model, "Context", Place, float], dict[str, Any]]
+MAX_STEPS = 32
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Context:
     """`batch` rows that read `length` positions; the last `steps` of them are timed."""
 
     batch: int
     length: int
-    steps: int = 32
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not 1 <= self.steps < self.length:
+        if self.batch < 1 or self.length < 2:
             raise ConfigError(
-                f"{self.steps} steps of {self.batch} rows in a context of {self.length}: ask for "
-                f"at least 1 step and 1 row, and for more context than steps"
+                f"batch={self.batch} must be at least 1, and context={self.length} at least 2"
             )
 
     @property
-    def begin(self) -> int:
-        """Positions that are there before the first timed step."""
-        return self.length - self.steps
+    def steps(self) -> int:
+        """The number of timed steps."""
+        return min(MAX_STEPS, self.length // 2)
 
 
-def language_row(name: str, config: ModelConfig, context: Context, place: Place) -> dict[str, Any]:
-    """One language model at one context: ours, plain PyTorch and the floor, as JSON values."""
-    if config.task != "language":
-        raise ConfigError(f"{name} is a {config.task} model; a context is a language model's")
-    step, attention = _floors(config, context, place)
-    found: dict[str, Any] = {}
+def check_language(models: dict[str, ModelConfig]) -> None:
+    """Raises ConfigError unless all models are language models."""
+    for name, config in models.items():
+        if config.task != "language":
+            raise ConfigError(f"{name} is a translation model; choose a language model")
 
-    def measure(label: str, timed: Timed, backend: str = "auto") -> None:
-        place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: {label}")
 
-        def work() -> dict[str, Any]:
-            return timed(build(config, place, backend), context, place, step)
+def bench_context(
+    models: dict[str, ModelConfig], contexts: Sequence[Context], place: Place
+) -> Iterator[dict[str, Any]]:
+    """Yields a row per context and model: ours, plain PyTorch and the floor."""
+    for context, (name, config) in product(contexts, models.items()):
+        yield _row(name, config, context, place)
 
-        found[label] = work() if label == OURS else tried(work)
-        place.free()
 
-    measure(OURS, _ours if place.is_gpu else _stepped)
-    if place.peers and place.is_gpu:
-        for backend in BACKENDS:
-            measure(f"{GRAPH}, {backend}", _captured, backend)
-    place.tell(f"{name}, batch {context.batch:,}, context {context.length:,}: attention")
-    alone = _attention(config, context, place, attention)
-    place.free()
+def _row(name: str, config: ModelConfig, context: Context, place: Place) -> dict[str, Any]:
     setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
+    positions = range(context.length - context.steps, context.length)
+    steps = [cost.decoder_step(config, setting, p).floor(place.chip) for p in positions]
+    floor = sum(steps) / len(steps)
+    measured: dict[str, Any] = {}
+    systems: dict[str, Callable[[Model, Context], Call]] = {
+        OURS: _ours if place.is_gpu else _stepped
+    }
+    if place.peers and place.is_gpu:
+        systems[PYTORCH] = _captured
+    for label, make in systems.items():
+        place.report(f"{name}, batch {context.batch:,}, context {context.length:,}: {label}")
+        work = partial(_time, make, config, context, place, floor)
+        measured[label] = work() if label == OURS else attempt(work)
+        place.free()
     return {
         "preset": name,
         "model": config.to_json(),
@@ -84,72 +83,68 @@ def language_row(name: str, config: ModelConfig, context: Context, place: Place)
         "context": context.length,
         "steps": context.steps,
         "kv_bytes": cost.kv_bytes(config, setting)["total"],
-        "floor": {"step_ms": step * 1e3, "attention_us": attention * 1e6},
-        "measured": found,
-        "attention": alone,
+        "floor": {"step_ms": floor * 1e3},
+        "measured": measured,
     }
 
 
-def _floors(config: ModelConfig, context: Context, place: Place) -> tuple[float, float]:
-    """Least seconds of the mean timed step, and of one layer's attention at the context."""
-    setting = Setting(context.batch, 0, context.length, element=place.dtype.itemsize)
-    steps = [
-        cost.decoder_step(config, setting, position).floor(place.chip)
-        for position in range(context.begin, context.length)
-    ]
-    size = _layer_bytes(config, context, place.dtype)
-    return sum(steps) / len(steps), size / place.chip.bandwidth
-
-
-def _layer_bytes(config: ModelConfig, context: Context, dtype: torch.dtype) -> int:
-    return context.batch * context.length * config.decoder_attention.kv_size * dtype.itemsize
-
-
-def _ours(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
-    from writehead.decoding.buffers import Shape
-    from writehead.decoding.captured import Captured
-    from writehead.decoding.graphs import GraphDecoder  # brings Triton
-    from writehead.model.fused import why_not
-
-    if sentence := why_not(model):
-        raise BackendError(sentence)
-    shape = Shape(sentences=context.batch, beam=1, source=0, capacity=context.length)
-    eos = model.config.eos
-    decoder = GraphDecoder(model)
-    captured = Captured(decoder.fused, shape, model.config.vocab_size, eos)
-    _fill(captured.buffers.cache)
-    search = DecodeConfig(min_length=context.steps, max_length=context.steps)
-    constraints = Constraints.make(search, eos, None, None, context.batch, model.device)
-    first = torch.full((context.batch,), model.config.bos, device=model.device)
-    lengths = torch.full_like(first, context.begin)
-
-    def run() -> None:
-        captured.begin(first, lengths, constraints)
-        decoder.run(captured, context.batch, constraints, search)
-
-    how = "GraphDecoder: one captured graph a step, tokens and scores read back"
-    return _timed(run, context, place, floor, how)
-
-
-def _captured(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
-    run = captured_greedy(model.step, _state(model, context), context.begin, context.steps)
-    return _timed(run, context, place, floor, "model.step and argmax in one graph")
-
-
-def _stepped(model: Model, context: Context, place: Place, floor: float) -> dict[str, Any]:
-    run = stepped_greedy(model, _state(model, context), context.begin, context.steps)
-    return _timed(run, context, place, floor, "model.step and argmax, no graph")
-
-
-def _timed(run: Call, context: Context, place: Place, floor: float, how: str) -> dict[str, Any]:
+def _time(
+    make: Callable[[Model, Context], Call],
+    config: ModelConfig,
+    context: Context,
+    place: Place,
+    floor: float,
+) -> dict[str, Any]:
+    run = make(place.build(config), context)
     times = time_work(run, place.device, repeats=place.repeats).over(context.steps)
     return {
-        "how": how,
         "step_ms": times.to_json(1e-3),
         "us_per_token": times.median / context.batch * 1e6,
         "floor_step_ms": floor * 1e3,
         "share_of_floor": floor / times.median,
     }
+
+
+def _ours(model: Model, context: Context) -> Call:
+    from writehead.decoding.buffers import Shape
+    from writehead.decoding.captured import Captured
+    from writehead.decoding.graphs import GraphDecoder  # imports Triton
+    from writehead.model.fused import why_not
+
+    if reason := why_not(model):
+        raise BackendError(reason)
+    shape = Shape(sentences=context.batch, beam=1, source=0, capacity=context.length)
+    eos, decoder = model.config.eos, GraphDecoder(model)
+    captured = Captured(decoder.fused, shape, model.config.vocab_size, eos)
+    _fill(captured.buffers.cache)
+    search = DecodeConfig(min_length=context.steps, max_length=context.steps)
+    constraints = Constraints.make(search, eos, None, None, context.batch, model.device)
+    first = torch.full((context.batch,), model.config.bos, device=model.device)
+    lengths = torch.full_like(first, context.length - context.steps)
+
+    def run() -> None:
+        captured.begin(first, lengths, constraints)
+        decoder.run(captured, context.batch, constraints, search)
+
+    return run
+
+
+def _captured(model: Model, context: Context) -> Call:
+    begin = context.length - context.steps
+    return captured_greedy(model.step, _state(model, context), begin, context.steps)
+
+
+def _stepped(model: Model, context: Context) -> Call:
+    """Ours on a CPU: greedy steps of `model.step`."""
+    state = _state(model, context)
+
+    def run() -> None:
+        state.cache.lengths.fill_(context.length - context.steps)
+        tokens = state.first
+        for _ in range(context.steps):
+            tokens = model.step(tokens, state).argmax(dim=1)
+
+    return run
 
 
 def _state(model: Model, context: Context) -> DecoderState:
@@ -164,61 +159,3 @@ def _state(model: Model, context: Context) -> DecoderState:
 def _fill(cache: KVCache) -> None:
     cache.K.normal_()
     cache.V.normal_()
-
-
-def _attention(config: ModelConfig, context: Context, place: Place, floor: float) -> dict[str, Any]:
-    """One layer's attention over the whole context; caches past the device's are read in turn.
-
-    Where even the most of them fit the device's cache, a rate would not be the memory's: there is
-    none.
-    """
-    layer, size = config.decoder_attention, _layer_bytes(config, context, place.dtype)
-    count = max(config.decoder_layers, count_sets(size, place.device))
-    cache = KVCache(
-        layer,
-        layers=count,
-        rows=context.batch,
-        capacity=context.length,
-        dtype=place.dtype,
-        device=place.device,
-    )
-    _fill(cache)
-    Q = torch.randn(context.batch, layer.h * layer.k, device=place.device, dtype=place.dtype)
-    calls = [_attention_call(Q, cache, i, place) for i in range(count)]
-    rounds = math.ceil(CALLS / count) if place.is_gpu else 1
-    times = time_calls(calls * rounds, place.device, repeats=place.repeats)
-    found = {
-        "us": times.to_json(1e-6),
-        "kv_bytes": size,
-        "sets": count,
-        "bytes_in_turn": size * count,
-    }
-    if size * count < bytes_past_cache(place.device):
-        return found | {"left_out": IN_CACHE}
-    return found | {
-        "bytes_per_second": size / times.median,
-        "share_of_floor": floor / times.median,
-    }
-
-
-def _attention_call(Q: Tensor, cache: KVCache, layer: int, place: Place) -> Call:
-    K, V, attention = cache.K[layer], cache.V[layer], cache.attention
-    scale = attention.k**-0.5
-    if not place.is_gpu:
-        queries = Q.view(len(Q), attention.h, 1, attention.k)
-        return lambda: attend(queries, K, V, scale=scale)
-    from writehead.kernels.decode import attend_memory  # brings Triton
-
-    lengths, growing = (torch.full((len(Q),), n, device=Q.device) for n in (cache.size, 1))
-    return lambda: attend_memory(Q, K, V, lengths, growing, heads=attention.h, scale=scale)
-
-
-def context_sweep(
-    models: dict[str, ModelConfig], batch: int, lengths: list[int], place: Place
-) -> list[dict[str, Any]]:
-    """Each model at each context: what a plot needs."""
-    return [
-        language_row(name, config, Context(batch, length, min(32, length // 2)), place)
-        for name, config in models.items()
-        for length in lengths
-    ]

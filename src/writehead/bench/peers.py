@@ -1,169 +1,117 @@
-"""What ours is measured beside: plain PyTorch in a graph, Hugging Face's Marian, FlashInfer.
+"""Other implementations of the same work: plain PyTorch, Hugging Face, CTranslate2.
 
-Each is made with random weights or numbers and the sizes of ours. One that is not installed, or
-that fails, leaves a sentence in its place: a benchmark of ours does not end for want of a peer.
+Each has random weights and our sizes. A peer that is not installed or fails leaves its reason in
+the result, and the benchmark goes on without it.
 """
 
 import importlib
-import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from writehead.bench.record import version_of
-from writehead.bench.timing import WARM_CALLS, Call, capture
+from writehead.bench.timing import Call, capture
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
 from writehead.decoding.beam import beam_search
 from writehead.decoding.search import Hypothesis
-from writehead.errors import BackendError
+from writehead.errors import BackendError, WriteheadError
+from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.kernels import Visibility
-from writehead.model import DecoderState, KVCache, LanguageModel, TranslationModel
+from writehead.model import DecoderState, KVCache, LanguageModel, TranslationModel, make_model
+from writehead.util.extras import requires
 
 Model = TranslationModel | LanguageModel
 Step = Callable[[Tensor, DecoderState], Tensor]
-PAGE = 64  # positions of a page of FlashInfer's caches, at most
-WORKSPACE = 128 << 20  # bytes that FlashInfer asks for
+Generate = Callable[[int], None]  # translates a batch into that many tokens per sentence
+NUM_SPECIAL_TOKENS = 3
+# whatever another library may raise, such as out of memory or a name that its version lacks
+PEER_ERRORS = (
+    *(WriteheadError, ImportError, RuntimeError, ValueError, TypeError, LookupError),
+    *(AttributeError, AssertionError, OSError, MemoryError),
+)
 
 
 @dataclass(frozen=True)
 class Decode:
-    """A whole decoding in two pieces: `start`, the encoder's, and `run`, all steps after it.
-
-    Either can be done again and again.
-    """
+    """A decoding in two parts, each of which can be repeated: the encoder, and all the steps."""
 
     start: Call
     run: Call
-    steps: int
-    how: str
-    whole: Call | None = None  # a search from tokens to what was found, where it is more than both
 
 
-def tried(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a peer's `measure` finds, or the sentence that says why it found nothing, as "absent".
-
-    Ours is not tried: where it fails, the benchmark does.
-    """
+def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a peer's `measure` returns, or the reason of its failure as "absent"."""
     try:
         if not torch.cuda.is_available():
             return measure()
-        with torch.cuda.stream(torch.cuda.current_stream()):  # where a failed capture leads back to
+        with torch.cuda.stream(torch.cuda.current_stream()):  # restored after a failed capture
             return measure()
-    except Exception as error:
+    except PEER_ERRORS as error:
         lines = str(error).strip().splitlines() or [""]
-        name = "" if isinstance(error, BackendError) else f"{type(error).__name__}: "
+        name = "" if isinstance(error, WriteheadError) else f"{type(error).__name__}: "
         return {"absent": f"{name}{lines[0]}"[:300]}
 
 
+def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
+    """A model with random weights, the same each time, ready to decode."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = make_model(config)
+    return model.to(device=device, dtype=dtype).eval()
+
+
 def random_source(model: Model, setting: Setting) -> Tensor:
-    """[b, m], sentences that mean nothing."""
+    """[b, m], random tokens."""
     shape = (setting.batch, setting.source)
-    return torch.randint(3, model.config.vocab_size, shape, device=model.device)
+    return torch.randint(NUM_SPECIAL_TOKENS, model.config.vocab_size, shape, device=model.device)
 
 
 def search_config(setting: Setting) -> DecodeConfig:
-    """A search that takes `target` steps whatever the model says."""
+    """A search that takes `target` steps whatever the model predicts."""
     return DecodeConfig(beam=setting.beam, min_length=setting.target, max_length=setting.target)
 
 
-def plain_decode(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """`model.step` and the plain searches, step by step: what the engine does on a CPU."""
-    assert isinstance(model, TranslationModel)
-    source = random_source(model, setting)
-    held: list[DecoderState] = []
+def graph_decode(model: Model, setting: Setting, *, compiled: bool = False) -> Decode:
+    """`model.step` over a padded cache in one CUDA graph, optionally under `torch.compile`.
 
-    def start() -> None:
-        held[:] = [model.start(source, setting.target, beam=setting.beam, padded=padded)]
-
-    def run() -> list[list[Hypothesis]]:
-        held[0].cache.clear()
-        return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
-
-    return Decode(start, run, setting.target, "model.step and the plain search, no graph")
-
-
-def stepped_greedy(model: Model, state: DecoderState, begin: int, steps: int) -> Call:
-    """`steps` greedy steps by `model.step` as it is, the first at position `begin`."""
-
-    def run() -> None:
-        state.cache.lengths.fill_(begin)
-        tokens = state.first
-        for _ in range(steps):
-            tokens = model.step(tokens, state).argmax(dim=1)
-
-    return run
-
-
-def graph_decode(
-    model: Model, setting: Setting, *, reorders: bool, compiled: bool = False
-) -> Decode:
-    """`model.step` over a padded cache in one CUDA graph, under `torch.compile` if asked for.
-
-    Greedy search is part of the graph. With beams the search is `beam_search`, step by step, with
-    the rows reordered through the table of ancestors; or, without `reorders`, every row goes on by
-    itself: what a beam's attention and products cost where the search costs nothing.
+    Greedy search is part of the graph; beam search runs around it.
     """
     assert isinstance(model, TranslationModel)
     source = random_source(model, setting)
-    step = _compiled(model) if compiled else model.step
+    step = _compile(model) if compiled else model.step
+    state = model.start(source, setting.target, beam=setting.beam, padded=True)
+    if setting.beam == 1:
+        run = captured_greedy(step, state, 0, setting.target)
+    else:
+        run = _captured_beams(step, state, search_config(setting), model.config.eos)
 
     def start() -> None:
         model.decoder.memorize(model.encode(source), Visibility())
 
-    if reorders and setting.beam > 1:
-        state = model.start(source, setting.target, beam=setting.beam, padded=True)
-        run = _beam_run(step, state, search_config(setting), model.config.eos)
-        how = "model.step in one graph, beam_search around it"
-    else:
-        state = _without_ancestors(model.start(source, setting.target, padded=True), setting.beam)
-        run = captured_greedy(step, state, 0, setting.target)
-        how = "model.step and argmax in one graph" + (", no reordering" * (setting.beam > 1))
-    how += ", torch.compile" * compiled
-    return Decode(torch.no_grad()(start), run, setting.target, how)
+    return Decode(torch.no_grad()(start), run)
 
 
-def _compiled(model: Model) -> Step:
-    """`model.step` compiled whole; what was compiled for other models is forgotten first.
+def _compile(model: Model) -> Step:
+    """`model.step`, compiled.
 
-    Else the compiler would come to its limit of versions, and go on without compiling.
+    The reset keeps the compiler below its limit of recompilations, past which it stops compiling.
     """
     torch.compiler.reset()
     step: Step = torch.compile(model.step, fullgraph=True)
     return step
 
 
-def _without_ancestors(state: DecoderState, beam: int) -> DecoderState:
-    """A fresh state as one with `beam` rows a sentence that will never trade places."""
-    if beam == 1:
-        return state
-    old = state.cache
-    cache = KVCache(
-        old.attention,
-        layers=old.K.shape[0],
-        rows=len(old.rows) * beam,
-        capacity=old.capacity,
-        padded=old.padded,
-        dtype=old.K.dtype,
-        device=old.K.device,
-    )
-    return DecoderState(cache, state.memories, state.first.repeat_interleave(beam), beam)
-
-
 def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> Call:
-    """`steps` launches of one captured greedy step, the first at position `begin`.
-
-    It answers with the last tokens.
-    """
+    """`steps` replays of one captured greedy step, the first at position `begin`."""
     fed = state.first.clone()
-
-    def take() -> None:
-        fed.copy_(step(fed, state).argmax(dim=1))
-
-    graph = _capture_step(take, state.cache)
+    graph = _capture_step(lambda: fed.copy_(step(fed, state).argmax(dim=1)), state.cache)
 
     def run() -> Tensor:
         state.cache.lengths.fill_(begin)
@@ -175,151 +123,148 @@ def captured_greedy(step: Step, state: DecoderState, begin: int, steps: int) -> 
     return run
 
 
-def _beam_run(step: Step, state: DecoderState, config: DecodeConfig, eos: int) -> Call:
-    fed = state.first.clone()
-    out: list[Tensor] = []
+def _captured_beams(step: Step, state: DecoderState, config: DecodeConfig, eos: int) -> Call:
+    fed, logits = state.first.clone(), torch.empty(0)
 
     def take() -> None:
-        out[:] = [step(fed, state)]
+        nonlocal logits
+        logits = step(fed, state)
 
     graph = _capture_step(take, state.cache)
 
     def replay(tokens: Tensor, state: DecoderState) -> Tensor:
         fed.copy_(tokens)
         graph.replay()
-        return out[0]
+        return logits
 
     def run() -> list[list[Hypothesis]]:
         state.cache.clear()
-        with torch.no_grad():
-            return beam_search(replay, state, config, eos=eos)
+        return beam_search(replay, state, config, eos=eos)
+
+    return torch.no_grad()(run)
+
+
+def _capture_step(take: Call, cache: KVCache) -> torch.cuda.CUDAGraph:
+    """A graph of one step, with an empty cache after the warm-up and the capture."""
+
+    def work() -> None:
+        cache.bound = 0  # torch.compile guards on this number and would compile for each value
+        take()
+
+    graph = capture(work, cache.K.device)
+    cache.clear()
+    return graph
+
+
+def marian_generate(
+    config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
+) -> Generate:
+    """`generate` of Hugging Face's Marian with random weights."""
+    if config.kind != "multi-head" or config.window is not None:
+        raise BackendError("Marian has no multi-query and no local attention")
+    if config.h * config.k != config.d or config.k != config.v:
+        raise BackendError(f"Marian needs h k = d; they are {config.h * config.k} and {config.d}")
+    with requires("interop"):
+        library: Any = importlib.import_module("transformers")
+    marian = _marian(config, max(setting.source, setting.target), device, dtype)
+    shape = (setting.batch, setting.source)
+    source = torch.randint(NUM_SPECIAL_TOKENS, config.vocab_size, shape, device=device)
+    mask = torch.ones_like(source)
+
+    @torch.no_grad()
+    def run(n: int) -> None:
+        options = library.GenerationConfig(
+            num_beams=setting.beam,
+            do_sample=False,
+            min_new_tokens=n,
+            max_new_tokens=n,
+            use_cache=True,
+            pad_token_id=config.pad,
+            eos_token_id=config.eos,
+            decoder_start_token_id=config.bos,
+        )
+        tokens = marian.generate(source, attention_mask=mask, generation_config=options)
+        assert tokens.shape[1] == n + 1, "the output begins with the start token"
 
     return run
 
 
-def _capture_step(take: Call, cache: KVCache) -> torch.cuda.CUDAGraph:
-    """A graph of one step; the steps before it and its own are taken back on the host's side."""
-    graph = capture(take, cache.K.device)
-    cache.rewind(WARM_CALLS + 1)
-    return graph
-
-
-def why_not_marian(config: ModelConfig) -> str | None:
-    """None, or why Hugging Face's Marian is no model of these sizes."""
-    if config.task != "translation":
-        return "Marian is a translation model"
-    if config.kind != "multi-head" or config.window is not None:
-        return "there is no multi-query or local Marian"
-    if config.h * config.k != config.d or config.k != config.v:
-        return f"Marian needs h k = d; they are {config.h * config.k} and {config.d}"
-    return None
-
-
-def marian_decode(model: Model, setting: Setting) -> Decode:
-    """Hugging Face's Marian with the sizes of `model`, random weights, and its `generate`."""
-    config, device = model.config, model.device
-    if why_not := why_not_marian(config):
-        raise BackendError(why_not)
-    try:
-        library: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise BackendError("transformers is not installed; pip install transformers") from error
+@lru_cache(maxsize=1)
+def _marian(config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype) -> Any:
+    library: Any = importlib.import_module("transformers")
     library.logging.set_verbosity_error()
-    marian = library.MarianMTModel(_marian_config(library, config, setting))
-    marian = marian.to(device=device, dtype=model.dtype).eval()
-    source = random_source(model, setting)
-    mask = torch.ones_like(source)
-    options = library.GenerationConfig(
-        num_beams=setting.beam,
-        do_sample=False,
-        min_new_tokens=setting.target,
-        max_new_tokens=setting.target,
-        pad_token_id=config.pad,
-        eos_token_id=config.eos,
-        decoder_start_token_id=config.bos,
-        use_cache=True,
-    )
-    held: list[Any] = []
-
-    def start() -> None:
-        held[:] = [marian.get_encoder()(input_ids=source, attention_mask=mask)]
-
-    def run() -> None:
-        # generate repeats what it is given in place, once for every beam
-        encoded = type(held[0])(last_hidden_state=held[0].last_hidden_state)
-        found = marian.generate(
-            encoder_outputs=encoded, attention_mask=mask, generation_config=options
+    sides = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (
+            ("layers", getattr(config, f"{side}_layers")),
+            ("attention_heads", config.h),
+            ("ffn_dim", config.f),
         )
-        assert found.shape[1] == setting.target + 1  # it begins with the start token
-
-    how = f"transformers {version_of('transformers')}, Marian, dynamic cache"
-    return Decode(torch.no_grad()(start), torch.no_grad()(run), setting.target, how)
-
-
-def _marian_config(library: Any, config: ModelConfig, setting: Setting) -> Any:
-    return library.MarianConfig(
+    }
+    sizes = library.MarianConfig(
         vocab_size=config.vocab_size,
         d_model=config.d,
-        encoder_layers=config.encoder_layers,
-        decoder_layers=config.decoder_layers,
-        encoder_attention_heads=config.h,
-        decoder_attention_heads=config.h,
-        encoder_ffn_dim=config.f,
-        decoder_ffn_dim=config.f,
-        max_position_embeddings=max(setting.source, setting.target) + 1,
+        max_position_embeddings=length + 1,
         activation_function="relu",
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
+        forced_eos_token_id=None,
         pad_token_id=config.pad,
-        bos_token_id=config.bos,
         eos_token_id=config.eos,
         decoder_start_token_id=config.bos,
-        forced_eos_token_id=None,
+        **sides,
+    )
+    return library.MarianMTModel(sizes).to(device=device, dtype=dtype).eval()
+
+
+def ctranslate2_generate(
+    config: ModelConfig,
+    setting: Setting,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    flash_attention: bool = False,
+) -> Generate:
+    """`translate_batch` of CTranslate2 with our random weights, the whole batch at once."""
+    if flash_attention and device.type != "cuda":
+        raise BackendError("flash attention needs a GPU")
+    folder = Path(_exported(config, device, dtype).name) / "model"
+    translator = load_translator(folder, device, dtype, flash_attention=flash_attention)
+    length = max(1, setting.source - 1)  # CTranslate2 appends eos
+    tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]
+    sources = [random.choices(tokens, k=length) for _ in range(setting.batch)]
+
+    def run(n: int) -> None:
+        lengths = {"min_decoding_length": n, "max_decoding_length": n, "max_input_length": 0}
+        results = translator.translate_batch(sources, beam_size=setting.beam, **lengths)
+        assert all(len(result.hypotheses[0]) == n for result in results)
+
+    return run
+
+
+def load_translator(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, flash_attention: bool = False
+) -> Any:
+    """A CTranslate2 translator on a device, with as many threads as PyTorch has."""
+    with requires("interop"):
+        library: Any = importlib.import_module("ctranslate2")
+    return library.Translator(
+        str(folder),
+        device.type,
+        device_index=device.index or 0,
+        compute_type=str(dtype).removeprefix("torch."),
+        intra_threads=torch.get_num_threads(),
+        flash_attention=flash_attention,
     )
 
 
-def flashinfer_workspace(device: torch.device) -> Tensor:
-    """Memory for what FlashInfer keeps between two kernels of a call; calls in turn share it."""
-    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
-
-
-def flashinfer_call(
-    Q: Tensor, K: Tensor, V: Tensor, scale: float, workspace: Tensor, *, tensor_cores: bool
-) -> Call:
-    """FlashInfer's decode attention of Q [b, h, 1, k] over K [b, g, m, k] and V in pages."""
-    try:
-        library: Any = importlib.import_module("flashinfer")
-    except ImportError as error:
-        raise BackendError("flashinfer is not installed; pip install flashinfer-python") from error
-    b, h, _, k = Q.shape
-    g, m = K.shape[1:3]
-    page = math.gcd(m, PAGE)
-    pages = m // page
-    # its own layout, a page of all write-heads after another: [b pages, g, page, k]
-    paged = tuple(
-        T.view(b, g, pages, page, -1).transpose(1, 2).reshape(b * pages, g, page, -1)
-        for T in (K, V)
-    )
-
-    def every(step: int, end: int) -> Tensor:
-        return torch.arange(0, end, step, dtype=torch.int32, device=Q.device)
-
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, "HND", use_tensor_cores=tensor_cores
-    )
-    wrapper.plan(
-        every(pages, b * pages + 1),
-        every(1, b * pages),
-        torch.full_like(every(1, b), page),
-        h,
-        g,
-        k,
-        page,
-        pos_encoding_mode="NONE",
-        sm_scale=scale,
-        q_data_type=Q.dtype,
-        kv_data_type=K.dtype,
-    )
-    queries = Q.view(b, h, k)
-    return lambda: wrapper.run(queries, paged)
+@lru_cache(maxsize=4)
+def _exported(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> TemporaryDirectory[str]:
+    """A folder with `model`, the CTranslate2 export of a model with random weights."""
+    folder = TemporaryDirectory(prefix="writehead-ctranslate2-")
+    model = build(config, device, dtype)
+    assert isinstance(model, TranslationModel)
+    tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
+    export_ctranslate2(model, tokens, Path(folder.name) / "model", dtype=name)
+    return folder

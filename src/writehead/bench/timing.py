@@ -1,6 +1,5 @@
-"""How time is taken: after a warm-up, between two waits for the device, several times over."""
+"""Times work on an idle device, after a warm-up, several times."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,54 +10,35 @@ import torch
 
 from writehead.decoding.devices import capture_stream, wait_for
 
-WARM_CALLS = 2  # before a capture
-CACHES = 4  # times the device's cache that is read in turn, so that memory is what is timed
-CACHE_BYTES = 16 << 20  # of a device that does not say
-MOST_SETS = 256  # so small ones stay in the cache, which results show
+WARMUP_CALLS = 2  # before a capture
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds that one and the same piece of work took, repeat by repeat."""
+    """The seconds that each repeat of the same work took."""
 
     repeats: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median of the repeats."""
         return statistics.median(self.repeats)
 
     def over(self, count: int) -> "Times":
-        """Of one of `count` equal pieces that the work was made of."""
+        """The times of one of `count` equal parts of the work."""
         return Times(tuple(seconds / count for seconds in self.repeats))
 
     def to_json(self, unit: float) -> dict[str, Any]:
-        """Median, spread and every repeat, in units of `unit` seconds."""
+        """Median, spread and repeats, in units of `unit` seconds."""
         repeats = [seconds / unit for seconds in self.repeats]
-        return {
-            "median": statistics.median(repeats),
-            "spread": [min(repeats), max(repeats)],
-            "repeats": repeats,
-        }
-
-
-def bytes_past_cache(device: torch.device) -> int:
-    """How much must be read in turn for none of it to be in the device's cache when it is due."""
-    cache = CACHE_BYTES
-    if device.type == "cuda":
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
-    return CACHES * cache
-
-
-def count_sets(size: int, device: torch.device) -> int:
-    """How many sets of `size` bytes to read in turn: at least two, at most MOST_SETS."""
-    return min(MOST_SETS, max(2, math.ceil(bytes_past_cache(device) / size)))
+        spread = [min(repeats), max(repeats)]
+        return {"median": statistics.median(repeats), "spread": spread, "repeats": repeats}
 
 
 def clocked(work: Call, device: torch.device) -> float:
-    """Seconds that `work` takes by the host's clock, from an idle device to an idle one."""
+    """Seconds of `work`, from an idle device to an idle device."""
     wait_for(device)
     began = time.perf_counter()
     work()
@@ -67,7 +47,7 @@ def clocked(work: Call, device: torch.device) -> float:
 
 
 def time_work(work: Call, device: torch.device, *, repeats: int, warmup: int = 1) -> Times:
-    """Times of `work` with the host's part in it."""
+    """Times `work`, including the time of the host."""
     for _ in range(warmup):
         work()
     return Times(tuple(clocked(work, device) for _ in range(repeats)))
@@ -75,16 +55,19 @@ def time_work(work: Call, device: torch.device, *, repeats: int, warmup: int = 1
 
 @torch.no_grad()
 def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> Times:
-    """Times of one call, the mean of `calls` done in turn; on a GPU without the host's part.
+    """Times the mean of `calls`; on a GPU without the time of the host.
 
-    There the calls are one captured graph. It is launched behind another launch of itself, so that
-    the device never waits for the host between the two events that time it.
+    The calls are captured in one graph. Each timed replay follows another replay, so that the GPU
+    does not wait for the host between the two events.
     """
+
+    def work() -> None:
+        for call in calls:
+            call()
+
     if device.type != "cuda":
-        return time_work(lambda: [call() for call in calls], device, repeats=repeats).over(
-            len(calls)
-        )
-    graph = capture(lambda: [call() for call in calls], device)
+        return time_work(work, device, repeats=repeats).over(len(calls))
+    graph = capture(work, device)
     began, ended = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(2)
@@ -101,12 +84,12 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> 
 
 
 def capture(work: Call, device: torch.device) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is done twice before, so that whatever compiles has compiled.
+    """Captures `work` in a graph, after warm-up calls that compile whatever compiles.
 
-    That is done on the stream there is. Once a process has run work on a second one, the kernels of
-    some graphs start later, for as long as it lives.
+    The warm-up stays on the current stream: once a process has run work on a second stream, the
+    kernels of some graphs start later for as long as it lives.
     """
-    for _ in range(WARM_CALLS):
+    for _ in range(WARMUP_CALLS):
         work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=capture_stream(device)):

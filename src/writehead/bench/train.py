@@ -1,8 +1,8 @@
-"""`bench train`: microseconds a token of a training step, and how much of the chip that uses."""
+"""`bench train`: microseconds per token of a training step, and its share of the matrix rate."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from writehead import cost
-from writehead.bench.record import environment
-from writehead.config import ModelConfig, PrepareConfig, Task, TrainConfig
-from writehead.data.batches import Batch, PackedBatches
+from writehead.config import ModelConfig, PrepareConfig, TrainConfig
+from writehead.data.batches import PackedBatches
 from writehead.data.corpus import pairs
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
-from writehead.data.sources import Inputs, embedded, text_files
+from writehead.data.sources import embedded, text_files
 from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
@@ -26,157 +25,117 @@ from writehead.training.step import WARMUP_STEPS, Stepper
 from writehead.training.throughput import matrix_rate
 
 GRAMMAR_PAIRS = 20_000
-VOCABULARY = 2_000  # of them, at most
-BLOCK = 10  # steps between two looks at the clock, which wait for a GPU
+GRAMMAR_VOCAB_SIZE = 2_000
+STEPS_PER_BLOCK = 10  # between two synchronisations with a GPU
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much is timed unless it is asked for."""
+class TrainJob:
+    """A model, how it is trained, and how many steps are timed."""
 
-    rows: int
+    name: str
+    model: ModelConfig
+    config: TrainConfig
+    device: torch.device
     steps: int
     warmup: int
 
-
-ON_GPU = Sizes(rows=TrainConfig.rows, steps=20, warmup=8)
-ON_CPU = Sizes(rows=8, steps=5, warmup=2)
-
-
-def bench_preset(
-    name: str,
-    model: ModelConfig,
-    config: TrainConfig,
-    dataset: Path | None,
-    *,
-    device: torch.device,
-    steps: int,
-    warmup: int,
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
-    """`bench_train` on a dataset's text, or on the built-in grammar's, with the preset's sizes.
-
-    The model keeps its own vocabulary, of which the text uses a part: the time is the same.
-    """
-    _check(steps, warmup, device)
-    tell("text")
-    with ExitStack() as stack:
-        if dataset is None:
-            folder = stack.enter_context(TemporaryDirectory())
-            dataset = Path(folder) / "grammar"
-            vocab_size = min(VOCABULARY, model.vocab_size)
-            config_of_text = PrepareConfig(task=model.task, vocab_size=vocab_size)
-            prepare(dataset, _grammar(model.task, Path(folder)), config_of_text)
-        data = Dataset.open(dataset)
-        if data.task != model.task or data.vocab_size > model.vocab_size:
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup < 0:
             raise ConfigError(
-                f"{dataset} is a {data.task} dataset of {data.vocab_size} ids, and {name} is a "
-                f"{model.task} model of {model.vocab_size}; choose one that fits"
+                f"steps={self.steps} must be at least 1, and warmup={self.warmup} at least 0"
             )
-        batches = PackedBatches(
-            data.split("train"),
-            rows=config.rows,
-            source_length=config.source_length,
-            target_length=config.target_length,
-            seed=config.seed,
-        )
-        if device.type == "cuda":
-            torch.cuda.set_device(device.index or 0)  # where a step is captured
-        return bench_train(
-            name, model, config, batches, device, steps=steps, warmup=warmup, tell=tell
-        )
-
-
-def _check(steps: int, warmup: int, device: torch.device) -> None:
-    if steps < 1:
-        raise ConfigError(f"{steps} steps cannot be timed; ask for 1 or more")
-    if warmup < 0:
-        raise ConfigError(f"a warm-up of {warmup} steps cannot be; ask for 0 or more")
-    if device.type == "cuda" and warmup < WARMUP_STEPS + 2:
-        raise ConfigError(
-            f"a warm-up of {warmup} steps would leave the capture of the step's graph in the time "
-            f"on a GPU; ask for {WARMUP_STEPS + 2} or more"
-        )
-
-
-def _grammar(task: Task, folder: Path) -> Inputs:
-    """The built-in grammar's pairs, or its English as a file in `folder`."""
-    if task == "translation":
-        return embedded(GRAMMAR_PAIRS)
-    text = folder / "grammar.txt"
-    english = (f"{source}\n" for source, _ in pairs("train", GRAMMAR_PAIRS))
-    text.write_text("".join(english), encoding="utf-8")
-    return text_files([text], [])
+        if self.device.type == "cuda" and self.warmup < WARMUP_STEPS + 2:
+            raise ConfigError(
+                f"warmup={self.warmup} must be at least {WARMUP_STEPS + 2} on a GPU, where the "
+                f"first steps compile and are captured"
+            )
 
 
 def bench_train(
-    name: str,
-    model: ModelConfig,
-    config: TrainConfig,
-    batches: Iterator[Batch],
-    device: torch.device,
-    *,
-    steps: int,
-    warmup: int,
-    tell: Callable[[str], None],
+    job: TrainJob, dataset: Path | None, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Times `steps` training steps on packed batches, after `warmup`, in blocks of a few.
+    """Times training steps on packed batches of a dataset, or of the built-in grammar.
 
-    As in training, the host makes the next batches while the device works.
-    Utilisation is the operations that the batches need, padding included and attention over
-    visible pairs only, over the rate of one large matrix product, measured before and after. As in
-    the paper, microseconds a token are the time of a step over its target positions.
+    Utilisation is the operations of the batches, padding included and attention over visible pairs
+    only, over the rate of one large matrix product. As in the paper, the time per token is the time
+    of a step over its target positions.
     """
-    _check(steps, warmup, device)
+    with ExitStack() as stack:
+        if dataset is None:
+            report("text")
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            dataset = _prepare_grammar(job.model, folder)
+        batches = _batches(job, Dataset.open(dataset), dataset)
+        return _time(job, batches, report)
+
+
+def _prepare_grammar(model: ModelConfig, folder: Path) -> Path:
+    inputs = embedded(GRAMMAR_PAIRS)
+    if model.task == "language":
+        text = folder / "grammar.txt"
+        lines = (f"{source}\n" for source, _ in pairs("train", GRAMMAR_PAIRS))
+        text.write_text("".join(lines), encoding="utf-8")
+        inputs = text_files([text], [])
+    vocab_size = min(GRAMMAR_VOCAB_SIZE, model.vocab_size)
+    prepare(folder / "grammar", inputs, PrepareConfig(task=model.task, vocab_size=vocab_size))
+    return folder / "grammar"
+
+
+def _batches(job: TrainJob, data: Dataset, path: Path) -> PackedBatches:
+    model, config = job.model, job.config
+    if data.task != model.task or data.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"{path} is a {data.task} dataset with vocab_size={data.vocab_size}, and {job.name} is "
+            f"a {model.task} model with vocab_size={model.vocab_size}; choose another dataset"
+        )
+    lengths = {"source_length": config.source_length, "target_length": config.target_length}
+    split = data.split("train")
+    return PackedBatches(split, rows=config.rows, seed=config.seed, **lengths)
+
+
+def _time(job: TrainJob, batches: PackedBatches, report: Callable[[str], None]) -> dict[str, Any]:
+    model, config, device = job.model, job.config, job.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # the capture uses the current device
     stepper = Stepper(model, config, World(0, 1, device))
     dtype = stepper.dtype
-    tell("matrix rate")
     rates = [matrix_rate(device, dtype)]
-    for i in range(warmup):
-        tell(f"{name}: step {i + 1} of {warmup} to warm up")
+    report(f"{job.name}: {job.warmup} steps of warm-up")
+    for i in range(job.warmup):
         stepper.update(next(batches), i)
     wait_for(device)
     times, operations, labels = [], [], []
-    size = BLOCK if device.type == "cuda" else 1
-    for first in range(0, steps, size):
-        block = range(first, min(first + size, steps))
-        tell(f"{name}: up to step {block[-1] + 1} of {steps}")
+    source = config.source_length if model.encoder_layers else 0
+    setting = cost.Setting(config.rows, source, config.target_length)
+    size = STEPS_PER_BLOCK if device.type == "cuda" else 1
+    for first in range(0, job.steps, size):
+        block = range(first, min(first + size, job.steps))
+        report(f"{job.name}: up to step {block[-1] + 1} of {job.steps}")
         began = time.perf_counter()
         for i in block:
             batch = next(batches)
-            stepper.update(batch, warmup + i)
-            operations.append(_operations(model, config, batch))
+            stepper.update(batch, job.warmup + i)
+            visible = batch.visible_pairs(model.window)
+            operations.append(cost.training_step(model, setting, visible).operations)
             labels.append(batch.tokens)
         wait_for(device)
         times.append((time.perf_counter() - began) / len(block))
     rates.append(matrix_rate(device, dtype))
-    rate = max(rates)  # a chip under load slows its clock: the higher one is the stricter measure
+    rate = max(rates)  # a chip under load lowers its clock: the higher rate is the stricter one
     seconds, positions = statistics.median(times), config.rows * config.target_length
     return {
-        "name": name,
-        "environment": environment(device),
+        "name": job.name,
         "model": model.to_json(),
         "train": config.to_json(),
-        "steps": steps,
-        "warmup": warmup,
-        "steps_a_block": size,
+        "steps": job.steps,
+        "warmup": job.warmup,
         "step_ms": seconds * 1e3,
         "step_ms_spread": [min(times) * 1e3, max(times) * 1e3],
         "us_per_token": seconds / positions * 1e6,
-        "us_per_label": seconds / statistics.mean(labels) * 1e6,
         "fill": statistics.mean(labels) / positions,
         "operations": statistics.mean(operations),
         "matrix_rate": rate,
-        "matrix_rates": {"before": rates[0], "after": rates[1]},
         "floor_us_per_token": statistics.mean(operations) / rate / positions * 1e6,
         "utilisation": statistics.mean(operations) / seconds / rate,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated(device)
-        if device.type == "cuda"
-        else None,
     }
-
-
-def _operations(model: ModelConfig, config: TrainConfig, batch: Batch) -> int:
-    source = config.source_length if model.encoder_layers else 0
-    setting = cost.Setting(config.rows, source, config.target_length)
-    return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations

@@ -108,11 +108,12 @@ def evaluate_command(
         )
     if split is not None and dataset is None:
         raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
-    from writehead.bench.record import check_output, environment, finite, run_facts
+    from writehead.bench.record import check_output, finite, run_facts
     from writehead.decoding import Engine, textio
     from writehead.model.bundled import bundled_run, name_of
     from writehead.model.runs import FILES
     from writehead.training import evaluate
+    from writehead.util.environment import environment
 
     folder = bundled_run() if run is None else run
     inputs = [path for path in (source, reference, text) if path is not None]

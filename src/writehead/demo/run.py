@@ -12,7 +12,7 @@ from rich.text import Text
 
 from writehead import cost
 from writehead.bench.floor import measure_chip
-from writehead.bench.record import environment, write_result
+from writehead.bench.record import write_result
 from writehead.config import PrepareConfig, TrainConfig
 from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
@@ -26,6 +26,7 @@ from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
 from writehead.training.loop import train
+from writehead.util.environment import environment
 from writehead.util.progress import Reporter
 
 KINDS = ("multi-head", "multi-query")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from writehead import cost
-from writehead.bench.record import check_writable, environment, write_result
+from writehead.bench.record import check_writable, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
@@ -42,6 +42,7 @@ from writehead.training import evaluate
 from writehead.training.journal import read_log
 from writehead.training.loop import train
 from writehead.training.plan import PLAN, read_plan
+from writehead.util.environment import environment
 from writehead.util.locks import locked
 from writehead.util.progress import Reporter
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from writehead.bench.decode import ON_CPU, Place, translation_row
 from writehead.bench.floor import measure_chip
-from writehead.bench.record import environment
-from writehead.bench.train import bench_preset
+from writehead.bench.train import TrainJob, bench_train
 from writehead.config import TrainConfig
 from writehead.cost import Setting
 from writehead.decoding.devices import find_device, find_dtype
@@ -24,6 +23,7 @@ from writehead.paper.reproduce import (
 )
 from writehead.paper.results import FORMAT, Result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_SETTING
+from writehead.util.environment import environment
 from writehead.util.progress import Reporter
 
 WARMUP = 8  # training steps before the timed ones, for compilation and graph capture
@@ -83,7 +83,7 @@ def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Summary:
         report.say("on a CPU this may take hours; scale tiny takes a minute")
     report.say("measuring memory bandwidth and matrix rate")
     dtype, load = find_dtype(None, device), WORKLOADS[job.scale]
-    place = Place(measure_chip(device, dtype), device, dtype, load.repeats, False, report.say)
+    place = Place(measure_chip(device, dtype), device, dtype, load.repeats, (), report.say)
     make = partial(_time, job.scale, load, place)
     return make_rows(name, wanted, make, Clock(job.minutes), report)
 
@@ -94,16 +94,8 @@ def _time(scale: str, load: Workload, place: Place, row: Row) -> Result:
     settings = [replace(load.setting, beam=beam, element=place.dtype.itemsize) for beam in (1, 4)]
     decode = [translation_row(name, config, setting, place) for setting in settings]
     free_memory(place.device)
-    training = bench_preset(
-        name,
-        config,
-        load.train,
-        None,
-        device=place.device,
-        steps=load.steps,
-        warmup=WARMUP,
-        tell=place.tell,
-    )
+    job = TrainJob(name, config, load.train, place.device, load.steps, WARMUP)
+    training = bench_train(job, None, place.report)
     place.free()
     return {
         "format": FORMAT,

@@ -1,0 +1,133 @@
+"""Exports a translation model to CTranslate2."""
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from writehead.config import ModelConfig
+from writehead.data.tokenizer import UNKNOWN
+from writehead.errors import ConfigError
+from writehead.model import TranslationModel
+from writehead.model.attention import Attention
+from writehead.model.layers import FeedForward, Layer, Stack
+from writehead.util.extras import requires
+from writehead.util.files import atomic_directory
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh"}
+
+
+def export_ctranslate2(
+    model: TranslationModel, tokens: Sequence[str], directory: Path, *, dtype: str = "float32"
+) -> None:
+    """Writes `model` as a CTranslate2 model directory; `tokens[i]` is the text of token i.
+
+    Weights of tokens past `tokens` are left out. CTranslate2 appends eos to each source.
+    """
+    check_exportable(model.config)
+    with requires("interop"):
+        specs: Any = import_module("ctranslate2.specs")
+    spec = _make_spec(specs, model.config)
+    count = len(tokens)
+    embeddings = _array(model.tokens.weight[:count])
+    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embeddings
+    output = embeddings if model.config.tied else _array(model.output.weight[:count])
+    spec.decoder.projection.weight = output
+    for side, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
+        _set_stack(side, stack)
+    # CTranslate2 has no scale of its own for the logits: the norm before the output carries it
+    _set_norm(spec.decoder.layer_norm, model.decoder.norm, model.config.effective_logit_scale)
+    spec.register_source_vocabulary(list(tokens))
+    spec.register_target_vocabulary(list(tokens))
+    _set_tokens(spec.config, model.config, tokens)
+    spec.validate()
+    spec.optimize(quantization=dtype)
+    with atomic_directory(directory) as fresh:
+        spec.save(str(fresh))
+
+
+def check_exportable(config: ModelConfig) -> None:
+    """Raises ConfigError if CTranslate2 cannot express a model of these sizes."""
+    if config.task != "translation":
+        raise ConfigError("only translation models can be exported to CTranslate2")
+    if config.window is not None:
+        raise ConfigError(
+            f"window={config.window} cannot be exported: CTranslate2 would also limit the "
+            f"attention to the encoder"
+        )
+    if config.k != config.v:
+        raise ConfigError(
+            f"k={config.k} and v={config.v} cannot be exported: CTranslate2 has one head size"
+        )
+
+
+def _make_spec(specs: Any, config: ModelConfig) -> Any:
+    options = {
+        "pre_norm": True,
+        "activation": specs.Activation[ACTIVATIONS[config.activation]],
+        "rms_norm": config.norm == "rms",
+        "multi_query_attention": config.g == 1 < config.h,
+        "num_heads_kv": config.g if config.g < config.h else None,
+        "head_dim": config.k,
+    }
+    encoder = specs.TransformerEncoderSpec(config.encoder_layers, config.h, **options)
+    decoder = specs.TransformerDecoderSpec(config.decoder_layers, config.h, **options)
+    encoder.scale_embeddings = decoder.scale_embeddings = False
+    return specs.TransformerSpec(encoder, decoder)
+
+
+def _set_tokens(spec_config: Any, config: ModelConfig, tokens: Sequence[str]) -> None:
+    spec_config.unk_token = tokens[UNKNOWN]
+    spec_config.bos_token = spec_config.decoder_start_token = tokens[config.bos]
+    spec_config.eos_token = tokens[config.eos]
+    spec_config.add_source_eos = True
+    spec_config.layer_norm_epsilon = config.norm_epsilon
+
+
+def _set_stack(spec: Any, stack: Stack) -> None:
+    spec.position_encodings.encodings = _array(stack.positions.weight)
+    _set_norm(spec.layer_norm, stack.norm)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        assert isinstance(layer, Layer)
+        _set_attention(layer_spec.self_attention, layer.attention, layer.norm_attention)
+        if hasattr(layer_spec, "attention"):
+            _set_attention(layer_spec.attention, layer.cross, layer.norm_cross)
+        _set_feed_forward(layer_spec.ffn, layer.feed_forward, layer.norm_feed_forward)
+
+
+def _set_attention(spec: Any, layer: Attention, norm: nn.Module) -> None:
+    """Self-attention has one input projection Q, K, V; cross-attention Q and then K, V."""
+    _set_norm(spec.layer_norm, norm)
+    P_q, P_k, P_v = layer.P_q, layer.P_k, layer.P_v
+    inputs = [[P_q, P_k, P_v]] if len(spec.linear) == 2 else [[P_q], [P_k, P_v]]
+    for linear, parts in zip(spec.linear, [*inputs, [layer.P_o]], strict=True):
+        _set_linear(linear, parts)
+
+
+def _set_feed_forward(spec: Any, layer: FeedForward, norm: nn.Module) -> None:
+    _set_norm(spec.layer_norm, norm)
+    _set_linear(spec.linear_0, [layer.widen])
+    _set_linear(spec.linear_1, [layer.narrow])
+
+
+def _set_linear(spec: Any, parts: Iterable[nn.Linear]) -> None:
+    """The projections of one input as one matrix."""
+    parts = list(parts)
+    spec.weight = _array(torch.cat([part.weight for part in parts]))
+    if parts[0].bias is not None:
+        spec.bias = _array(torch.cat([part.bias for part in parts]))
+
+
+def _set_norm(spec: Any, norm: nn.Module, scale: float = 1.0) -> None:
+    assert isinstance(norm, nn.RMSNorm | nn.LayerNorm)
+    spec.gamma = _array(norm.weight * scale)
+    if isinstance(norm, nn.LayerNorm):
+        bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+        spec.beta = _array(bias * scale)
+
+
+def _array(T: Tensor) -> Any:
+    return T.detach().float().cpu().numpy()

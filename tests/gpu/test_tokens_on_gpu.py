@@ -1,0 +1,44 @@
+"""In float32, captured graphs on a GPU find the tokens that the plain path finds on a CPU."""
+
+import random
+
+import pytest
+import torch
+
+from writehead.config import DecodeConfig
+from writehead.decoding import Engine
+
+pytestmark = pytest.mark.gpu
+
+SUBJECTS = ["The European Commission", "My younger brother", "Nobody", "A small dog", "We"]
+VERBS = ["has never seen", "wanted to talk about", "will vote on", "cannot afford", "paid for"]
+OBJECTS = ["the new law", "a red house", "coffee and cake", "twelve trains", "this problem"]
+ENDINGS = [".", " in 1989.", ", which surprised us.", " because it was late, wasn't it?", "!"]
+
+
+def varied_lines(count: int) -> list[str]:
+    """English lines of up to 60 words."""
+    draw = random.Random(0)
+    parts = (SUBJECTS, VERBS, OBJECTS)
+    lines = ["Hello!", "", "1,234.56 €"]
+    while len(lines) < count:
+        sentences = [
+            " ".join(draw.choice(part) for part in parts) + draw.choice(ENDINGS)
+            for _ in range(draw.choice((1, 1, 2, 4)))
+        ]
+        lines.append(" ".join(sentences))
+    return lines
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_float32_on_a_gpu_translates_as_on_a_cpu(beam):
+    lines, options = varied_lines(50), DecodeConfig(beam=beam, alpha=0.6)
+    gpu, cpu = (
+        [
+            output.text
+            for output in Engine.load(None, device, torch.float32).translate(lines, options)
+        ]
+        for device in ("cuda", "cpu")
+    )
+    assert gpu == cpu
+    assert len(set(gpu)) > 40
