@@ -89,14 +89,13 @@ def explain_command(
     file = None if model in preset_names() else find_config(Path(model))
     imported = None if file is None else import_config(file)
     config = with_settings(imported.config if imported else config_of(model), changes)
-    notes = () if imported is None else imported.approximations if changes else imported.notes
     question = Question(
         name=model,
         config=config,
         setting=cost.Setting(batch, _source(source, model, config), target, beam),
         chip=_chip(chip, bandwidth, flops, memory),
         position=position,
-        approximations=notes,
+        approximations=() if imported is None else imported.approximations,
         longest=None if imported is None else imported.longest,
     )
     answer = explain(question)
