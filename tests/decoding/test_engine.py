@@ -12,9 +12,9 @@ from texts import ODD, engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine, beam_search
 from writehead.decoding.batching import split_text
-from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, DataError, RunError, SearchError
 from writehead.model import save_run
+from writehead.util.devices import find_device, find_dtype
 
 EOS = 1
 GREEDY = DecodeConfig(max_length=9, beam=1)

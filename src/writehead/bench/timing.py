@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from writehead.decoding.devices import capture_stream, wait_for
+from writehead.util.devices import capture_stream, wait_for
 
 WARM_CALLS = 2  # before a capture
 CACHES = 4  # times the device's cache that is read in turn, so that memory is what is timed

@@ -19,12 +19,12 @@ from writehead.data.dataset import Dataset
 from writehead.data.grammar import pairs
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, embedded, text_files
-from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
 from writehead.training.replay import WARM
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
+from writehead.util.devices import wait_for
 
 GRAMMAR_PAIRS = 20_000
 VOCABULARY = 2_000  # of them, at most

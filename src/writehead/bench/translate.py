@@ -12,9 +12,9 @@ from writehead.bench.record import run_facts
 from writehead.bench.timing import Times, clocked
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine
-from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError, DataError
 from writehead.model.bundled import name_of
+from writehead.util.devices import wait_for
 
 OURS, PLAIN = "ours", "plain PyTorch"
 ALPHA = 0.6  # as in §4.2

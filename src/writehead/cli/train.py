@@ -199,7 +199,7 @@ def bench_train_command(
     """
     model, config = _configs(preset_name, settings, TrainConfig())
     from writehead.bench.train import ON_CPU, ON_GPU, bench_preset
-    from writehead.decoding.devices import find_device
+    from writehead.util.devices import find_device
 
     place = find_device(device)
     sizes = ON_GPU if place.type == "cuda" else ON_CPU

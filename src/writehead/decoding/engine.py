@@ -19,12 +19,12 @@ from writehead.decoding.batching import (
     Job,
     split_line,
 )
-from writehead.decoding.devices import find_device, find_dtype
 from writehead.decoding.search import Hypothesis, check_options, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
 from writehead.model.bundled import bundled_run
+from writehead.util.devices import find_device, find_dtype
 from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)

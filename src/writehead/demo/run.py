@@ -22,7 +22,6 @@ from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
-from writehead.decoding.devices import find_device
 from writehead.demo.opening import open_box, show_box
 from writehead.demo.page import write_page
 from writehead.demo.table import show_examples, show_results
@@ -31,6 +30,7 @@ from writehead.demo.together import Training, train_together
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, evaluate_translation, load_sacrebleu
 from writehead.training.journal import read_log
+from writehead.util.devices import find_device
 
 KINDS = ("multi-head", "multi-query")
 SHOWN = 5  # held-out sentences that are printed

@@ -13,9 +13,9 @@ import torch
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.decoding import Engine
-from writehead.decoding.devices import wait_for
 from writehead.model import LanguageModel, TranslationModel
 from writehead.training.throughput import matrix_rate
+from writehead.util.devices import wait_for
 
 TURNS = 3
 POSITIONS = (15, 63, 127, 255)  # where in a sequence a step is timed

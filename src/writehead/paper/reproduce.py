@@ -26,7 +26,6 @@ from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
-from writehead.decoding.devices import find_device
 from writehead.errors import RunError
 from writehead.model.runs import read_config
 from writehead.paper.experiments import Experiment
@@ -38,6 +37,7 @@ from writehead.training.evaluate import load_sacrebleu
 from writehead.training.journal import read_log
 from writehead.training.loop import Outcome, train
 from writehead.training.plan import PLAN, read_plan
+from writehead.util.devices import find_device
 from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked

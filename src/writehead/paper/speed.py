@@ -20,13 +20,13 @@ from writehead.data.dataset import INFO
 from writehead.data.prepare import prepare
 from writehead.data.progress import Reporter
 from writehead.data.sources import embedded
-from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, nearest
 from writehead.paper.experiments import EXPERIMENTS, SCALES
 from writehead.paper.presets import rows
 from writehead.paper.reproduce import AT_THE_DATASET, Clock, Ending, clear, turn
 from writehead.paper.results import FORMAT, read_result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_TIMING
+from writehead.util.devices import find_device, find_dtype
 from writehead.util.locks import locked
 
 BEAMS = (1, 4)
