@@ -81,7 +81,7 @@ def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
     if there == "chapter1.tex":
         (run / runs.CONFIG).unlink()
     (run / there).mkdir()
-    with pytest.raises(RunError, match=r"is not a run|more than a run"):
+    with pytest.raises(RunError, match="is not a run|more than a run"):
         save_run(run, make_model(TINY), overwrite=True)
     assert (run / there).exists()
 
@@ -120,14 +120,10 @@ def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, m
 def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
     for place, words in (
         (tmp_path / "nowhere", "there is no run at"),
-        (tmp_path, r"there is one inside it: .*/run$"),
+        (tmp_path, "is not a run; it contains one: .*/run$"),
     ):
         with pytest.raises(RunError, match=words):
             load_run(place)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset.json").write_text("{}")
-    with pytest.raises(RunError, match="is a dataset, not a run"):
-        load_run(tmp_path / "data")
     for name in (runs.WEIGHTS, runs.CONFIG):
         (run / name).unlink()
         with pytest.raises(RunError, match=f"has no {name}"):
@@ -142,9 +138,9 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
     [
         ({"model": {"vocab_sizes": 3}}, "did you mean 'vocab_size'"),
         ({"formatt": 1}, "did you mean 'format'"),
-        ({"format": True}, "format True"),
+        ({"format": True}, "format is True"),
         ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer version"),
-        ({"model": {"d": 32}}, "has shape .* and its config asks for"),
+        ({"model": {"d": 32}}, "has shape .* but its config requires"),
         ({"model": {"tied": False}}, "lacks the tensor 'output.weight'"),
         *((text, r"config\.json") for text in (b"{", b"[]", b'{"format": 1}', b"\xff")),
     ],
@@ -165,7 +161,7 @@ def test_weights_of_other_names_or_dtypes_are_refused(run):
     with pytest.raises(RunError, match=r"unknown tensor 'token\.weight'; did you mean 'tokens"):
         load_run(run)
     edit_weights(run, lambda W: W.update({"tokens.weight": W.pop("token.weight").bfloat16()}))
-    with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; give the dtype"):
+    with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; pass the dtype"):
         load_run(run)
     assert load_run(run, dtype=torch.float32).model.tokens.weight.dtype == torch.float32
     edit_weights(run, lambda W: W.update({"tokens.weight": W["tokens.weight"].long()}))
@@ -175,7 +171,7 @@ def test_weights_of_other_names_or_dtypes_are_refused(run):
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
 def test_a_device_that_is_not_there_is_not_blamed_on_the_file(run, device):
-    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used"):
+    with pytest.raises(ConfigError, match=f"device '{device}'"):
         load_run(run, device=device)
 
 
@@ -186,7 +182,7 @@ def test_weights_cut_short_or_pickled_are_refused(run, kept):
         torch.save({"tokens.weight": torch.zeros(1)}, path)
     else:
         os.truncate(path, kept if kept >= 0 else path.stat().st_size - 1)
-    with pytest.raises(RunError, match="damaged or cut short"):
+    with pytest.raises(RunError, match="damaged or truncated"):
         load_run(run)
 
 
@@ -206,7 +202,7 @@ def test_sha256sum_accepts_the_checksums(run):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_byte_of_any_file_is_an_error(run, name):
     change_byte(run / name)
-    with pytest.raises(DamagedRun, match=f"{name} is not as it was written"):
+    with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
     lines = (run / CHECKSUMS).read_text().splitlines()
     (run / CHECKSUMS).write_text("\n".join(f"{one[:64].upper()} *{one[66:]}" for one in lines))
@@ -216,25 +212,12 @@ def test_a_changed_byte_of_any_file_is_an_error(run, name):
     load_run(run)
 
 
-def test_the_weights_of_an_older_run_are_verified(run):
-    digest = (run / CHECKSUMS).read_text().splitlines()[1]
-    (run / CHECKSUMS).unlink()
-    (run / "model.safetensors.sha256").write_text(f"{digest}\n")
-    change_byte(run / "tokenizer.model")
-    load_run(run)
-    change_byte(run / "model.safetensors")
-    with pytest.raises(DamagedRun, match=r"the one in model\.safetensors\.sha256"):
-        load_run(run)
-    save_run(run, make_model(TINY), overwrite=True)
-    assert sorted(os.listdir(run)) == [CHECKSUMS, *NAMES[:2]]
-
-
 @pytest.mark.parametrize(
     "text", [b"", b"\xff", b"abc  model.safetensors\n", b"0" * 64 + b"  a\nx\n", b"\0" * (2 << 20)]
 )
 def test_a_checksum_file_without_checksums_is_an_error(run, text):
     (run / CHECKSUMS).write_bytes(text)
-    with pytest.raises(RunError, match="holds no SHA-256"):
+    with pytest.raises(RunError, match="no valid SHA-256"):
         load_run(run)
 
 

@@ -33,7 +33,7 @@ def quantize_command(
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.model.quantize import quantize_run  # brings PyTorch, which takes seconds
+    from writehead.model import quantize_run  # brings PyTorch, which takes seconds
 
     _check_tokenizer(run)
     check_free(output, force)

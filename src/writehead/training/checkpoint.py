@@ -29,7 +29,6 @@ from writehead.config import MAX_STEPS, ModelConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model.checksum import check_checksum
 from writehead.model.runs import (
-    CHECKPOINTS,
     CONFIG,
     TOKENIZER,
     WEIGHTS,
@@ -46,6 +45,7 @@ from writehead.training.distributed import World
 from writehead.util.files import remove_directory
 from writehead.util.json_files import read_json
 
+CHECKPOINTS = "checkpoints"
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
 PROGRESS_SHAPE = {
     "step": range(MAX_STEPS + 1),
