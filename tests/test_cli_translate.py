@@ -215,7 +215,7 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
         (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
-        (["translate", "--device", "gpu"], b"", "there is no device 'gpu'"),
+        (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
         (["generate", "\udcff"], b"", "the prompt is not UTF-8"),
     ],
@@ -514,7 +514,7 @@ def test_an_interruption_says_what_is_written(writehead, monkeypatch, tmp_path):
     arguments = ("--beam=1", "--batch-tokens=1", *SHORT)
     code, out, err = writehead("translate", *arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
-    assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
+    assert err == "interrupted: 3 lines written\n"
     for first, said in ((0, "3 lines done and kept"), (4, "no line is kept")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first

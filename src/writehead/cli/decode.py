@@ -5,7 +5,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
     from writehead.decoding.resumable import Source
     from writehead.decoding.worker import Progress
-
-    # arguments: a group of lines, the index of its first line, progress; yields text per line
-    Answer = Callable[[list[Source], int, Progress | None], Iterator[str]]
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
 # lines decoded together on a CPU, in the first group and at most; an interruption loses one group
@@ -194,8 +191,7 @@ def translate_command(
     with _writing(output_path, manifest, force) as output:
         groups = textio.paired(reader.groups(*_window(engine)), prefixes)
         counted = _is_counted(reader.typed, output_path)
-        with textio.tallying(output, input_path, typed=reader.typed, shown=counted) as tally:
-            _decode(groups, tally, answer)
+        textio.decode_lines(groups, answer, output, input_path, typed=reader.typed, shown=counted)
     for one in (reader, prefixes):
         if one is not None:
             one.report()
@@ -281,19 +277,9 @@ def generate_command(
                 output.write("\n")
         else:
             counted = _is_counted(typed, output_path)
-            with textio.tallying(output, input_path, typed=typed, shown=counted) as tally:
-                _decode(groups, tally, answer)
+            textio.decode_lines(groups, answer, output, input_path, typed=typed, shown=counted)
     if reader is not None:
         reader.report()
-
-
-def _decode(groups: "Iterable[list[Source]]", tally: "textio.Tally", answer: "Answer") -> None:
-    """Decodes and writes all lines that are not finished yet."""
-    output = tally.output
-    for group in tally.unfinished(groups):
-        for source, text in zip(group, answer(group, output.done, tally.progress), strict=True):
-            output.add(source, text)
-        output.commit()
 
 
 def _window(engine: "Engine") -> tuple[int, int]:
