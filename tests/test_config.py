@@ -78,7 +78,7 @@ def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
 
 @pytest.mark.parametrize("change", [{"vocab_size": 32001}, {"decoder_layers": 7}, {"tied": True}])
 def test_widths_are_matched_only_between_models_that_differ_in_their_heads(change):
-    with pytest.raises(ConfigError, match=f"only where {next(iter(change))} is equal"):
+    with pytest.raises(ConfigError, match=f"only if {next(iter(change))} is equal"):
         matched_d_ff(dataclasses.replace(LM1B, **change), LM1B)
 
 
@@ -117,19 +117,18 @@ def test_a_config_survives_json(cfg):
     ("change", "sentence"),
     [
         ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
-        ({"d": "14"}, "d='14' is not a whole number"),
-        ({"d": True}, "d=True is not a whole number"),
-        ({"d": 14.0}, "d=14.0 is not a whole number; write 14"),
-        ({"window": "3"}, "window='3' is not a whole number or null"),
+        ({"d": "14"}, "d='14' is not an integer"),
+        ({"d": True}, "d=True is not an integer"),
+        ({"d": 14.0}, "d=14.0 is not an integer"),
+        ({"window": "3"}, "window='3' is not an integer or null"),
         ({"tied": 1}, "tied=1 is not true or false"),
         ({"dropout": None}, "dropout=None is not a number"),
         ({"norm": "batch"}, "norm='batch' is not 'rms' or 'layer'"),
         ({"task": ["language"]}, "is not 'translation' or 'language'"),
         ({"decoder_layers": 10**9}, "decoder_layers=1000000000 must be at most 500"),
-        ({"h": 1000000007, "g": 2}, "choose g from 1, 1000000007"),
+        ({"h": 6, "g": 4}, "g=4 write-heads must divide h=6"),
         ({"h": 2**30 * 3, "g": 7}, "h=3221225472 must be at most"),
-        ({"h": 5040, "g": 11}, "choose g from 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, …"),
-        ({"d": 2**63}, "does not fit into 64 bits"),
+        ({"d": 2**63}, "does not fit in 64 bits"),
         ({"window": 2**31}, "window=2147483648 must be at most"),
         ({"norm_epsilon": float("inf")}, "norm_epsilon=inf is not a finite number"),
         ({"norm": "x" * 10**7}, "…"),
@@ -191,13 +190,13 @@ def test_a_model_beyond_any_memory_is_refused_before_it_is_built():
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"min_length": 8}, "min_length=8 must be between 0 and max_length=7"),
-        ({"n_best": 3, "beam": 2}, "n_best=3 hypotheses need a beam as wide"),
+        ({"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),
         ({"top_k": 5}, "set temperature too"),
         ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"temperature": 1.0, "beam": 2}, "set beam=2 to 1"),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"alpha": float("nan")}, "alpha=nan"),
     ],
 )

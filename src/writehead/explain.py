@@ -237,7 +237,7 @@ def _ratios(answer: dict[str, Any]) -> Table:
 
 def _gain(comparison: dict[str, Any]) -> Table:
     kinds = [kind for kind in ("multi-head", "grouped-query", "multi-query") if kind in comparison]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             kind,
             str(comparison[kind]["f"]),

@@ -252,7 +252,7 @@ def test_a_prompt_may_fill_all_positions_but_one(writer):
     prompt = " ".join(["the"] * 39)
     [output] = writer.generate([prompt])
     assert len(output.text) <= 10
-    with pytest.raises(DataError, match="prompt 2 has 40 tokens, and the model's 40 positions"):
+    with pytest.raises(DataError, match="prompt 2 has 40 tokens, but the model's 40 positions"):
         list(writer.generate(["the", prompt + " the"]))
     with pytest.raises(DataError, match="leave room for 35; shorten it"):
         writer.stream(prompt, DecodeConfig(min_length=5))
@@ -294,9 +294,9 @@ def test_devices_and_dtypes_are_found_by_name():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("the cat", "put it in a list"),
+        ("the cat", "a list of texts, not str"),
         (7, "int"),
-        (["the cat", None], "2 is NoneType"),
+        (["the cat", None], "2 must be a str, not NoneType"),
         (["\udcff"], "1 is not UTF-8"),
     ],
 )
@@ -314,21 +314,24 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda t, w: w.translate(["a"]), "language model does not translate"),
-        (lambda t, w: t.generate(["a"]), "continues no prompts"),
-        (lambda t, w: w.stream("a", BEAM), "stream with beam=1"),
+        (lambda t, w: w.translate(["a"]), "use generate"),
+        (lambda t, w: t.generate(["a"]), "use translate"),
+        (lambda t, w: w.stream("a", BEAM), "use beam=1"),
         (lambda t, w: t.translate(["a"], {"beam": 1}), "must be a DecodeConfig"),
         (lambda t, w: w.generate(["a"], samples=2), "set a temperature"),
-        (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 is past"),
-        (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 is past"),
-        (lambda t, w: t.translate(["a"], DecodeConfig(beam=301)), "beam=301 is past the 300"),
+        (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 exceeds"),
+        (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 exceeds"),
+        (
+            lambda t, w: t.translate(["a"], DecodeConfig(beam=301)),
+            "beam=301 exceeds the vocabulary of 300",
+        ),
         (lambda t, w: list(t.translate(["a"], prefixes=[])), "no prefix 1"),
         (lambda t, w: list(t.translate(["a"], prefixes=["b", "c"])), "no line 2"),
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
-        (lambda t, w: Batching(tokens=0), "0 tokens"),
-        (lambda t, w: engine("language", vocab_size=299), "300 tokens and the model 299"),
-        (lambda t, w: engine("language", eos=5), "ends with token 5"),
-        (lambda t, w: engine("translation", source_positions=1).translate([]), "can read no text"),
+        (lambda t, w: Batching(tokens=0), "tokens=0 must be at least 1"),
+        (lambda t, w: engine("language", vocab_size=299), "300 tokens, eos=1.*299 tokens"),
+        (lambda t, w: engine("language", eos=5), "eos=5"),
+        (lambda t, w: engine("translation", source_positions=1).translate([]), "cannot read text"),
     ],
 )
 def test_requests_that_make_no_sense_are_errors(translator, writer, ask, words):

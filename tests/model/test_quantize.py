@@ -186,7 +186,10 @@ def test_a_weight_that_is_not_a_number_or_too_large_for_a_scale_is_refused(run, 
         ("scales", lambda T: T[:-1].clone(), r"shape \[36, 2\], .* requires \[37, 2\]"),
         ("scales", lambda T: T.float(), r"is torch\.float32, but .* requires torch\.float16"),
         ("integers", lambda T: T.fill_(0xF0), "invalid code or scale"),
-        *(("scales", lambda T, x=x: T.fill_(x), "invalid code or scale") for x in (torch.nan, torch.inf, 0.0)),
+        *(
+            ("scales", lambda T, x=x: T.fill_(x), "invalid code or scale")
+            for x in (torch.nan, torch.inf, 0.0)
+        ),
     ],
 )
 def test_damage_to_a_matrix_is_an_error(small, name, change, words):

@@ -110,7 +110,7 @@ def test_a_value_is_shown_short_and_without_control_characters(value):
         ("steps", "9" * 400, "400 digits"),
         ("steps", str(10**20), "64 bits"),
         ("steps", "[" * 10_000, "nested"),
-        ("steps", "x" * 10**6, "is not a whole number"),
+        ("steps", "x" * 10**6, "is not an integer"),
         ("clip", "NaN", "NaN"),
         ("seed", "-1", "seed=-1"),
         ("x" * 10**6, "1", "unknown train field"),
