@@ -224,9 +224,7 @@ CASES = {
     ShapeError: SHAPE,
     TokenError: TOKEN,
     CacheError: CACHE,
-    CacheFull: [
-        (lambda: stepping(tokens(b), full()), "exceeds capacity 1; .* max_length=2 or more")
-    ],
+    CacheFull: [(lambda: stepping(tokens(b), full()), "capacity 1; .* max_length=2 or more")],
     BackendError: [(lambda: attending(backend="sdpa"), "use backend='auto'")],
 }
 

@@ -129,7 +129,7 @@ def test_explain_says_which_batch_fits(writehead):
     [
         (
             ["explain", "tiny/multi-head", "--target=257"],
-            "target=257 exceeds the model's 256 positions",
+            "target=257 exceeds the model's 256",
         ),
         (["explain", "tiny/multi-head", "--source=300"], "source=300 exceeds"),
         (["explain", "tiny-lm/multi-head", "--target=300"], "choose 256 or fewer"),

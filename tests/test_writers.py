@@ -14,8 +14,7 @@ import pytest
 from texts import engine, save_small_runs, tokenizer
 from writehead.bench.record import check_output, write_result
 from writehead.errors import DataError, RunError
-from writehead.model import load_run, quantize_run, save_run
-from writehead.model import runs
+from writehead.model import load_run, quantize_run, runs, save_run
 from writehead.model.runs import read_quantization
 from writehead.training import checkpoint
 from writehead.training.checkpoint import average_run
@@ -125,7 +124,7 @@ def test_weights_that_do_not_fit_are_an_error_of_the_run(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(RunError, match="new could not be written: .*File too large"):
+        with pytest.raises(RunError, match=r"new could not be written: .*File too large"):
             save_run(tmp_path / "new", model)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

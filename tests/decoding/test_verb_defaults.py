@@ -54,9 +54,9 @@ def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
 
 def test_more_hypotheses_than_the_default_beam_are_refused(translator, writer):
     many = DecodeConfig(n_best=5, max_length=9)
-    with pytest.raises(ConfigError, match="n_best=5 .* beam=4"):
+    with pytest.raises(ConfigError, match=r"n_best=5 .* beam=4"):
         translator.translate(LINES, many)
-    with pytest.raises(ConfigError, match="n_best=5 .* beam=1"):
+    with pytest.raises(ConfigError, match=r"n_best=5 .* beam=1"):
         writer.generate(LINES, many)
 
 

@@ -81,7 +81,7 @@ def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
     if there == "chapter1.tex":
         (run / runs.CONFIG).unlink()
     (run / there).mkdir()
-    with pytest.raises(RunError, match="is not a run|more than a run"):
+    with pytest.raises(RunError, match=r"is not a run|more than a run"):
         save_run(run, make_model(TINY), overwrite=True)
     assert (run / there).exists()
 

@@ -229,8 +229,8 @@ class Engine:
         if shortened or len(pieces) > 1:
             what = f"longer than the {limit} tokens of the model's input"
             if shortened:
-                tokens = max(limit, LINE_TOKENS)
-                what = f"cut to words of {WORD_CHARACTERS} characters and {tokens} tokens in total"
+                most = max(limit, LINE_TOKENS)
+                what = f"cut to words of {WORD_CHARACTERS} characters and {most} tokens in total"
             log.warning("line %d is %s; it is translated in %d pieces", line + 1, what, len(pieces))
         forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
         jobs = []
