@@ -217,7 +217,7 @@ def test_a_device_is_written_to_and_not_replaced(writehead):
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
         (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
-        (["generate", "\udcff"], b"", "the prompt is not UTF-8"),
+        (["generate", "\udcff"], b"", "prompt 1 is not UTF-8"),
     ],
 )
 def test_wrong_input_is_one_line(writehead, monkeypatch, tmp_path, arguments, stdin, words):

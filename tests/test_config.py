@@ -1,4 +1,4 @@
-"""The sizes of the paper's models, and what a config refuses."""
+"""The sizes of the paper's models, and the errors of invalid configs."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ LM1B = ModelConfig(task="language", vocab_size=32000, f=8192, **SIZES, tied=Fals
         (1, 1, "multi-head"),
     ],
 )
-def test_the_write_heads_alone_name_the_kind(h, g, kind):
+def test_the_write_heads_determine_the_kind(h, g, kind):
     assert AttentionConfig(d=17, h=h, g=g, k=7, v=11).kind == kind
     assert config(h=h, g=g).kind == kind
 
@@ -46,20 +46,16 @@ def test_the_write_heads_alone_name_the_kind(h, g, kind):
         (WMT14, {"g": 1}, 5440),
         (WMT14, {"h": 1, "g": 1}, 6784),
         (WMT14, {"h": 2, "g": 2, "k": 64, "v": 64}, 6784),
-        (WMT14, {"h": 4, "g": 4, "k": 32, "v": 32}, 6784),
-        (WMT14, {"g": 8, "k": 16, "v": 16}, 6784),
         (LM1B, {"g": 1}, 9088),
         (LM1B, {"h": 1, "g": 1}, 9984),
-        (LM1B, {"h": 2, "g": 2, "k": 64, "v": 64}, 9984),
-        (LM1B, {"h": 4, "g": 4, "k": 32, "v": 32}, 9984),
         (LM1B, {"g": 8, "k": 16, "v": 16}, 9984),
     ],
 )
-def test_the_papers_widths_follow_from_its_baselines(baseline, sizes, f):
+def test_matched_widths_are_the_papers(baseline, sizes, f):
     assert matched_d_ff(dataclasses.replace(baseline, **sizes), baseline) == f
 
 
-def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
+def test_a_matched_width_is_the_integer_nearest_to_equal_parameters():
     baseline = config("translation", g=6, bias=True)
     variant = dataclasses.replace(baseline, g=2)
 
@@ -94,12 +90,6 @@ def test_with_write_heads_changes_the_heads_and_the_width_and_nothing_else():
     assert dataclasses.replace(variant, g=8, f=4096) == WMT14
 
 
-def test_the_window_limits_the_decoder_alone():
-    cfg = config("translation", window=3)
-    assert cfg.decoder_attention.window == 3
-    assert cfg.encoder_attention.window is None
-
-
 def test_logits_are_scaled_by_the_root_of_d_only_where_embeddings_are_tied():
     assert config(tied=True).effective_logit_scale == pytest.approx(14**-0.5)
     assert config(tied=False).effective_logit_scale == 1.0
@@ -117,7 +107,6 @@ def test_a_config_survives_json(cfg):
     ("change", "sentence"),
     [
         ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
-        ({"d": "14"}, "d='14' is not an integer"),
         ({"d": True}, "d=True is not an integer"),
         ({"d": 14.0}, "d=14.0 is not an integer"),
         ({"window": "3"}, "window='3' is not an integer or null"),
@@ -136,7 +125,7 @@ def test_a_config_survives_json(cfg):
     ],
     ids=count(),
 )
-def test_json_that_is_no_model_config_is_refused_by_field(change, sentence):
+def test_an_invalid_field_is_a_short_error(change, sentence):
     with pytest.raises(ConfigError) as caught:
         ModelConfig.from_json(config().to_json() | change)
     assert sentence in str(caught.value)
@@ -157,22 +146,18 @@ def test_a_config_needs_its_fields_and_an_object():
     ("kind", "fields"),
     [
         (TrainConfig, {"steps": 10**8}),
-        (TrainConfig, {"rows": 2**31}),
         (TrainConfig, {"seed": -1}),
         (TrainConfig, {"seed": 2**63}),
-        (TrainConfig, {"weight_decay": float("inf")}),
         (TrainConfig, {"learning_rate": float("nan")}),
         (TrainConfig, {"clip": 10**400}),
-        (PrepareConfig, {"task": "language", "seed": -1}),
         (PrepareConfig, {"task": "language", "seed": 10**20}),
         (PrepareConfig, {"task": "language", "vocab_size": 2**31}),
-        (PrepareConfig, {"task": "language", "max_ratio": float("inf")}),
         (QuantizationConfig, {"group": 2**31}),
         (QuantizationConfig, {"bits": 10**5000}),
     ],
     ids=count(),
 )
-def test_numbers_beyond_their_use_are_refused_in_a_short_sentence(kind, fields):
+def test_a_number_out_of_range_is_a_short_error(kind, fields):
     with pytest.raises(ConfigError) as caught:
         kind(**fields)
     assert list(fields)[-1] in str(caught.value)
@@ -200,7 +185,7 @@ def test_a_model_beyond_any_memory_is_refused_before_it_is_built():
         ({"alpha": float("nan")}, "alpha=nan"),
     ],
 )
-def test_a_search_that_cannot_be_meant_is_refused(changes, sentence):
+def test_an_invalid_search_is_an_error(changes, sentence):
     with pytest.raises(ConfigError) as caught:
         DecodeConfig(**({"max_length": 7} | changes))
     assert sentence in str(caught.value)

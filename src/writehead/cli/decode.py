@@ -246,7 +246,6 @@ def generate_command(
     _check_files(input_path if prompt is None else None, output_path, None, force)
     from writehead.decoding import Batching, Engine, textio  # imports PyTorch, which takes seconds
 
-    given = None if prompt is None else textio.utf8(prompt)
     reader = None if prompt is not None else textio.LineReader(input_path, errors, ADVICE)
     typed = reader is not None and reader.typed
     batching = Batching(tokens=batch_tokens)
@@ -264,7 +263,7 @@ def generate_command(
         textio.say("type a prompt and press Enter; Ctrl-D exits")
     manifest = _manifest("generate", engine, run, options, samples=samples, echo=echo)
     with _writing(output_path, manifest, force) as output:
-        lines = [[given or ""]] if reader is None else reader.groups(*_window(engine))
+        lines = [[prompt or ""]] if reader is None else reader.groups(*_window(engine))
         groups = textio.paired(lines, None)
         at_once = typed or reader is None
         if at_once and samples == 1 and options.width == 1 and isinstance(output, textio.Stream):

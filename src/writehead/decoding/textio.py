@@ -197,15 +197,6 @@ def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator
         )
 
 
-def utf8(text: str) -> str:
-    """Returns a prompt from the command line; raises DataError if it is not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError("the prompt is not UTF-8; convert it to UTF-8") from error
-    return text
-
-
 def plain_line(text: str) -> str:
     """Removes control characters and replaces line separators with spaces."""
     return text.translate(ONE_LINE)

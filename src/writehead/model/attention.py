@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from writehead.config import AttentionConfig
-from writehead.errors import ShapeError
 from writehead.kernels import Visibility, attend
 from writehead.kernels.attend import attend_fused, check_backend
 from writehead.kernels.heads import Heads, apart
@@ -74,7 +73,6 @@ class Attention(nn.Module):
 
     def forward(self, X: Tensor, past: Past) -> Tensor:
         """Self-attention of X [b, n, d] over `past` and itself: Y [b, n, d]."""
-        self._check(X)
         if self.training and isinstance(past, WholePast):
             return self._attend_whole(X, past.visibility)
         Q = apart(self.P_q(X), self.config.h)
@@ -82,13 +80,11 @@ class Attention(nn.Module):
 
     def read(self, X: Tensor, memory: Memory) -> Tensor:
         """Attention of X [b, n, d] over a fixed memory: Y [b, n, d]."""
-        self._check(X)
         Q = apart(self.P_q(X), self.config.h)
         return self._attend(Q, memory.K, memory.V, memory.visibility)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
         """Projects M [b, m, d] to a memory that can be read many times."""
-        self._check(M)
         return Memory(*self.project_kv(M), visibility)
 
     def project_kv(self, M: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,17 +132,6 @@ class Attention(nn.Module):
         """Y [b, n, d] of O [b, h, n, v]."""
         Y: Tensor = self.P_o(O.transpose(1, 2).flatten(2))  # [b, n, h v] -> [b, n, d]
         return Y
-
-    def _check(self, X: Tensor) -> None:
-        weight = self.P_q.weight
-        if X.dim() != 3 or X.shape[2] != self.config.d:
-            raise ShapeError(
-                f"attention takes [b, n, d={self.config.d}], but the input is {list(X.shape)}"
-            )
-        if X.device != weight.device:
-            raise ShapeError(f"the input is on {X.device}, but the weights are on {weight.device}")
-        if X.dtype != weight.dtype and not torch.is_autocast_enabled(X.device.type):
-            raise ShapeError(f"the input is {X.dtype}, but the weights are {weight.dtype}")
 
 
 def init_projection(P: nn.Linear) -> nn.Linear:

@@ -42,9 +42,6 @@ class Reservation:
 
     def layer(self, index: int) -> "LayerPast":
         """Returns the past that layer `index` appends to."""
-        layers = self.cache.K.shape[0]
-        if not 0 <= index < layers:
-            raise CacheError(f"there is no layer {index}; this cache has layers 0 to {layers - 1}")
         return LayerPast(self, self.cache.K[index], self.cache.V[index])
 
 
@@ -58,14 +55,6 @@ class LayerPast:
 
     def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
         """Writes K [b, g, n, k] and V [b, g, n, v]; returns the memory to attend to."""
-        for name, new, held in (("K", K, self.K), ("V", V, self.V)):
-            expected = [held.shape[0], held.shape[1], self.reservation.n, held.shape[3]]
-            if list(new.shape) != expected or new.dtype != held.dtype:
-                raise ShapeError(
-                    f"{name} is {new.dtype} {list(new.shape)}, but the cache takes {held.dtype} "
-                    f"{expected}"
-                )
-            _check_device(name, new, held.device)
         return self._write(self.K, K), self._write(self.V, V), self.reservation.visibility
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
@@ -233,11 +222,7 @@ class KVCache:
         The ancestor table records which row holds each position. Rows must have equal lengths, as
         the beams of a sentence do; otherwise one could overwrite what another still reads.
         """
-        if rows.shape != self.rows.shape or rows.dtype != torch.long:
-            raise ShapeError(
-                f"rows is {rows.dtype} {list(rows.shape)}, not torch.int64 [{len(self.rows)}]"
-            )
-        _check_device("rows", rows, self.rows.device)
+        self._check_integers("rows", rows)
         if rows.device.type == "cpu":  # elsewhere, reading the values would wait for the device
             if bool(((rows < 0) | (rows >= len(self.rows))).any()):
                 raise CacheError(f"rows must be from 0 to {len(self.rows) - 1}")
@@ -276,12 +261,18 @@ class KVCache:
         wide.bound, wide._rewound, wide._searched = self.bound, self._rewound, self._searched
         return wide
 
-    def _check_counts(self, counts: Tensor, n: int) -> None:
-        if counts.shape != self.rows.shape or counts.dtype not in (torch.int64, torch.int32):
+    def _check_integers(self, name: str, T: Tensor) -> None:
+        """Raises ShapeError unless T has an integer per row, on the device of the cache."""
+        device = self.rows.device
+        wrong = T.shape != self.rows.shape or T.dtype not in (torch.int64, torch.int32)
+        if wrong or T.device != device:
             raise ShapeError(
-                f"counts is {counts.dtype} {list(counts.shape)}, not integers [{len(self.rows)}]"
+                f"{name} must be integers [{len(self.rows)}] on {device}, not {T.dtype} "
+                f"{list(T.shape)} on {T.device}"
             )
-        _check_device("counts", counts, self.rows.device)
+
+    def _check_counts(self, counts: Tensor, n: int) -> None:
+        self._check_integers("counts", counts)
         if counts.device.type == "cpu":  # elsewhere, reading the values would wait for the device
             if bool(((counts < 0) | (counts > n)).any()):
                 raise CacheError(f"counts must be from 0 to {n}, the reserved positions")
@@ -351,8 +342,3 @@ class KVCache:
             written = torch.where(counts.unsqueeze(1) > 0, written, self.ancestors[own, slots])
         self.ancestors[own, slots] = written
         return dataclasses.replace(visibility, ancestors=table)
-
-
-def _check_device(name: str, T: Tensor, device: torch.device) -> None:
-    if T.device != device:
-        raise ShapeError(f"{name} is on {T.device}, but the cache is on {device}")

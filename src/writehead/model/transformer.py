@@ -93,8 +93,8 @@ class Transformer(nn.Module):
         self._check_tokens("tokens", tokens)
         cache, layers = state.cache, self.config.decoder_layers
         memories = layers if self.config.encoder_layers else 0
-        actual = (cache.attention, cache.K.shape[0], len(state.memories))
-        if actual != (self.config.decoder_attention, layers, memories):
+        actual = (cache.attention, len(cache.K), len(state.memories), cache.K.dtype)
+        if actual != (self.config.decoder_attention, layers, memories, self.dtype):
             raise ShapeError("this state is from another model; use one that start returned")
         if tokens.shape[0] != state.rows:
             raise ShapeError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
@@ -167,9 +167,7 @@ class Transformer(nn.Module):
                     f"positions; shorten it, or train a model with more"
                 )
             return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        for field in ("segments", "positions"):
-            T = getattr(packing, field)
-            _check_integers(f"{name} {field}", T, list(tokens.shape), tokens.device)
+        _check_integers(f"{name} segments", packing.segments, list(tokens.shape), tokens.device)
         if not _within(packing.positions, 0, limit - 1):
             raise ShapeError(f"packed {name} positions must be from 0 to {limit - 1}")
         return packing.positions
