@@ -215,7 +215,7 @@ def sample(
     """
     config = check_options(config)
     if config.temperature is None:
-        raise ConfigError("sampling needs a temperature; set it to 1.0 to sample from the model itself")
+        raise ConfigError("sampling needs a temperature, such as 1.0")
     b, device = len(state.first), state.first.device
     constraints = Constraints.make(config, eos, prefixes, max_lengths, b, device)
     seeds = range(config.seed, config.seed + b) if seeds is None else seeds
