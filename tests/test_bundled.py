@@ -87,13 +87,6 @@ def test_text_instead_of_a_run_is_an_error_that_explains_where_text_goes(
     assert words in err
 
 
-def test_a_closed_standard_input_is_a_sentence(writehead, bundled, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    code, out, err = writehead("translate", *SHORT)
-    assert (code, out) == (2, "")
-    assert "standard input is closed" in err
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_model_is_named_at_a_terminal_only(writehead, bundled, typed, terminal):
     typed("the cat.\n")

@@ -1,4 +1,4 @@
-"""Costs against brute force: the same things counted from real tensors as the models run."""
+"""Costs against the tensors and operations of running models."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Runs on disk: they come back as they were saved, and damage of any kind is said."""
+"""Runs on disk: they load as they were saved, and any damage is an error."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ def edit_weights(run, change):
 
 
 @pytest.mark.parametrize("config", [TINY, TINY_LM], ids=["translation", "language"])
-def test_a_run_comes_back_as_it_was_saved(tmp_path, config):
+def test_a_run_loads_as_it_was_saved(tmp_path, config):
     model, place = make_model(config).eval(), tmp_path / "deep" / "run"
     (tmp_path / "bpe.model").write_bytes(b"\x00tokens")
     save_run(place, model, tokenizer=tmp_path / "bpe.model")
@@ -61,7 +61,7 @@ def test_a_run_comes_back_as_it_was_saved(tmp_path, config):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_an_existing_run_is_replaced_only_when_told_to(run, linked):
+def test_an_existing_run_is_replaced_only_with_overwrite(run, linked):
     place, before = run, embeddings(run)
     if linked:
         place = run.parent / "link"
@@ -77,7 +77,7 @@ def test_an_existing_run_is_replaced_only_when_told_to(run, linked):
 
 
 @pytest.mark.parametrize("there", ["chapter1.tex", "checkpoints"])
-def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
+def test_a_folder_with_other_files_is_never_overwritten(run, there):
     if there == "chapter1.tex":
         (run / runs.CONFIG).unlink()
     (run / there).mkdir()
@@ -86,7 +86,7 @@ def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
     assert (run / there).exists()
 
 
-def test_a_save_that_fails_leaves_the_old_run_and_no_litter(run):
+def test_a_failed_save_keeps_the_old_run_and_leaves_nothing(run):
     before = embeddings(run)
     with pytest.raises(RunError, match="could not be written"):
         save_run(run, make_model(TINY), tokenizer=run.parent / "no.model", overwrite=True)
@@ -117,7 +117,7 @@ def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, m
     assert torch.equal(embeddings(run), weights["tokens.weight"])
 
 
-def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
+def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
     for place, words in (
         (tmp_path / "nowhere", "there is no run at"),
         (tmp_path, "is not a run; it contains one: .*/run$"),
@@ -145,7 +145,7 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
         *((text, r"config\.json") for text in (b"{", b"[]", b'{"format": 1}', b"\xff")),
     ],
 )
-def test_a_config_that_does_not_fit_says_what_is_wrong(run, changes, words):
+def test_an_invalid_config_is_an_error(run, changes, words):
     if isinstance(changes, dict):
         data = json.loads((run / runs.CONFIG).read_text())
         data |= changes | {"model": data["model"] | changes.get("model", {})}
@@ -156,7 +156,7 @@ def test_a_config_that_does_not_fit_says_what_is_wrong(run, changes, words):
         load_run(run)
 
 
-def test_weights_of_other_names_or_dtypes_are_refused(run):
+def test_wrong_names_and_dtypes_of_weights_are_errors(run):
     edit_weights(run, lambda W: W.update({"token.weight": W.pop("tokens.weight")}))
     with pytest.raises(RunError, match=r"unknown tensor 'token\.weight'; did you mean 'tokens"):
         load_run(run)
@@ -170,13 +170,13 @@ def test_weights_of_other_names_or_dtypes_are_refused(run):
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
-def test_a_device_that_is_not_there_is_not_blamed_on_the_file(run, device):
+def test_an_unavailable_device_is_a_config_error(run, device):
     with pytest.raises(ConfigError, match=f"device '{device}'"):
         load_run(run, device=device)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 200, -1, None])
-def test_weights_cut_short_or_pickled_are_refused(run, kept):
+def test_truncated_or_pickled_weights_are_errors(run, kept):
     path = run / runs.WEIGHTS
     if kept is None:
         torch.save({"tokens.weight": torch.zeros(1)}, path)
@@ -215,13 +215,13 @@ def test_a_changed_byte_of_any_file_is_an_error(run, name):
 @pytest.mark.parametrize(
     "text", [b"", b"\xff", b"abc  model.safetensors\n", b"0" * 64 + b"  a\nx\n", b"\0" * (2 << 20)]
 )
-def test_a_checksum_file_without_checksums_is_an_error(run, text):
+def test_an_invalid_checksum_file_is_an_error(run, text):
     (run / CHECKSUMS).write_bytes(text)
     with pytest.raises(RunError, match="no valid SHA-256"):
         load_run(run)
 
 
-def test_a_file_that_the_checksums_do_not_list_is_refused(run):
+def test_a_file_without_a_checksum_is_an_error(run):
     lines = (run / CHECKSUMS).read_text().splitlines(keepends=True)
     (run / CHECKSUMS).write_text("".join(line for line in lines if "tokenizer" not in line))
     with pytest.raises(DamagedRun, match=r"tokenizer\.model is not listed"):

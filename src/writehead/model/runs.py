@@ -176,7 +176,7 @@ def check_place(directory: Path, overwrite: bool) -> None:
     others = sorted({path.name for path in directory.iterdir()} - FILES)
     if others:
         raise RunError(
-            f"{directory} contains more than a run ({', '.join(others[:3])}), which would be lost; "
+            f"{directory} holds more than a run ({', '.join(others[:3])}), which would be lost; "
             f"choose another folder"
         )
 
