@@ -112,6 +112,7 @@ class _Pipe:
         """Yields lists of up to `most` lines that have arrived."""
         lines: list[bytes] = []
         begun: list[bytes] = []  # parts of a line whose end has not arrived
+        size = 0
         while chunk := self._chunks.get():
             if isinstance(chunk, OSError):
                 raise chunk
@@ -120,9 +121,11 @@ class _Pipe:
                 lines += [b"".join((*begun, ended[0])), *ended[1:]]
                 begun = []
             begun.append(rest)
-            while len(lines) >= most or (lines and self._chunks.empty()):
+            size += len(chunk)
+            while lines and (len(lines) >= most or size >= GROUP_BYTES or self._chunks.empty()):
                 yield lines[:most]
                 del lines[:most]
+                size = sum(map(len, lines))
         if last := b"".join(begun):
             lines.append(last)
         for i in range(0, len(lines), most):

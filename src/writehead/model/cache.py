@@ -137,16 +137,10 @@ class KVCache:
         Raises CacheFull if the capacity is too small.
         """
         if self._searched:
-            raise CacheError("this state has already been searched; start a new one")
+            raise CacheError("this state has been searched; start a new one")
         if self.bound + max(limits) > self.capacity:
-            # the bound may be loose if lengths differ, so this rare case reads them
-            more = torch.tensor(limits, device=self.lengths.device) * self.growing
-            needed = int((self.lengths + more).max())
-            if needed > self.capacity:
-                raise CacheFull(
-                    f"a search of up to {max(limits)} tokens needs {needed} positions, but this "
-                    f"state has {self.capacity}; start with max_length={needed} or more"
-                )
+            more = torch.tensor(limits, device=self.lengths.device)
+            self._check_capacity(more * self.growing)
         self._searched = True
 
     def clear(self) -> None:
@@ -165,7 +159,8 @@ class KVCache:
             raise CacheError(f"cannot reserve {n} positions; reserve at least 1")
         if counts is not None:
             self._check_counts(counts, n)
-        self._check_capacity(n, counts)
+        if self.bound + n > self.capacity:
+            self._check_capacity(n * self.growing if counts is None else counts)
         steps = torch.arange(n, device=self.rows.device)
         start = self.lengths.unsqueeze(1)
         if counts is None:
@@ -293,11 +288,12 @@ class KVCache:
                 f"rewind before rows that share K and V have different lengths"
             )
 
-    def _check_capacity(self, n: int, counts: Tensor | None) -> None:
-        if self.bound + n <= self.capacity:
-            return
-        # the bound may be loose if lengths differ, so this rare case reads them
-        needed = int((self.lengths + (n * self.growing if counts is None else counts)).max())
+    def _check_capacity(self, more: Tensor) -> None:
+        """Raises CacheFull if rows cannot grow by `more` [b]; waits for the device.
+
+        It is called only if the host's bound is too large, which may be loose.
+        """
+        needed = int((self.lengths + more).max())
         if needed > self.capacity:
             raise CacheFull(
                 f"position {needed - 1} exceeds capacity {self.capacity}; start with "
