@@ -140,8 +140,8 @@ def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
         ({"formatt": 1}, "did you mean 'format'"),
         ({"format": True}, "format is True"),
         ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer version"),
-        ({"model": {"d": 32}}, "has shape .* but its config requires"),
-        ({"model": {"tied": False}}, "lacks the tensor 'output.weight'"),
+        ({"model": {"d": 32}}, "does not match its config: .*size mismatch"),
+        ({"model": {"tied": False}}, "does not match its config: .*output.weight"),
         *((text, r"config\.json") for text in (b"{", b"[]", b'{"format": 1}', b"\xff")),
     ],
 )
@@ -158,14 +158,14 @@ def test_an_invalid_config_is_an_error(run, changes, words):
 
 def test_wrong_names_and_dtypes_of_weights_are_errors(run):
     edit_weights(run, lambda W: W.update({"token.weight": W.pop("tokens.weight")}))
-    with pytest.raises(RunError, match=r"unknown tensor 'token\.weight'; did you mean 'tokens"):
+    with pytest.raises(RunError, match=r"does not match its config: .*token\.weight"):
         load_run(run)
     edit_weights(run, lambda W: W.update({"tokens.weight": W.pop("token.weight").bfloat16()}))
     with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; pass the dtype"):
         load_run(run)
     assert load_run(run, dtype=torch.float32).model.tokens.weight.dtype == torch.float32
     edit_weights(run, lambda W: W.update({"tokens.weight": W["tokens.weight"].long()}))
-    with pytest.raises(RunError, match=r"'tokens\.weight' is torch\.int64"):
+    with pytest.raises(RunError, match=r"not floating point: .*torch\.int64"):
         load_run(run)
 
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.errors import ConfigError, DamagedRun, RunError, nearest, shown
+from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
 from writehead.model.language import LanguageModel
 from writehead.model.quantization import (
@@ -127,8 +127,7 @@ def load_run(
     """Loads the run in `directory`."""
     directory = Path(directory)
     model = make_bare_model(read_config(directory), backend)
-    weights = read_weights(directory, model, device=find_device(device), dtype=dtype)
-    model.load_state_dict(weights, assign=True)
+    read_weights(directory, model, device=find_device(device), dtype=dtype)
     tokenizer = directory / TOKENIZER
     return Run(model.eval(), tokenizer if tokenizer.is_file() else None)
 
@@ -325,77 +324,58 @@ def read_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads the tensors of a run, whose names and shapes must match the model.
-
-    Also verifies the checksums of all files.
-    """
+    """Reads the weights of a run into `model`, and returns them; verifies the checksums."""
     path = directory / WEIGHTS
     _require(path)
     quantization = read_quantization(directory)
-    if quantization is not None and dtype is None:
-        dtype = torch.float32
-    shapes = {name: T.shape for name, T in model.state_dict().items()}
-    weights: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            _check_names(path, set(file.keys()), shapes, quantization)
-            for name, shape in shapes.items():
-                if quantization is not None and is_quantized(shape):
-                    weight = _read_matrix(file, path, name, shape, quantization)
-                else:
-                    weight = _read_tensor(file, path, name, list(shape))
-                weights[name] = weight if dtype is None else weight.to(dtype)
-        for name in (WEIGHTS, CONFIG, TOKENIZER):  # last: an error about a tensor is more specific
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if quantization is not None:
+            tensors = _dequantize_all(tensors, model, quantization)
+        weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
+        dtypes = sorted({str(T.dtype) for T in tensors.values()})
+        if not all(T.is_floating_point() for T in tensors.values()):
+            raise RunError(f"{path} has weights that are not floating point: {', '.join(dtypes)}")
+        if len({T.dtype for T in weights.values()}) > 1:
+            raise RunError(f"{path} mixes {' and '.join(dtypes)}; pass the dtype to load it in")
+        model.load_state_dict(weights, assign=True)  # checks names and shapes
+        for name in (WEIGHTS, CONFIG, TOKENIZER):
             check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
-    dtypes = sorted({str(weight.dtype) for weight in weights.values()})
-    if len(dtypes) > 1:
-        raise RunError(f"{path} mixes {' and '.join(dtypes)}; pass the dtype to load it in")
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
     return weights
 
 
-def _check_names(
-    path: Path,
-    names: set[str],
-    shapes: dict[str, torch.Size],
-    quantization: QuantizationConfig | None,
-) -> None:
-    """Raises RunError unless the file has exactly the tensors that its config implies."""
-    expected = [
-        name + part
-        for name, shape in shapes.items()
-        for part in ((CODES, SCALES) if quantization and is_quantized(shape) else ("",))
-    ]
-    for name in sorted(names.difference(expected)):
-        raise RunError(f"{path} has an unknown tensor {shown(name)}; {nearest(name, expected)}")
-    for name in expected:
-        if name not in names:
-            raise RunError(f"{path} lacks the tensor {name!r} that its config requires")
+def _dequantize_all(
+    tensors: dict[str, torch.Tensor], model: Transformer, config: QuantizationConfig
+) -> dict[str, torch.Tensor]:
+    """Converts quantized matrices to float32; raises ValueError if one is invalid."""
+    weights = dict(tensors)
+    for name, W in model.state_dict().items():
+        if not is_quantized(W.shape):
+            continue
+        packed_shape, scales_shape = stored_shapes(W.shape, config)
+        packed = _take(weights, name + CODES, packed_shape, torch.uint8)
+        scales = _take(weights, name + SCALES, scales_shape, torch.float16)
+        codes = unpack(packed, config.bits, W.shape[1])
+        if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
+            raise ValueError(f"{name} has an invalid code or scale")
+        weights[name] = dequantize(codes, scales, config)
+    return weights
 
 
-def _read_tensor(
-    file: Any, path: Path, name: str, shape: list[int], dtype: torch.dtype | None = None
+def _take(
+    tensors: dict[str, torch.Tensor], name: str, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Reads a tensor, which must have this shape and dtype, by default any floating-point one."""
-    actual = list(file.get_slice(name).get_shape())
-    if actual != shape:
-        raise RunError(f"{path}: {name!r} has shape {actual}, but its config requires {shape}")
-    tensor: torch.Tensor = file.get_tensor(name)
-    if tensor.dtype != dtype if dtype else not tensor.is_floating_point():
-        required = dtype or "floating point"
-        raise RunError(f"{path}: {name!r} is {tensor.dtype}, but its config requires {required}")
-    return tensor
-
-
-def _read_matrix(
-    file: Any, path: Path, name: str, shape: torch.Size, quantization: QuantizationConfig
-) -> torch.Tensor:
-    """Reads a quantized matrix as float32."""
-    packed_shape, scales_shape = stored_shapes(shape, quantization)
-    packed = _read_tensor(file, path, name + CODES, packed_shape, torch.uint8)
-    scales = _read_tensor(file, path, name + SCALES, scales_shape, torch.float16)
-    codes = unpack(packed, quantization.bits, shape[1])
-    if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
-        raise RunError(f"{path}: {name!r} has an invalid code or scale; {COPY_AGAIN}")
-    return dequantize(codes, scales, quantization)
+    """Removes and returns a tensor; raises ValueError if it is not there or has another form."""
+    T = tensors.pop(name, None)
+    if T is None or list(T.shape) != shape or T.dtype != dtype:
+        actual = "missing" if T is None else f"{T.dtype} {list(T.shape)}"
+        raise ValueError(f"{name} must be {dtype} {shape}, but is {actual}")
+    return T
