@@ -1,4 +1,4 @@
-"""The bundled model: what uses it, what is said where it is missing, and its files."""
+"""The bundled model: who uses it by default, errors if it is missing, and its files."""
 
 import io
 import json
@@ -12,11 +12,10 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from texts import sentences
-from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Engine
 from writehead.errors import RunError
-from writehead.model import load_run, read_config
+from writehead.model import read_config
 from writehead.model.bundled import BUNDLED, bundled_run
 from writehead.model.checksum import sha256
 from writehead.model.runs import read_quantization, run_fingerprint
@@ -47,7 +46,7 @@ def test_bench_translate_uses_the_bundled_model_by_default(writehead, tmp_path):
     assert json.loads(path.read_text())["run"] == "writehead/bundled/en-de"
 
 
-def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead, bundled, typed):
+def test_translate_uses_the_bundled_model_by_default(writehead, bundled, typed):
     said = []
     for run in ((), (bundled,)):
         typed("\n".join(LINES))
@@ -58,23 +57,13 @@ def test_translate_without_a_run_is_translate_with_the_path_of_the_box(writehead
     assert len(set(out.splitlines())) > 1
 
 
-def test_an_engine_loaded_without_a_run_is_that_of_the_box(bundled):
-    loaded = load_run(bundled)
-    expected = Engine(loaded.model, Tokenizer.load(loaded.tokenizer)).translate(LINES)
-    options = DecodeConfig(beam=4, alpha=0.6)
-    found = Engine.load(device="cpu").translate(LINES, options)
-    assert [one.text for one in found] == [one.text for one in expected]
-
-
-def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
-    writehead, empty_box, typed, tmp_path
-):
+def test_a_missing_bundled_model_is_an_error(writehead, empty_box, typed, tmp_path):
     typed("the cat.")
     code, out, err = writehead("translate", *SHORT, "--output", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert str(empty_box) in err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RunError, match="came without its model"):
+    with pytest.raises(RunError, match="does not contain the bundled model"):
         Engine.load()
 
 
@@ -83,11 +72,11 @@ def test_without_a_box_one_sentence_says_so_and_that_a_run_can_be_given(
     [
         ("old news.en", "no run at 'old news.en'"),
         ("The cat sees\nthe dog.", r"no run at 'The cat sees\nthe dog.'"),
-        ("x" * 3000, "x…'"),
+        ("x" * 3000, "x…"),
         ("", "there is no run at ''"),
     ],
 )
-def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
+def test_text_instead_of_a_run_is_an_error_that_explains_where_text_goes(
     writehead, monkeypatch, tmp_path, run, words
 ):
     monkeypatch.chdir(tmp_path)
@@ -97,24 +86,15 @@ def test_text_in_the_place_of_a_run_is_answered_with_where_text_goes(
     assert words in err
 
 
-def test_a_closed_standard_input_is_a_sentence(writehead, bundled, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    code, out, err = writehead("translate", *SHORT)
-    assert (code, out) == (2, "")
-    assert "standard input is closed" in err
-
-
 @pytest.mark.parametrize("terminal", [True, False])
-def test_only_who_types_at_a_terminal_is_told_which_model_answers(
-    writehead, bundled, typed, terminal
-):
+def test_the_model_is_named_at_a_terminal_only(writehead, bundled, typed, terminal):
     typed("the cat.\n")
     sys.stdin.isatty = lambda: terminal
     code, out, err = writehead("translate", *SHORT)
     assert (code, out.count("\n"), bool(err)) == (0, 1, terminal)
 
 
-def test_the_wheel_takes_the_box_and_its_card(tmp_path):
+def test_the_wheel_contains_the_model_and_its_card(tmp_path):
     for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     package = tmp_path / "src" / "writehead"
@@ -127,7 +107,7 @@ def test_the_wheel_takes_the_box_and_its_card(tmp_path):
     assert "writehead/bundled/MODEL_CARD.md" in packed
 
 
-def test_the_box_is_a_small_multi_query_translator_in_few_bits():
+def test_the_bundled_model_is_small_quantized_and_multi_query():
     size = sum(path.stat().st_size for path in BUNDLED.parent.rglob("*") if path.is_file())
     assert size <= 16_000_000
     names = sorted(path.name for path in BUNDLED.iterdir())
@@ -139,7 +119,7 @@ def test_the_box_is_a_small_multi_query_translator_in_few_bits():
     assert Tokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
 
 
-def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
+def test_the_bundled_model_translates_the_sentence_of_the_readme(writehead, typed):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [sentence] = re.findall(r'^\$ echo "([^"]+)" \| writehead translate$', readme, re.MULTILINE)
     typed(sentence)
@@ -148,7 +128,7 @@ def test_the_box_translates_the_sentence_of_the_readme(writehead, typed):
     assert "Ausschuss" in out or "Bericht" in out
 
 
-def test_the_figures_of_the_box_are_those_of_its_weights():
+def test_results_of_the_bundled_model_are_those_of_its_weights():
     folder = ROOT / "results" / "bundled"
     scored, timed = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")

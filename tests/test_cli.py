@@ -98,14 +98,17 @@ def test_explain_changes_sizes_as_asked(writehead):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["explain", "tiny/multi-head", "--target=257"], "target=257 tokens are more than the 256"),
-        (["explain", "tiny/multi-head", "--source=300"], "or set model.source_positions=300"),
-        (["explain", "tiny-lm/multi-head", "--target=300"], "ask for 256 or fewer"),
-        (["explain", "tiny/multi-head", "--set=model.g=3"], "choose g from 1, 2, 4, 8"),
-        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not a whole number"),
+        (
+            ["explain", "tiny/multi-head", "--target=257"],
+            "target=257 exceeds the model's 256",
+        ),
+        (["explain", "tiny/multi-head", "--source=300"], "source=300 exceeds"),
+        (["explain", "tiny-lm/multi-head", "--target=300"], "choose 256 or fewer"),
+        (["explain", "tiny/multi-head", "--set=model.g=3"], "g=3 write-heads must divide h=8"),
+        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not an integer"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
-        (["explain", "nothing-like-it"], "known: "),
+        (["explain", "nothing-like-it"], "choose from "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
         (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
         (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, folder, tm
     shutil.copytree(folder / "translation", checkpoint)
     (checkpoint / "optimizer.safetensors").write_bytes(b"moments")
     code, _, err = writehead("quantize", tmp_path / "training", tmp_path / "small")
-    assert (code, "has not finished training" in err) == (2, True)
+    assert (code, "step-00000007" in err) == (2, True)
     assert writehead("quantize", checkpoint, tmp_path / "small")[0] == 0
     names = sorted(path.name for path in (tmp_path / "small").iterdir())
     assert names == ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
@@ -82,11 +82,11 @@ def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
     [
         (("nowhere", "new"), "there is no run at nowhere"),
         (("run", "run"), "run exists"),
-        (("run", "run", "--force"), "choose another place"),
-        (("run", ".", "--force"), ". is not a run, so it is not overwritten"),
+        (("run", "run", "--force"), "choose another folder"),
+        (("run", ".", "--force"), ". is not a run and is not overwritten"),
         (("run", "new", "--bits=7"), "bits=7"),
         (("run", "new", "--group=-1"), "group=-1"),
-        (("small", "new"), "small is in 8 bits already"),
+        (("small", "new"), "small already has 8 bits"),
         (("run", "run/config.json/new"), "could not be written"),
         (("bare", "new"), "bare has no tokenizer.model"),
         (("spoilt", "new"), "spoilt/tokenizer.model is not a sentencepiece model"),

@@ -221,11 +221,11 @@ def test_a_device_is_not_replaced_by_a_file(writehead):
         ),
         (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "99999"], b"", "beam=99999 is past the"),
+        (["translate", "--beam", "99999"], b"", "beam=99999 exceeds the vocabulary"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
-        (["translate", "--device", "gpu"], b"", "there is no device 'gpu'"),
+        (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
-        (["generate", "\udcff"], b"", "the prompt is not UTF-8"),
+        (["generate", "\udcff"], b"", "prompt 1 is not UTF-8"),
     ],
 )
 def test_wrong_input_is_one_line(writehead, monkeypatch, tmp_path, arguments, stdin, words):
@@ -526,7 +526,7 @@ def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypat
     arguments = ("--beam=1", "--batch-tokens=1", *SHORT)
     code, out, err = writehead("translate", *arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
-    assert err == "interrupted: 3 lines written; 1 more decoded but not written\n"
+    assert err == "interrupted: 3 lines written\n"
     for first, message in ((0, "3 lines done and kept"), (4, "no line is kept")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first

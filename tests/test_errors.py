@@ -1,4 +1,4 @@
-"""Values and sentences as messages show them: one line, short, and safe for a terminal."""
+"""Untrusted values in messages: one line, short, and safe for a terminal."""
 
 import re
 

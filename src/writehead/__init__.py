@@ -1,8 +1,7 @@
 """Transformers that decode fast because their keys and values have one head.
 
-An implementation of *Fast Transformer Decoding: One Write-Head is All You Need*. The names below
-are the public interface; they are imported when first used, so that the command line can answer
-before PyTorch has loaded.
+An implementation of *Fast Transformer Decoding: One Write-Head is All You Need*. The public names
+are imported on first use, so that the command line can answer before PyTorch is loaded.
 """
 
 from importlib import import_module
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from writehead.errors import WriteheadError
     from writehead.kernels import Visibility, attend
     from writehead.model import (
-        DecoderState,
-        KVCache,
         LanguageModel,
-        Packing,
         Run,
         TranslationModel,
         load_run,
@@ -39,20 +35,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-wait_passively()  # has an effect only before PyTorch loads
+wait_passively()  # has an effect only before PyTorch is loaded
 
 __all__ = [
     "AttentionConfig",
     "Batching",
     "DecodeConfig",
-    "DecoderState",
     "Engine",
     "Hypothesis",
-    "KVCache",
     "LanguageModel",
     "ModelConfig",
     "Output",
-    "Packing",
     "Run",
     "ScoredText",
     "TranslationModel",
@@ -71,39 +64,14 @@ __all__ = [
     "save_run",
 ]
 
-_ROOMS = {
-    "config": ("AttentionConfig", "DecodeConfig", "ModelConfig", "matched_d_ff"),
-    "decoding": (
-        "Batching",
-        "Engine",
-        "Hypothesis",
-        "Output",
-        "ScoredText",
-        "beam_search",
-        "greedy",
-        "sample",
-    ),
-    "errors": ("WriteheadError",),
-    "kernels": ("Visibility", "attend"),
-    "model": (
-        "DecoderState",
-        "KVCache",
-        "LanguageModel",
-        "Packing",
-        "Run",
-        "TranslationModel",
-        "load_run",
-        "make_model",
-        "save_run",
-    ),
-    "paper.presets": ("preset", "preset_names"),
-}
+_MODULES = ("config", "errors", "paper.presets", "kernels", "model", "decoding")
 
 
 def __getattr__(name: str) -> object:
-    for room, names in _ROOMS.items():
-        if name in names:
-            return getattr(import_module(f"writehead.{room}"), name)
+    if name in __all__:
+        for module in map(import_module, (f"writehead.{one}" for one in _MODULES)):
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module 'writehead' has no attribute {name!r}")
 
 

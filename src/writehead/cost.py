@@ -1,31 +1,30 @@
-"""Operations and bytes of any config at any point, and the least time they take on a chip.
+"""Operations and bytes of any config, and a lower bound of the time they take on a chip.
 
-What is counted, here and everywhere in this library:
-- An operation is one multiplication or one addition of a matrix product. Norms, softmax and sums
-  are left out: next to the products they are few, and a good kernel hides them.
-- Bytes are of three kinds: weights, K and V of the memory that a step reads, and activations that
-  pass from one part to the next. The floor leaves activations out, because fused kernels and
-  on-chip caches can keep them from ever reaching memory.
-- Attention is counted over the visible pairs of query and memory position alone.
-- The floor of a part is the larger of its operations over the chip's matrix rate and its bytes
-  over the chip's bandwidth; the floor of a whole is the sum of its parts'.
+Counted are:
+- operations: multiplications and additions of matrix products, but not norms, softmax or sums
+- bytes of weights, of the K and V that a step reads, and of activations between parts
+- attention over visible pairs of query and memory position only
+
+The floor of a part is the larger of operations / FLOPS and bytes / bandwidth. It leaves activations
+out, because fused kernels and on-chip caches can avoid writing them to memory. The floor of a
+sequence of parts is the sum of their floors.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
-from writehead.config import AttentionConfig, ModelConfig
-from writehead.errors import ConfigError, nearest
+from writehead.config import ModelConfig
+from writehead.errors import ConfigError, nearest, shown
+from writehead.schema import check_bounds, check_types
 
-# bytes of each position of a row besides K and V: two int32 of its history, one of a forced prefix,
-# and an int64 of its ancestors
-NOTES = 20
+# bytes per position of a row besides K and V: two int32 of its history, one int32 of a forced
+# prefix, and an int64 of its ancestors
+SEARCH_BYTES = 20
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What a floor is measured by: bytes of memory, bytes a second, operations a second."""
+    """Bytes of memory, bytes per second, and operations per second of an accelerator."""
 
     name: str
     memory: float
@@ -34,15 +33,12 @@ class Chip:
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("memory", "bandwidth", "flops"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"a chip's {name}={getattr(self, name)} must be above 0 and finite"
-                )
+        check_types(self)
+        check_bounds(self, "memory", "bandwidth", "flops", gt=0)
 
 
-# Matrix rates are for dense bf16 products with float32 accumulation. Data sheets also list rates
-# with 2:4 sparsity, which are twice as high, or, for GeForce cards, with 16-bit accumulation.
+# FLOPS are for dense bf16 products with float32 accumulation. Data sheets also list rates with 2:4
+# sparsity, which are twice as high, or, for GeForce cards, with 16-bit accumulation.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -64,19 +60,17 @@ CHIPS = {
 
 
 def find_chip(name: str) -> Chip:
-    """Returns the chip of that name; the error for an unknown name lists all chips."""
+    """Returns a chip by name."""
     if name not in CHIPS:
-        hint = nearest(name, CHIPS)
-        guess = f"; {hint}" if hint.startswith("did") else ""
-        raise ConfigError(f"unknown chip {name!r:.40}; known: {', '.join(CHIPS)}{guess}")
+        raise ConfigError(f"unknown chip {shown(name)}; {nearest(name, CHIPS)}")
     return CHIPS[name]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is decoded or trained on: `batch` sentences of `source` tokens into `target` tokens.
+    """A workload: `batch` sentences with `source` and `target` tokens each.
 
-    A language model has no source. `element` is the bytes of a weight or activation.
+    A language model has no source tokens. `element` is the size of a weight or activation in bytes.
     """
 
     batch: int
@@ -86,21 +80,18 @@ class Setting:
     element: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("batch", "target", "beam", "element"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.source < 0:
-            raise ConfigError(f"source={self.source} must not be negative")
+        check_bounds(self, "batch", "target", "beam", "element", ge=1)
+        check_bounds(self, "source", ge=0)
 
     @property
     def rows(self) -> int:
-        """Hypotheses that step together."""
+        """Hypotheses per decoder step."""
         return self.batch * self.beam
 
 
 @dataclass(frozen=True)
 class Part:
-    """The work of one kind of layer: operations, and bytes by what they are."""
+    """The work of one kind of layer: operations, and bytes by category."""
 
     name: str
     operations: int
@@ -114,24 +105,24 @@ class Part:
         return self.weights + self.kv + self.activations
 
     def times(self, factor: int) -> "Part":
-        """The same work, `factor` times."""
+        """Returns the part repeated `factor` times."""
         counts = (self.operations, self.weights, self.kv, self.activations)
         return Part(self.name, *(factor * count for count in counts))
 
     def floor(self, chip: Chip) -> float:
-        """The least seconds it takes: by operations, or by bytes of weights, K and V."""
+        """Lower bound of the time in seconds."""
         return max(self.operations / chip.flops, (self.weights + self.kv) / chip.bandwidth)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Parts that are done one after another."""
+    """A sequence of parts."""
 
     parts: tuple[Part, ...]
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of all parts."""
+        """Operations of all parts."""
         return sum(part.operations for part in self.parts)
 
     @property
@@ -140,13 +131,14 @@ class Work:
         return sum(part.bytes for part in self.parts)
 
     def floor(self, chip: Chip) -> float:
-        """The least seconds that all parts take in turn."""
+        """Lower bound of the time in seconds."""
         return sum(part.floor(chip) for part in self.parts)
 
 
 def parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; their sum is the model's."""
-    d, feed_forward = config.d, _feed_forward_parameters(config)
+    """Parameters by part; their sum is the size of the model."""
+    d, f = config.d, config.f
+    feed_forward = 2 * d * f + (d + f if config.bias else 0)
     norms = config.attention_layers + config.feed_forward_layers + 1 + bool(config.encoder_layers)
     norm_size = d * (2 if config.norm == "layer" and config.bias else 1)
     counts = {
@@ -165,104 +157,18 @@ def parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:
-    """Bytes of K and V: what a target and a source token add to them, and all that is allocated."""
+    """Bytes of the KV cache: per target and source token, for each kind of attention, in total."""
     position = config.decoder_layers * config.decoder_attention.kv_size * setting.element
-    has_source = config.encoder_layers > 0
+    source = position if config.encoder_layers else 0
     kept = setting.target if config.window is None else min(config.window, setting.target)
-    source = position if has_source else 0
+    own, encoder = setting.rows * kept * position, setting.batch * setting.source * source
     return {
         "target_token": position,
         "source_token": source,
-        "self": setting.rows * kept * position,
-        "encoder": setting.batch * setting.source * source,
-        "total": setting.rows * kept * position + setting.batch * setting.source * source,
+        "self": own,
+        "encoder": encoder,
+        "total": own + encoder,
     }
-
-
-def encoder(config: ModelConfig, setting: Setting) -> Work:
-    """What `start` does: the encoder, and the K and V that the decoder will read."""
-    return _encoder(config, setting, setting.batch * setting.source**2)
-
-
-def decoder_step(
-    config: ModelConfig, setting: Setting, position: int | None = None, *, padded: bool = False
-) -> Work:
-    """One step of the decoder that feeds the token at `position` (from 0; the last by default).
-
-    `padded` reads the memory to its capacity whatever the position, as the paper's decoder did.
-    """
-    position = setting.target - 1 if position is None else position
-    if not 0 <= position < setting.target:
-        raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
-    m = setting.target if padded else position + 1
-    return _decoder(config, setting, 1, m if config.window is None else min(m, config.window))
-
-
-def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
-    """All `target` steps of the decoder."""
-    n = setting.target
-    if padded:
-        return _decoder(config, setting, n, n * min(n, config.window or n))
-    return _decoder(config, setting, n, visible_pairs(n, config.window))
-
-
-def _decoder(config: ModelConfig, setting: Setting, steps: int, pairs: int) -> Work:
-    """`steps` steps in which each row reads `pairs` positions of its own memory in all."""
-    attention, rows, e = config.decoder_attention, setting.rows, setting.element
-    passes = config.decoder_layers * steps
-    read = e * attention.kv_size
-    own = _mixing("self: K and V", attention, rows * steps, rows * pairs, rows * pairs * read, e)
-    parts = [
-        _projections("self: projections", attention, rows, e).times(passes),
-        own.times(config.decoder_layers),
-        _feed_forward("feed-forward", config, rows, e).times(passes),
-        _output(config, rows, e).times(steps),
-    ]
-    if config.encoder_layers:
-        once = setting.batch * setting.source * read  # the beams of a sentence share it
-        cross = _mixing("cross: K and V", attention, rows, rows * setting.source, once, e)
-        parts[2:2] = [
-            _read_projections("cross: projections", attention, rows, e).times(passes),
-            cross.times(passes),
-        ]
-    return Work(tuple(parts))
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Visible pairs of query and memory position in a whole batch, by kind of attention."""
-
-    encoder: int
-    self: int
-    cross: int
-
-
-def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
-    """Forward and backward over `batch` rows of source and target, the optimizer left out.
-
-    The backward pass does each product twice, once for either operand's gradient, so everything
-    counts three times. `pairs` are given where rows are packed with several sentences; otherwise
-    each row is one.
-    """
-    if pairs is None:
-        source, target = setting.source, setting.target
-        one = Pairs(source**2, visible_pairs(target, config.window), source * target)
-        pairs = Pairs(*(setting.batch * count for count in vars(one).values()))
-    attention, e = config.decoder_attention, setting.element
-    tokens, layers = setting.batch * setting.target, config.decoder_layers
-    parts = [
-        *_encoder(config, setting, pairs.encoder).parts,
-        _projections("self: projections", attention, tokens, e).times(layers),
-        _mixing("self: attention", attention, tokens, pairs.self, 0, e).times(layers),
-        _feed_forward("feed-forward", config, tokens, e).times(layers),
-        _output(config, tokens, e),
-    ]
-    if config.encoder_layers:
-        parts += [
-            _read_projections("cross: projections", attention, tokens, e).times(layers),
-            _mixing("cross: attention", attention, tokens, pairs.cross, 0, e).times(layers),
-        ]
-    return Work(tuple(part.times(3) for part in parts))
 
 
 def visible_pairs(n: int, window: int | None = None) -> int:
@@ -271,17 +177,95 @@ def visible_pairs(n: int, window: int | None = None) -> int:
     return w * (w + 1) // 2 + (n - w) * w
 
 
-def memory_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Bytes that decoding takes: weights, K and V, what a search notes, and a workspace.
+def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> Work:
+    """The encoder, including the projection of its output to K and V for the decoder.
 
-    The workspace is that of the encoder's widest layer and that of a step, whose logits are most
-    of it: a captured step keeps its own while the encoder works.
+    `pairs` are the visible pairs in the batch; without it, each row is one sequence.
     """
+    if not config.encoder_layers:
+        return Work(())
+    pairs = setting.batch * setting.source**2 if pairs is None else pairs
+    tokens, e, layers = setting.batch * setting.source, setting.element, config.encoder_layers
+    return Work(
+        (
+            _product("encoder: projections", config, tokens, e).times(layers),
+            _mixing("encoder: attention", config, tokens, pairs, 0, e).times(layers),
+            _product("encoder: feed-forward", config, tokens, e).times(layers),
+            _product("cross: K and V projected", config, tokens, e).times(config.decoder_layers),
+        )
+    )
+
+
+def decoder_step(
+    config: ModelConfig, setting: Setting, position: int | None = None, *, padded: bool = False
+) -> Work:
+    """One decoder step at `position` (from 0; the last by default).
+
+    If `padded`, the step reads the whole capacity of the cache, as the paper's decoder did.
+    """
+    position = setting.target - 1 if position is None else position
+    if not 0 <= position < setting.target:
+        raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
+    m = setting.target if padded else position + 1
+    return _decode(config, setting, 1, m if config.window is None else min(m, config.window))
+
+
+def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
+    """All `target` steps of the decoder."""
+    n = setting.target
+    pairs = n * min(n, config.window or n) if padded else visible_pairs(n, config.window)
+    return _decode(config, setting, n, pairs)
+
+
+def _decode(config: ModelConfig, setting: Setting, steps: int, pairs: int) -> Work:
+    """`steps` steps in which each row reads `pairs` positions of its own memory in total."""
+    rows, source, e = setting.rows, setting.source, setting.element
+    tokens, position = rows * steps, e * config.decoder_attention.kv_size
+    own = _mixing("self: K and V", config, tokens, rows * pairs, rows * pairs * position, e)
+    once = setting.batch * source * steps * position  # the beams of a sentence share K and V
+    cross = _mixing("cross: K and V", config, tokens, tokens * source, once, e)
+    return _decoder(config, rows, steps, e, own, cross)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Visible pairs of query and memory position in a batch, by kind of attention."""
+
+    encoder: int
+    self: int
+    cross: int
+
+
+def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
+    """Forward and backward pass over a batch, without the optimizer.
+
+    The backward pass computes two products for each one of the forward pass. Without `pairs`, each
+    row is one sequence; packed rows have fewer pairs.
+    """
+    source, target, e = setting.source, setting.target, setting.element
+    if pairs is None:
+        own = visible_pairs(target, config.window)
+        pairs = Pairs(*(setting.batch * count for count in (source**2, own, source * target)))
+    tokens = setting.batch * target
+    decoder = _decoder(
+        config,
+        tokens,
+        1,
+        e,
+        _mixing("self: attention", config, tokens, pairs.self, 0, e),
+        _mixing("cross: attention", config, tokens, pairs.cross, 0, e),
+    )
+    parts = (*encoder(config, setting, pairs.encoder).parts, *decoder.parts)
+    return Work(tuple(part.times(3) for part in parts))
+
+
+def memory_bytes(config: ModelConfig, setting: Setting) -> int:
+    """Bytes of memory for decoding: weights, KV cache, search state and workspace."""
     return _weight_bytes(config, setting) + setting.batch * _sentence_bytes(config, setting)
 
 
 def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
-    """The most sentences that decode together in the chip's memory."""
+    """The largest batch that fits in the chip's memory."""
     free = chip.memory - _weight_bytes(config, setting)
     return max(0, int(free // _sentence_bytes(config, setting)))
 
@@ -291,110 +275,56 @@ def _weight_bytes(config: ModelConfig, setting: Setting) -> int:
 
 
 def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """What one more sentence takes: K and V, what is noted of it, its share of the workspace."""
+    """Bytes per sentence. A captured step keeps its workspace while the encoder runs."""
+    d, e = config.d, setting.element
     one = dataclasses.replace(setting, batch=1)
-    notes = setting.beam * setting.target * NOTES
-    # residuals, their norm, a feed-forward layer; the largest of each 32 logits is float32
-    step = (2 * config.d + config.f + config.vocab_size) * setting.element + config.vocab_size // 8
-    encoder = setting.source * _encoder_width(config) * setting.element
-    return kv_bytes(config, one)["total"] + notes + setting.beam * step + encoder
+    # residuals, their norm, a feed-forward layer and logits; the largest of each 32 logits, float32
+    step = (2 * d + config.f + config.vocab_size) * e + config.vocab_size // 8
+    encoding = 0
+    if config.encoder_layers:
+        attention = config.encoder_attention
+        # the output of attention exists three times: as computed, masked, and with joined heads
+        attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
+        encoding = setting.source * (d + max(d + config.f, attending)) * e
+    search = setting.beam * (setting.target * SEARCH_BYTES + step)
+    return kv_bytes(config, one)["total"] + search + encoding
 
 
-def _encoder_width(config: ModelConfig) -> int:
-    """Numbers that the encoder holds at once for each source token."""
-    if not config.encoder_layers:
-        return 0
-    attention = config.encoder_attention
-    # what was attended to is held as it comes, masked, and with its heads side by side
-    attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
-    return config.d + max(config.d + config.f, attending)
+def _decoder(config: ModelConfig, tokens: int, steps: int, e: int, own: Part, cross: Part) -> Work:
+    """`steps` passes over `tokens` positions, with the attention of one layer over all passes."""
+    layers = config.decoder_layers
+    passes = layers * steps
+    parts = [
+        _product("self: projections", config, tokens, e).times(passes),
+        own.times(layers),
+        _product("feed-forward", config, tokens, e).times(passes),
+        _product("output", config, tokens, e).times(steps),
+    ]
+    if config.encoder_layers:
+        projections = _product("cross: projections", config, tokens, e).times(passes)
+        parts[2:2] = [projections, cross.times(layers)]
+    return Work(tuple(parts))
 
 
-def _encoder(config: ModelConfig, setting: Setting, pairs: int) -> Work:
-    if not config.encoder_layers:
-        return Work(())
-    attention, tokens = config.encoder_attention, setting.batch * setting.source
-    layers, e = config.encoder_layers, setting.element
-    memory = Part(
-        "cross: K and V projected",
-        operations=2 * tokens * attention.d * attention.kv_size,
-        weights=e * _kv_parameters(attention),
-        kv=0,
-        activations=e * tokens * (attention.d + attention.kv_size),
-    )
-    return Work(
-        (
-            _projections("encoder: projections", attention, tokens, e).times(layers),
-            _mixing("encoder: attention", attention, tokens, pairs, 0, e).times(layers),
-            _feed_forward("encoder: feed-forward", config, tokens, e).times(layers),
-            memory.times(config.decoder_layers),
-        )
-    )
+def _product(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
+    """The matrix products of one layer over `tokens` positions."""
+    a, d, f = config.encoder_attention, config.d, config.f
+    q, read, write = a.h * a.k, a.h * (a.k + a.v), a.kv_size
+    sizes = {  # weights, biases, and elements read and written per token
+        "self: projections": (d * (read + write), q + write + d, 2 * d + read + write),
+        "cross: projections": (d * read, q + d, 2 * d + read),
+        "cross: K and V projected": (d * write, write, d + write),
+        "feed-forward": (2 * d * f, d + f, 2 * (d + f)),
+        "output": (d * config.vocab_size, 0, d + config.vocab_size),
+    }
+    sizes["encoder: projections"] = sizes["self: projections"]
+    sizes["encoder: feed-forward"] = sizes["feed-forward"]
+    weights, biases, elements = sizes[name]
+    stored = weights + biases if config.bias else weights
+    return Part(name, 2 * tokens * weights, e * stored, 0, e * tokens * elements)
 
 
-def _feed_forward_parameters(config: ModelConfig) -> int:
-    return 2 * config.d * config.f + (config.d + config.f if config.bias else 0)
-
-
-def _kv_parameters(attention: AttentionConfig) -> int:
-    """P_k and P_v, with their biases."""
-    return (attention.d + int(attention.bias)) * attention.kv_size
-
-
-def _projections(name: str, attention: AttentionConfig, tokens: int, e: int) -> Part:
-    """P_q, P_k, P_v and P_o over `tokens` positions."""
-    d, h, k, v = attention.d, attention.h, attention.k, attention.v
-    products = dataclasses.replace(attention, bias=False).parameters
-    return Part(
-        name,
-        operations=2 * tokens * products,
-        weights=e * attention.parameters,
-        kv=0,
-        activations=e * tokens * (2 * d + h * (k + v) + attention.kv_size),
-    )
-
-
-def _read_projections(name: str, attention: AttentionConfig, tokens: int, e: int) -> Part:
-    """P_q and P_o alone: the memory's K and V are projected once, before."""
-    d, h, k, v = attention.d, attention.h, attention.k, attention.v
-    return Part(
-        name,
-        operations=2 * tokens * d * h * (k + v),
-        weights=e * (attention.parameters - _kv_parameters(attention)),
-        kv=0,
-        activations=e * tokens * (2 * d + h * (k + v)),
-    )
-
-
-def _mixing(
-    name: str, attention: AttentionConfig, tokens: int, pairs: int, kv: int, e: int
-) -> Part:
-    """Logits and weighted sums: `tokens` queries over `pairs` visible positions in all."""
-    h, k, v = attention.h, attention.k, attention.v
-    return Part(
-        name,
-        operations=2 * pairs * h * (k + v),
-        weights=0,
-        kv=kv,
-        activations=e * tokens * h * (k + v),
-    )
-
-
-def _feed_forward(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
-    return Part(
-        name,
-        operations=4 * tokens * config.d * config.f,
-        weights=e * _feed_forward_parameters(config),
-        kv=0,
-        activations=e * tokens * 2 * (config.d + config.f),
-    )
-
-
-def _output(config: ModelConfig, tokens: int, e: int) -> Part:
-    return Part(
-        "output",
-        operations=2 * tokens * config.d * config.vocab_size,
-        weights=e * config.d * config.vocab_size,
-        kv=0,
-        activations=e * tokens * (config.d + config.vocab_size),
-    )
+def _mixing(name: str, config: ModelConfig, tokens: int, pairs: int, kv: int, e: int) -> Part:
+    """Attention logits and weighted sums of `tokens` queries over `pairs` visible pairs."""
+    width = config.h * (config.k + config.v)
+    return Part(name, 2 * pairs * width, 0, kv, e * tokens * width)

@@ -1,51 +1,51 @@
-"""One tree of errors: each says what came, what was expected and what to do."""
+"""All exceptions of this library, and how their messages show untrusted values."""
 
 import reprlib
 from collections.abc import Iterable
 
 
 class WriteheadError(Exception):
-    """Everything this library raises on purpose; the command line prints it as one line."""
+    """Base class of the errors that this library raises; the command line prints one line."""
 
 
 class ConfigError(WriteheadError, ValueError):
-    """A size, option or preset that cannot be meant."""
+    """An invalid size, option or preset."""
 
 
 class ShapeError(WriteheadError, ValueError):
-    """A tensor whose shape, dtype or device does not fit."""
+    """A tensor with the wrong shape, dtype or device."""
 
 
 class TokenError(WriteheadError, ValueError):
-    """A token id outside the vocabulary, or a sequence no model can start from."""
+    """A token id outside the vocabulary."""
 
 
 class CacheError(WriteheadError, ValueError):
-    """A request that a cache cannot honour."""
+    """An operation that a KV cache does not support."""
 
 
 class CacheFull(CacheError):
-    """A position past the capacity that the cache was started with."""
+    """A position beyond the capacity of a KV cache."""
 
 
 class BackendError(WriteheadError, RuntimeError):
-    """A backend asked for by name that cannot do the work; the message says why."""
+    """A backend that cannot run here or does not support these inputs."""
 
 
 class SearchError(WriteheadError, RuntimeError):
-    """A search that cannot go on, such as one over scores that are not numbers."""
+    """A search that cannot continue, for example because the logits are NaN."""
 
 
 class OutOfRoom(SearchError):
-    """A batch that does not fit the device's memory; the message names the largest that does."""
+    """A batch that does not fit in device memory; the message names the largest that does."""
 
 
 class DataError(WriteheadError, ValueError):
-    """Text, a tokenizer or a dataset that cannot be used as it is."""
+    """Text, a tokenizer or a dataset that cannot be used."""
 
 
 class TrainingError(WriteheadError, RuntimeError):
-    """Training that cannot go on, such as one whose loss is not a number."""
+    """Training that cannot continue, for example because the loss is NaN."""
 
 
 class MissingPackage(WriteheadError, RuntimeError):
@@ -57,46 +57,37 @@ class RunError(WriteheadError, RuntimeError):
 
 
 class DamagedRun(RunError):
-    """A file of a run that is not as it was written; `fault` is the message without the advice."""
+    """A file of a run that has changed since it was written; `fault` omits the advice."""
 
     def __init__(self, fault: str, advice: str) -> None:
-        super().__init__(fault, advice)
-        self.fault, self.advice = fault, advice
-
-    def __str__(self) -> str:
-        return f"{self.fault}; {self.advice}"
+        super().__init__(f"{fault}; {advice}")
+        self.fault = fault
 
 
-# characters that could move a terminal's cursor, change its colours or reorder its text
+# characters that could move a terminal's cursor, change its colors or reorder its text
 _CONTROL = {
     code: " "
-    for codes in ((0x00, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
-    for code in range(codes[0], codes[1] + 1)
+    for first, last in ((0x00, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
+    for code in range(first, last + 1)
 }
 
 
 def one_line(text: str, limit: int = 2_000) -> str:
-    """Replaces control characters with spaces and cuts the text to `limit` characters."""
+    """Replaces control characters with spaces and truncates to `limit` characters."""
     text = text[: limit + 1].translate(_CONTROL)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Formats a value for a message: escaped, on one line, at most `limit` characters."""
-    if isinstance(value, int) and value.bit_length() > 3 * limit:
+    """Formats an untrusted value for a message: escaped, at most `limit` characters."""
+    if isinstance(value, int) and value.bit_length() > 3 * limit:  # Python may refuse to print it
         return f"{'-' if value < 0 else ''}10^{round(value.bit_length() * 0.30103)}"
-    if isinstance(value, str):
-        text = repr(value[:limit])
-        if len(value) <= limit and len(text) <= limit + 2:
-            return text
-        return f"{text[: limit - 2]}…{text[-1]}"
-    quoted = reprlib.Repr()
-    quoted.maxother = quoted.maxstring = limit
-    return one_line(quoted.repr(value), limit)
+    text = repr(value[:limit]) if isinstance(value, str) else reprlib.repr(value)
+    return one_line(text, limit)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint for a message: the known name closest to `name`, or some names otherwise."""
+    """Returns a hint for an unknown name: the closest known name, or else the known names."""
     import difflib  # slow to import, and this module is imported first
 
     names = sorted(known)
@@ -104,4 +95,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {shown(close[0])}?"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"known: {', '.join(one_line(one, 60) for one in names[:12])}{more}"
+    return f"choose from {', '.join(one_line(one, 60) for one in names[:12])}{more}"

@@ -1,7 +1,8 @@
-"""What a config costs and why, as one JSON object and as a page for the terminal."""
+"""The cost of a model, as one JSON object or as tables for the terminal."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -13,18 +14,13 @@ from writehead.cost import Chip, Setting, Work
 from writehead.errors import ConfigError
 from writehead.paper.ratios import ratios
 
-LARGEST = (
-    "largest batch: the most sentences of these lengths whose K and V, with the weights and what a "
-    "step works on, fit the chip's memory."
-)
-
 
 @dataclass(frozen=True)
 class Question:
-    """A config in a setting on a chip, and the position of the step to explain.
+    """A config, a workload and a chip, and the position of the decoder step to explain.
 
-    For an imported model, `approximations` lists the differences of the config, and `longest` is
-    the maximum number of tokens in a sentence. Other models are limited by their learned positions.
+    For an imported model, `approximations` lists where the config differs from it, and `longest` is
+    its maximum number of tokens. Other models are limited by their learned positions.
     """
 
     name: str
@@ -37,13 +33,14 @@ class Question:
 
 
 def explain(question: Question) -> dict[str, Any]:
-    """Everything that `writehead explain` knows, as JSON values: counts exact, times in µs."""
+    """Computes all costs as JSON values; times are in microseconds."""
     config, setting, chip = question.config, question.setting, question.chip
     _check_lengths(question)
     position = setting.target - 1 if question.position is None else question.position
     memory, largest = cost.memory_bytes(config, setting), cost.largest_batch(config, setting, chip)
     tokens = setting.batch * setting.target
     step = cost.decoder_step(config, setting, position)
+    padded = cost.decoder_sequence(config, setting, padded=True)
     parts = cost.parameters(config)
     return {
         "name": question.name,
@@ -58,9 +55,7 @@ def explain(question: Question) -> dict[str, Any]:
         "encoder": _work(cost.encoder(config, setting), chip, setting.batch * setting.source),
         "decoder_step": {"position": position, **_work(step, chip, setting.batch)},
         "decoder_sequence": _work(cost.decoder_sequence(config, setting), chip, tokens),
-        "decoder_sequence_padded": _work(
-            cost.decoder_sequence(config, setting, padded=True), chip, tokens
-        ),
+        "decoder_sequence_padded": _work(padded, chip, tokens),
         "ratios": [
             asdict(ratio)
             for ratio in ratios(config.encoder_attention, setting.rows, setting.target)
@@ -74,20 +69,12 @@ def explain(question: Question) -> dict[str, Any]:
 
 def _check_lengths(question: Question) -> None:
     """Raises ConfigError if a sentence has more tokens than the model has positions."""
-    config, setting = question.config, question.setting
     for side in ("source", "target"):
-        length, positions = getattr(setting, side), getattr(config, f"{side}_positions")
-        if question.longest is not None:
-            if length > question.longest:
-                raise ConfigError(
-                    f"{side}={length} tokens are more than the model's {question.longest} "
-                    f"positions; ask for {question.longest} or fewer"
-                )
-            continue
-        if length > positions:
+        length = getattr(question.setting, side)
+        most = question.longest or getattr(question.config, f"{side}_positions")
+        if length > most:
             raise ConfigError(
-                f"{side}={length} tokens are more than the {positions} learned positions; ask for "
-                f"{positions} or fewer, or set model.{side}_positions={length}"
+                f"{side}={length} exceeds the model's {most} positions; choose {most} or fewer"
             )
 
 
@@ -106,15 +93,13 @@ def _work(work: Work, chip: Chip, tokens: int) -> dict[str, Any]:
 
 
 def _comparison(question: Question, position: int) -> dict[str, Any] | None:
-    """This config as multi-head and as multi-query, with the same number of parameters.
+    """Compares the config with its multi-head and multi-query variants of equal parameters.
 
-    Grouped-query stands between them if it is that. None where feed-forward layers are too narrow
-    to make up for the difference.
+    Returns None if the feed-forward layers are too narrow to compensate for the difference.
     """
     config, setting, chip = question.config, question.setting, question.chip
     answer: dict[str, Any] = {}
-    kinds = {"multi-head": config.h, config.kind: config.g, "multi-query": 1}
-    for kind, g in kinds.items():
+    for kind, g in {"multi-head": config.h, config.kind: config.g, "multi-query": 1}.items():
         try:
             variant = config if config.g == g else config.with_write_heads(g)
         except ConfigError:
@@ -126,180 +111,165 @@ def _comparison(question: Question, position: int) -> dict[str, Any] | None:
             "largest_batch": cost.largest_batch(variant, setting, chip),
         }
     slow, fast = answer["multi-head"], answer["multi-query"]
-    answer["gain"] = slow["step_floor_us"] / fast["step_floor_us"]
-    return answer
+    return {**answer, "gain": slow["step_floor_us"] / fast["step_floor_us"]}
 
 
 def render(answer: dict[str, Any], console: Console) -> None:
-    """Prints the answer as a page."""
-    tables = [_parameters, _totals, _step, _ratios]
-    if answer["comparison"] is not None:
-        tables.append(_gain)
+    """Prints the answer of `explain` as tables."""
     console.print(_headline(answer))
-    for table in tables:
+    for table in (_parameters, _totals, _step, _ratios):
         console.print(table(answer))
         console.print()
     if answer["comparison"] is not None:
-        console.print(LARGEST, style="dim")
+        console.print(_gain(answer["comparison"]))
 
 
 def _headline(answer: dict[str, Any]) -> RenderableType:
     config, setting, chip = answer["config"], answer["setting"], answer["chip"]
     layers = f"{config['encoder_layers']}+" if config["encoder_layers"] else ""
-    kv = answer["kv_bytes"]
-    local = f", window {config['window']}" if config["window"] else ""
+    kv, total = answer["kv_bytes"], quantity(answer["parameters"]["total"])
+    window = f", window {config['window']}" if config["window"] else ""
     source = f"{setting['source']} source and " if config["encoder_layers"] else ""
     beam = f", beam {setting['beam']}" if setting["beam"] > 1 else ""
-    lines = Text()
-    lines.append(f"\n{answer['name']}", style="bold")
-    lines.append(
-        f"  {answer['kind']} {config['task']} model, {quantity(answer['parameters']['total'])} "
-        f"parameters\n"
-        f"  {layers}{config['decoder_layers']} layers, d={config['d']}, d_ff={config['f']}, "
-        f"h={config['h']} read-heads, g={config['g']} write-heads, k={config['k']}, "
-        f"v={config['v']}{local}\n"
-    )
-    for note in answer["approximations"]:
-        lines.append("approximated", style="bold")
-        lines.append(f"  {note}\n")
-    lines.append("setting", style="bold")
-    lines.append(
-        f"  {setting['batch']:,} sentences of {source}{setting['target']} target tokens{beam}, "
-        f"{setting['element']}-byte\n"
-    )
-    lines.append(chip["name"], style="bold")
-    lines.append(
-        f"  {quantity(chip['bandwidth'])}B/s, {quantity(chip['flops'])}FLOP/s, "
-        f"{quantity(chip['memory'])}B ({chip['source']})\n"
-    )
-    lines.append("K and V", style="bold")
-    each = f"{quantity(kv['target_token'])}B a target token"
-    if kv["source_token"]:
-        each += f", {quantity(kv['source_token'])}B a source token"
-    lines.append(f"  {each}; {quantity(kv['total'])}B in all\n")
-    lines.append("memory", style="bold")
-    lines.append(f"  {_room(answer)}\n", style="" if answer["fits"] else "red")
-    return lines
+    per_source = f", {quantity(kv['source_token'])}B per source token" if source else ""
+    lines = [
+        (f"\n{answer['name']}", f"{answer['kind']} {config['task']} model, {total} parameters"),
+        (
+            "",
+            f"{layers}{config['decoder_layers']} layers, d={config['d']}, d_ff={config['f']}, "
+            f"h={config['h']} read-heads, g={config['g']} write-heads, k={config['k']}, "
+            f"v={config['v']}{window}",
+        ),
+        *(("approximated", note) for note in answer["approximations"]),
+        (
+            "workload",
+            f"{setting['batch']:,} sentences of {source}{setting['target']} target tokens{beam}, "
+            f"{setting['element']} bytes per element",
+        ),
+        (
+            chip["name"],
+            f"{quantity(chip['bandwidth'])}B/s, {quantity(chip['flops'])}FLOP/s, "
+            f"{quantity(chip['memory'])}B ({chip['source']})",
+        ),
+        (
+            "KV cache",
+            f"{quantity(kv['target_token'])}B per target token{per_source}; "
+            f"{quantity(kv['total'])}B in total",
+        ),
+        ("memory", _memory(answer)),
+    ]
+    page = Text()
+    for label, text in lines:
+        page.append(label, style="bold")
+        page.append(f"  {text}\n")
+    return page
 
 
-def _room(answer: dict[str, Any]) -> str:
-    """Whether the batch fits into the chip's memory, and else which one does."""
-    needed, batch = quantity(answer["memory_bytes"]), answer["setting"]["batch"]
-    there = quantity(answer["chip"]["memory"])
+def _memory(answer: dict[str, Any]) -> str:
+    """Describes whether the batch fits in the chip's memory, and the largest that does."""
+    words = f"{quantity(answer['memory_bytes'])}B of {quantity(answer['chip']['memory'])}B"
     if answer["fits"]:
-        return f"{needed}B of {there}B: weights, K and V, and room to work"
+        return words
     if not answer["largest_batch"]:
-        return f"{needed}B are needed and there are {there}B: not even one sentence fits"
+        return f"{words} needed; not even one sentence fits"
     return (
-        f"{needed}B are needed and there are {there}B: {batch:,} sentences do not fit; the largest "
-        f"batch that does is {answer['largest_batch']:,}"
+        f"{words} needed; {answer['setting']['batch']:,} sentences do not fit, but "
+        f"{answer['largest_batch']:,} do"
     )
 
 
-def _parameters(answer: dict[str, Any]) -> RenderableType:
+def _parameters(answer: dict[str, Any]) -> Table:
     total = answer["parameters"]["total"]
-    table = _table("Parameters", "part", "count", "share")
-    for name, count in answer["parameters"]["parts"].items():
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}")
-    table.add_section()
-    table.add_row("all", f"{total:,}", quantity(total))
-    return table
+    parts = answer["parameters"]["parts"].items()
+    rows = [(name, f"{count:,}", f"{count / total:.1%}") for name, count in parts]
+    rows.append(("total", f"{total:,}", quantity(total)))
+    return _table("Parameters", ("part", "count", "share"), rows)
 
 
-def _totals(answer: dict[str, Any]) -> RenderableType:
-    table = _table("Work and its floor", "", "ops", "bytes", "floor", "µs a token")
-    step = f"decoder step at position {answer['decoder_step']['position']}"
-    for label, key in (
-        ("training step", "training_step"),
-        ("encoder", "encoder"),
-        (step, "decoder_step"),
-        ("decoder, all steps by true length", "decoder_sequence"),
-        ("decoder, all steps padded (as §4.3)", "decoder_sequence_padded"),
-    ):
-        work = answer[key]
-        if work["parts"]:
-            table.add_row(
-                label,
-                quantity(work["operations"]),
-                quantity(work["bytes"]) + "B",
-                duration(work["floor_us"]),
-                f"{work['floor_us_per_token']:.3g}",
-            )
-    return table
+def _totals(answer: dict[str, Any]) -> Table:
+    labels = {
+        "training_step": "training step",
+        "encoder": "encoder",
+        "decoder_step": f"decoder step at position {answer['decoder_step']['position']}",
+        "decoder_sequence": "decoder, all steps",
+        "decoder_sequence_padded": "decoder, all steps padded (§4.3)",
+    }
+    rows = [
+        (
+            label,
+            quantity(answer[key]["operations"]),
+            quantity(answer[key]["bytes"]) + "B",
+            duration(answer[key]["floor_us"]),
+            f"{answer[key]['floor_us_per_token']:.3g}",
+        )
+        for key, label in labels.items()
+        if answer[key]["parts"]
+    ]
+    return _table("Work and its floor", ("work", "ops", "bytes", "floor", "µs/token"), rows)
 
 
-def _step(answer: dict[str, Any]) -> RenderableType:
-    step = answer["decoder_step"]
-    title = f"Decoder step at position {step['position']}, by part"
-    table = _table(title, "part", "ops", "weights", "K and V", "activations", "floor", "by")
-    chip = answer["chip"]
+def _step(answer: dict[str, Any]) -> Table:
+    step, chip = answer["decoder_step"], answer["chip"]
+    rows = []
     for part in step["parts"]:
-        by_operations = part["operations"] / chip["flops"] >= (
-            (part["weights"] + part["kv"]) / chip["bandwidth"]
+        compute = part["operations"] / chip["flops"]
+        rows.append(
+            (
+                part["name"],
+                quantity(part["operations"]),
+                *(quantity(part[kind]) + "B" for kind in ("weights", "kv", "activations")),
+                duration(part["floor_us"]),
+                "ops" if compute >= (part["weights"] + part["kv"]) / chip["bandwidth"] else "bytes",
+            )
         )
-        table.add_row(
-            part["name"],
-            quantity(part["operations"]),
-            *(quantity(part[kind]) + "B" for kind in ("weights", "kv", "activations")),
-            duration(part["floor_us"]),
-            "ops" if by_operations else "bytes",
-        )
-    return table
+    title = f"Decoder step at position {step['position']}, by part"
+    return _table(title, ("part", "ops", "weights", "KV", "activations", "floor", "bound"), rows)
 
 
-def _ratios(answer: dict[str, Any]) -> RenderableType:
-    table = _table(
-        "Memory access over operations, one attention layer", "paper", "form", "Θ", "=", "counted"
-    )
-    for ratio in answer["ratios"]:
-        table.add_row(
-            ratio["section"],
-            ratio["form"],
-            ratio["terms"],
-            f"{ratio['theta']:.4f}",
-            f"{ratio['counted']:.4f}",
-        )
-    return table
+def _ratios(answer: dict[str, Any]) -> Table:
+    rows = [
+        (one["section"], one["form"], one["terms"], f"{one['theta']:.4f}", f"{one['counted']:.4f}")
+        for one in answer["ratios"]
+    ]
+    title = "Memory access over operations, one attention layer"
+    return _table(title, ("section", "form", "Θ", "=", "counted"), rows)
 
 
-def _gain(answer: dict[str, Any]) -> RenderableType:
-    comparison = answer["comparison"]
-    table = _table(
-        "Multi-head and multi-query, parameters equal",
-        "attention",
-        "d_ff",
-        "K and V",
-        "step floor",
-        "largest batch",
-    )
-    for kind in ("multi-head", "grouped-query", "multi-query"):
-        if kind not in comparison:
-            continue
-        side = comparison[kind]
-        table.add_row(
+def _gain(comparison: dict[str, Any]) -> Table:
+    kinds = [kind for kind in ("multi-head", "grouped-query", "multi-query") if kind in comparison]
+    rows: list[tuple[str, ...]] = [
+        (
             kind,
-            str(side["f"]),
-            quantity(side["kv_bytes"]) + "B",
-            duration(side["step_floor_us"]),
-            f"{side['largest_batch']:,}",
+            str(comparison[kind]["f"]),
+            quantity(comparison[kind]["kv_bytes"]) + "B",
+            duration(comparison[kind]["step_floor_us"]),
+            f"{comparison[kind]['largest_batch']:,}",
         )
-    table.add_section()
+        for kind in kinds
+    ]
     less = comparison["multi-head"]["kv_bytes"] / comparison["multi-query"]["kv_bytes"]
-    table.add_row("gain", "", f"{less:.1f}×", f"{comparison['gain']:.1f}×", "")
-    return table
+    rows.append(("gain", "", f"{less:.1f}×", f"{comparison['gain']:.1f}×", ""))
+    title = "Multi-head and multi-query, parameters equal"
+    return _table(title, ("attention", "d_ff", "K and V", "step floor", "largest batch"), rows)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        left = i == 0 or column in ("form", "Θ", "by")
-        justify: Literal["left", "right"] = "left" if left else "right"
-        table.add_column(column, justify=justify, style="" if i else "cyan", no_wrap=i == 0)
+        left = i == 0 or column in ("form", "Θ", "bound")
+        table.add_column(
+            column,
+            justify="left" if left else "right",
+            style="" if i else "cyan",
+            no_wrap=i == 0,
+        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def quantity(value: float) -> str:
-    """A number with three digits and a decimal prefix: 211M, 4.3T, 3.07k."""
+    """Formats a number with three digits and a decimal prefix: 211M, 4.3T, 3.07k."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{prefix}"
@@ -307,7 +277,7 @@ def quantity(value: float) -> str:
 
 
 def duration(microseconds: float) -> str:
-    """A time with three digits, in µs, ms or s."""
+    """Formats a time with three digits, in µs, ms or s."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
             return f"{microseconds / size:.3g} {unit}"

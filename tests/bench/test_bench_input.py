@@ -12,7 +12,7 @@ TRAIN = "train --preset=tiny/multi-query"
     [
         ("attention --shape=3,7", "b,m,g"),
         ("attention --shape=0,7,1", "at least 1"),
-        ("attention --shape=3,7,3", "1, 2, 4, 8"),
+        ("attention --shape=3,7,3", "must divide h=8"),
         (f"{ONE} --dtype=float31", "float31"),
         (f"{ONE} --output=/dev/null/x.json", "/dev/null"),
         ("decode --preset=tiny/multi-quary", "did you mean"),

@@ -1,4 +1,4 @@
-"""The engine, from text to text, against whole forward passes and searches over single lines."""
+"""The engine against searches over single lines."""
 
 import dataclasses
 import itertools
@@ -12,9 +12,9 @@ from texts import ODD, engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.decoding import Batching, Engine, beam_search
 from writehead.decoding.batching import split_text
-from writehead.decoding.devices import find_device, find_dtype
 from writehead.errors import ConfigError, DataError, RunError, SearchError
 from writehead.model import save_run
+from writehead.util.devices import find_device, find_dtype
 
 EOS = 1
 GREEDY = DecodeConfig(max_length=9, beam=1)
@@ -45,7 +45,7 @@ def assert_same(some, others) -> None:
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
 @pytest.mark.parametrize("task", ["translation", "language"])
-def test_answers_are_those_of_a_search_over_each_line_alone(task, options):
+def test_outputs_equal_a_search_over_each_line_alone(task, options):
     made, lines = engine(task), ["日本", *sentences(8, longest=5)]
     for line, output in zip(lines, answer(made, lines, options), strict=True):
         ids = tokenizer().encode(line)
@@ -88,22 +88,7 @@ def test_only_a_window_of_lines_is_read_ahead(translator):
     assert next(read) == 6
 
 
-def test_batches_keep_to_the_budget_and_pad_little(monkeypatch):
-    made = engine("translation", Batching(1000))
-    seen, start = [], made.model.start
-
-    def watched(source, max_length, *, source_lengths, beam):
-        seen.append((len(source) * beam * (source.shape[1] + max_length), source_lengths))
-        return start(source, max_length, source_lengths=source_lengths, beam=beam)
-
-    monkeypatch.setattr(made.model, "start", watched)
-    assert len(list(made.translate(sentences(40), dataclasses.replace(BEAM, beam=4)))) == 40
-    assert max(cost for cost, _ in seen) <= 1000
-    padding = sum(int((lengths.max() - lengths).sum()) for _, lengths in seen)
-    assert padding < 0.25 * sum(int(lengths.sum()) for _, lengths in seen)
-
-
-def test_progress_counts_every_line_once_and_pieces_of_a_long_one_as_they_come(translator):
+def test_progress_counts_each_line_once_and_long_lines_by_piece(translator):
     told = []
     list(translator.translate([*LINES, "the cat runs. " * 20], GREEDY, progress=told.append))
     assert sum(told) == pytest.approx(len(LINES) + 1)
@@ -114,7 +99,7 @@ def test_progress_counts_every_line_once_and_pieces_of_a_long_one_as_they_come(t
     assert sum(told) == pytest.approx(1)
 
 
-def test_a_line_longer_than_the_model_reads_is_translated_in_pieces(translator, caplog):
+def test_a_long_line_is_translated_in_pieces(translator, caplog):
     long = "The cat sees a small red bird. The dog runs under the big tree. A bird sings."
     got = list(translator.translate(["the cat.", long, "a dog."], BEAM))
     assert [output.pieces for output in got] == [1, 4, 1]
@@ -139,7 +124,7 @@ def test_a_line_longer_than_the_model_reads_is_translated_in_pieces(translator, 
         ("x", lambda text: [1, 2, 3, 4, 5], [[1, 2, 3], [4, 5]]),
     ],
 )
-def test_pieces_end_with_sentences_where_they_can(text, encode, pieces):
+def test_long_lines_are_split_into_sentences(text, encode, pieces):
     assert split_text(text, encode, 3) == pieces
 
 
@@ -168,7 +153,7 @@ def test_a_forced_prefix_begins_the_translation(translator):
     assert got[3].startswith("日本")
 
 
-def test_lengths_are_at_least_what_is_asked_and_without_a_limit_50_tokens_more(monkeypatch):
+def test_min_length_and_the_default_max_length(monkeypatch):
     made = engine("translation", target_positions=60)
     for output in made.translate(sentences(3), DecodeConfig(beam=2, min_length=30)):
         assert len(output.text) > 10
@@ -183,7 +168,7 @@ def test_lengths_are_at_least_what_is_asked_and_without_a_limit_50_tokens_more(m
     assert not short.hypotheses[0].finished
 
 
-def test_a_batch_that_runs_out_of_memory_is_tried_in_halves(monkeypatch, caplog):
+def test_a_batch_that_runs_out_of_memory_is_halved(monkeypatch, caplog):
     made, lines, most = engine("translation"), sentences(20, longest=4), 3
     expected = list(made.translate(lines, BEAM))
     start = made.model.start
@@ -232,7 +217,7 @@ def test_a_character_of_several_tokens_is_streamed_whole():
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(2, 299), max_size=12), st.sampled_from(["", "a", "日", "the cat"]))
-def test_any_tokens_at_all_stream_as_they_decode(ids, prompt):
+def test_any_tokens_are_streamed_as_they_decode(ids, prompt):
     before = tokenizer().encode(prompt)
     expected = tokenizer().decode([*before, *ids])[len(tokenizer().decode(before)) :]
     assert "".join(streamed(ids, prompt)) == expected
@@ -248,17 +233,17 @@ def test_samples_of_a_prompt_differ_and_can_be_reproduced(writer):
     assert alone.text == first[1].hypotheses[2].text
 
 
-def test_a_prompt_may_fill_all_positions_but_one(writer):
+def test_a_prompt_can_fill_all_positions_but_one(writer):
     prompt = " ".join(["the"] * 39)
     [output] = writer.generate([prompt])
     assert len(output.text) <= 10
-    with pytest.raises(DataError, match="prompt 2 has 40 tokens, and the model's 40 positions"):
+    with pytest.raises(DataError, match="prompt 2 has 40 tokens, but the model's 40 positions"):
         list(writer.generate(["the", prompt + " the"]))
     with pytest.raises(DataError, match="leave room for 35; shorten it"):
         writer.stream(prompt, DecodeConfig(min_length=5))
 
 
-def test_ids_without_text_are_never_chosen():
+def test_ids_beyond_the_tokenizer_are_never_chosen():
     made, lines = engine("translation", vocab_size=317), sentences(6)
     with torch.no_grad():
         made.model.tokens.weight[300:] *= 20.0
@@ -294,13 +279,13 @@ def test_devices_and_dtypes_are_found_by_name():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("the cat", "put it in a list"),
+        ("the cat", "a list of texts, not str"),
         (7, "int"),
-        (["the cat", None], "2 is NoneType"),
+        (["the cat", None], "2 must be a str, not NoneType"),
         (["\udcff"], "1 is not UTF-8"),
     ],
 )
-def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, writer, given, words):
+def test_inputs_that_are_not_text_are_errors(translator, writer, given, words):
     asked = (
         lambda: translator.translate(given, GREEDY),
         lambda: translator.translate(["the cat", "a dog"], GREEDY, prefixes=given),
@@ -314,23 +299,26 @@ def test_lines_prefixes_and_prompts_that_are_not_text_are_refused(translator, wr
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda t, w: w.translate(["a"]), "language model does not translate"),
-        (lambda t, w: t.generate(["a"]), "continues no prompts"),
-        (lambda t, w: w.stream("a", BEAM), "stream with beam=1"),
+        (lambda t, w: w.translate(["a"]), "use generate"),
+        (lambda t, w: t.generate(["a"]), "use translate"),
+        (lambda t, w: w.stream("a", BEAM), "use beam=1"),
         (lambda t, w: t.translate(["a"], {"beam": 1}), "must be a DecodeConfig"),
         (lambda t, w: w.generate(["a"], samples=2), "set a temperature"),
-        (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 is past"),
-        (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 is past"),
-        (lambda t, w: t.translate(["a"], DecodeConfig(beam=301)), "beam=301 is past the 300"),
+        (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "max_length=41 exceeds"),
+        (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "min_length=41 exceeds"),
+        (
+            lambda t, w: t.translate(["a"], DecodeConfig(beam=301)),
+            "beam=301 exceeds",
+        ),
         (lambda t, w: list(t.translate(["a"], prefixes=[])), "no prefix 1"),
         (lambda t, w: list(t.translate(["a"], prefixes=["b", "c"])), "no line 2"),
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
-        (lambda t, w: Batching(tokens=0), "0 tokens"),
-        (lambda t, w: engine("language", vocab_size=299), "300 tokens and the model 299"),
-        (lambda t, w: engine("language", eos=5), "ends with token 5"),
-        (lambda t, w: engine("translation", source_positions=1).translate([]), "can read no text"),
+        (lambda t, w: Batching(tokens=0), "tokens=0 must be at least 1"),
+        (lambda t, w: engine("language", vocab_size=299), "300 tokens, eos=1.*299 tokens"),
+        (lambda t, w: engine("language", eos=5), "eos=5"),
+        (lambda t, w: engine("translation", source_positions=1).translate([]), "cannot read text"),
     ],
 )
-def test_requests_that_make_no_sense_are_errors(translator, writer, ask, words):
+def test_invalid_requests_are_errors(translator, writer, ask, words):
     with pytest.raises((ConfigError, DataError), match=words):
         ask(translator, writer)

@@ -160,8 +160,8 @@ def wrapped(cache: KVCache) -> None:
 @pytest.mark.parametrize(
     ("work", "window", "words"),
     [
-        (wrapped, 4, r"ring of 7 keeps 1 more .* start with rewindable=4"),
-        (grown_apart, None, "rewind before rows that share K and V grow apart"),
+        (wrapped, 4, r"ring of 7 keeps only 1 more .* start with rewindable=4"),
+        (grown_apart, None, "rewind before rows that share K and V"),
         (lambda c: c.expand(2).reserve(2, torch.tensor([2, 0, 0, 0])), 4, "share a ring"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs on disk: they come back as they were saved, and damage of any kind is said."""
+"""Runs on disk: they load as they were saved, and any damage is an error."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ def edit_weights(run, change):
 
 
 @pytest.mark.parametrize("config", [TINY, TINY_LM], ids=["translation", "language"])
-def test_a_run_comes_back_as_it_was_saved(tmp_path, config):
+def test_a_run_loads_as_it_was_saved(tmp_path, config):
     model, place = make_model(config).eval(), tmp_path / "deep" / "run"
     (tmp_path / "bpe.model").write_bytes(b"\x00tokens")
     save_run(place, model, tokenizer=tmp_path / "bpe.model")
@@ -61,7 +61,7 @@ def test_a_run_comes_back_as_it_was_saved(tmp_path, config):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_an_existing_run_is_replaced_only_when_told_to(run, linked):
+def test_an_existing_run_is_replaced_only_with_overwrite(run, linked):
     place, before = run, embeddings(run)
     if linked:
         place = run.parent / "link"
@@ -77,7 +77,7 @@ def test_an_existing_run_is_replaced_only_when_told_to(run, linked):
 
 
 @pytest.mark.parametrize("there", ["chapter1.tex", "checkpoints"])
-def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
+def test_a_folder_with_other_files_is_never_overwritten(run, there):
     if there == "chapter1.tex":
         (run / runs.CONFIG).unlink()
     (run / there).mkdir()
@@ -86,7 +86,7 @@ def test_a_folder_that_holds_more_than_a_run_is_never_overwritten(run, there):
     assert (run / there).exists()
 
 
-def test_a_save_that_fails_leaves_the_old_run_and_no_litter(run):
+def test_a_failed_save_keeps_the_old_run_and_leaves_nothing(run):
     before = embeddings(run)
     with pytest.raises(RunError, match="could not be written"):
         save_run(run, make_model(TINY), tokenizer=run.parent / "no.model", overwrite=True)
@@ -117,17 +117,13 @@ def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, m
     assert torch.equal(embeddings(run), weights["tokens.weight"])
 
 
-def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
+def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
     for place, words in (
         (tmp_path / "nowhere", "there is no run at"),
-        (tmp_path, r"there is one inside it: .*/run$"),
+        (tmp_path, "is not a run; it contains one: .*/run$"),
     ):
         with pytest.raises(RunError, match=words):
             load_run(place)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset.json").write_text("{}")
-    with pytest.raises(RunError, match="is a dataset, not a run"):
-        load_run(tmp_path / "data")
     for name in (runs.WEIGHTS, runs.CONFIG):
         (run / name).unlink()
         with pytest.raises(RunError, match=f"has no {name}"):
@@ -142,14 +138,14 @@ def test_a_missing_run_or_file_says_where_one_is(run, tmp_path):
     [
         ({"model": {"vocab_sizes": 3}}, "did you mean 'vocab_size'"),
         ({"formatt": 1}, "did you mean 'format'"),
-        ({"format": True}, "format True"),
+        ({"format": True}, "format is True"),
         ({"format": 99, "writehead": "9.0"}, "format 99 .*9.0.* install a newer version"),
-        ({"model": {"d": 32}}, "has shape .* and its config asks for"),
-        ({"model": {"tied": False}}, "lacks the tensor 'output.weight'"),
+        ({"model": {"d": 32}}, "does not match its config: .*size mismatch"),
+        ({"model": {"tied": False}}, "does not match its config: .*output.weight"),
         *((text, r"config\.json") for text in (b"{", b"[]", b'{"format": 1}', b"\xff")),
     ],
 )
-def test_a_config_that_does_not_fit_says_what_is_wrong(run, changes, words):
+def test_an_invalid_config_is_an_error(run, changes, words):
     if isinstance(changes, dict):
         data = json.loads((run / runs.CONFIG).read_text())
         data |= changes | {"model": data["model"] | changes.get("model", {})}
@@ -160,33 +156,33 @@ def test_a_config_that_does_not_fit_says_what_is_wrong(run, changes, words):
         load_run(run)
 
 
-def test_weights_of_other_names_or_dtypes_are_refused(run):
+def test_wrong_names_and_dtypes_of_weights_are_errors(run):
     edit_weights(run, lambda W: W.update({"token.weight": W.pop("tokens.weight")}))
-    with pytest.raises(RunError, match=r"unknown tensor 'token\.weight'; did you mean 'tokens"):
+    with pytest.raises(RunError, match=r"does not match its config: .*token\.weight"):
         load_run(run)
     edit_weights(run, lambda W: W.update({"tokens.weight": W.pop("token.weight").bfloat16()}))
-    with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; give the dtype"):
+    with pytest.raises(RunError, match=r"mixes torch\.bfloat16 and torch\.float32; pass the dtype"):
         load_run(run)
     assert load_run(run, dtype=torch.float32).model.tokens.weight.dtype == torch.float32
     edit_weights(run, lambda W: W.update({"tokens.weight": W["tokens.weight"].long()}))
-    with pytest.raises(RunError, match=r"'tokens\.weight' is torch\.int64"):
+    with pytest.raises(RunError, match=r"not floating point: .*torch\.int64"):
         load_run(run)
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
-def test_a_device_that_is_not_there_is_not_blamed_on_the_file(run, device):
-    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used"):
+def test_an_unavailable_device_is_a_config_error(run, device):
+    with pytest.raises(ConfigError, match=f"device '{device}'"):
         load_run(run, device=device)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 200, -1, None])
-def test_weights_cut_short_or_pickled_are_refused(run, kept):
+def test_truncated_or_pickled_weights_are_errors(run, kept):
     path = run / runs.WEIGHTS
     if kept is None:
         torch.save({"tokens.weight": torch.zeros(1)}, path)
     else:
         os.truncate(path, kept if kept >= 0 else path.stat().st_size - 1)
-    with pytest.raises(RunError, match="damaged or cut short"):
+    with pytest.raises(RunError, match="damaged or truncated"):
         load_run(run)
 
 
@@ -206,7 +202,7 @@ def test_sha256sum_accepts_the_checksums(run):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_byte_of_any_file_is_an_error(run, name):
     change_byte(run / name)
-    with pytest.raises(DamagedRun, match=f"{name} is not as it was written"):
+    with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
     lines = (run / CHECKSUMS).read_text().splitlines()
     (run / CHECKSUMS).write_text("\n".join(f"{one[:64].upper()} *{one[66:]}" for one in lines))
@@ -216,29 +212,16 @@ def test_a_changed_byte_of_any_file_is_an_error(run, name):
     load_run(run)
 
 
-def test_the_weights_of_an_older_run_are_verified(run):
-    digest = (run / CHECKSUMS).read_text().splitlines()[1]
-    (run / CHECKSUMS).unlink()
-    (run / "model.safetensors.sha256").write_text(f"{digest}\n")
-    change_byte(run / "tokenizer.model")
-    load_run(run)
-    change_byte(run / "model.safetensors")
-    with pytest.raises(DamagedRun, match=r"the one in model\.safetensors\.sha256"):
-        load_run(run)
-    save_run(run, make_model(TINY), overwrite=True)
-    assert sorted(os.listdir(run)) == [CHECKSUMS, *NAMES[:2]]
-
-
 @pytest.mark.parametrize(
     "text", [b"", b"\xff", b"abc  model.safetensors\n", b"0" * 64 + b"  a\nx\n", b"\0" * (2 << 20)]
 )
-def test_a_checksum_file_without_checksums_is_an_error(run, text):
+def test_an_invalid_checksum_file_is_an_error(run, text):
     (run / CHECKSUMS).write_bytes(text)
-    with pytest.raises(RunError, match="holds no SHA-256"):
+    with pytest.raises(RunError, match="no valid SHA-256"):
         load_run(run)
 
 
-def test_a_file_that_the_checksums_do_not_list_is_refused(run):
+def test_a_file_without_a_checksum_is_an_error(run):
     lines = (run / CHECKSUMS).read_text().splitlines(keepends=True)
     (run / CHECKSUMS).write_text("".join(line for line in lines if "tokenizer" not in line))
     with pytest.raises(DamagedRun, match=r"tokenizer\.model is not listed"):

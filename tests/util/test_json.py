@@ -1,4 +1,4 @@
-"""JSON within limits: whatever a file holds, the answer is a value or one short sentence."""
+"""JSON within limits: any file gives a value or one short error."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from writehead.config import TrainConfig
-from writehead.errors import ConfigError, RunError, shown
+from writehead.errors import ConfigError, RunError
 from writehead.schema import with_settings
 from writehead.util.json_files import JsonError, check_shape, parse_json, read_json
 
@@ -28,7 +28,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=count())
-def test_what_is_beyond_a_limit_is_one_short_sentence(tmp_path, text, words):
+def test_json_beyond_a_limit_is_a_short_error(tmp_path, text, words):
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(RunError) as caught:
@@ -45,7 +45,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_callers_kind(tmp_path):
         read_json(tmp_path / "none", object, ConfigError)
 
 
-def test_what_json_cannot_say_is_read_where_it_is_allowed():
+def test_nan_and_infinity_are_read_if_allowed():
     value = parse_json('{"a": [NaN, -Infinity, 1e999, 1, 2.5]}', allow_nan=True)["a"]
     assert math.isnan(value[0])
     assert value[1:] == [-math.inf, math.inf, 1, 2.5]
@@ -88,7 +88,7 @@ def test_values_of_the_shape_pass(value, shape):
     ],
     ids=count(),
 )
-def test_values_of_another_shape_are_named_with_their_place(value, shape, words):
+def test_errors_name_the_place_of_a_value(value, shape, words):
     with pytest.raises(JsonError) as caught:
         check_shape(value, shape)
     assert words in str(caught.value)
@@ -97,27 +97,18 @@ def test_values_of_another_shape_are_named_with_their_place(value, shape, words)
 
 
 @pytest.mark.parametrize(
-    "value", ["\x1b[2J\n", "x" * 10**7, 10**5000, ["a", "\x07"], 2**70], ids=count()
-)
-def test_a_value_is_shown_short_and_without_control_characters(value):
-    assert shown(value).isprintable()
-    assert len(shown(value)) <= 60
-
-
-@pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("steps", "9" * 400, "400 digits"),
         ("steps", str(10**20), "64 bits"),
         ("steps", "[" * 10_000, "nested"),
-        ("steps", "x" * 10**6, "is not a whole number"),
+        ("steps", "x" * 10**6, "is not an integer"),
         ("clip", "NaN", "NaN"),
-        ("seed", "-1", "seed=-1"),
         ("x" * 10**6, "1", "unknown train field"),
     ],
     ids=count(),
 )
-def test_a_setting_beyond_a_limit_is_one_short_sentence(name, text, words):
+def test_a_setting_beyond_a_limit_is_a_short_error(name, text, words):
     with pytest.raises(ConfigError) as caught:
         with_settings(TrainConfig(), {name: text})
     assert words in str(caught.value)

@@ -42,20 +42,6 @@ def test_a_killed_process_releases_its_lock(tmp_path):
         assert mine
 
 
-def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeypatch):
-    lock, flock, pending = tmp_path / ".lock", fcntl.flock, [True]
-
-    def late(file, how):
-        if pending:
-            pending.pop()
-            lock.unlink()  # the previous owner ends at this moment
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with locked(lock) as mine, locked(lock) as another:
-        assert (mine, another) == (True, False)
-
-
 def test_an_owner_whose_file_was_removed_spares_the_next_owners_file(tmp_path):
     lock = tmp_path / ".lock"
     with ExitStack() as first:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from writehead.decoding.devices import capture_stream, wait_for
+from writehead.util.devices import capture_stream, wait_for
 
 WARMUP_CALLS = 2  # before a capture
 

@@ -18,11 +18,11 @@ from writehead.data.corpus import pairs
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.sources import embedded, text_files
-from writehead.decoding.devices import wait_for
 from writehead.errors import ConfigError
 from writehead.training.distributed import World
 from writehead.training.step import WARMUP_STEPS, Stepper
 from writehead.training.throughput import matrix_rate
+from writehead.util.devices import wait_for
 
 GRAMMAR_PAIRS = 20_000
 GRAMMAR_VOCAB_SIZE = 2_000

@@ -17,12 +17,12 @@ from writehead.bench.timing import Times, clocked
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Batching, Engine
-from writehead.decoding.devices import wait_for
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
 from writehead.model.bundled import name_of
 from writehead.model.runs import TOKENIZER, read_config
+from writehead.util.devices import wait_for
 
 OURS, PLAIN, FLOAT32, CTRANSLATE2 = "ours", "plain PyTorch", "ours, float32", "CTranslate2"
 ALPHA = 0.6  # as in §4.2

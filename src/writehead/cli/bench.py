@@ -397,7 +397,7 @@ def _numbers(text: str) -> tuple[int, int, int]:
 
 def _find(device: str, dtype: str | None) -> tuple[Any, Any]:
     """The device and the type to measure with."""
-    from writehead.decoding.devices import find_device, find_dtype
+    from writehead.util.devices import find_device, find_dtype
 
     place = find_device(device)
     return place, find_dtype(dtype, place)

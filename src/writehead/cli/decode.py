@@ -4,7 +4,7 @@ import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -17,15 +17,13 @@ from writehead import __version__
 from writehead.cli.app import app
 from writehead.cli.options import Device, Dtype, Force, Threads
 from writehead.config import DecodeConfig
-from writehead.errors import ConfigError, DataError, shown
+from writehead.errors import ConfigError, DataError
+from writehead.errors import shown as quoted
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
     from writehead.decoding.resumable import Source
     from writehead.decoding.worker import Progress
-
-    # arguments: a group of lines, the index of its first line, progress; yields text per line
-    Answer = Callable[[list[Source], int, Progress | None], Iterator[str]]
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
 # lines decoded together on a CPU, in the first group and at most; an interruption loses one group
@@ -141,7 +139,8 @@ def translate_command(
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
     with _open_output(context, engine, config, n_best=n_best, scores=scores) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
-        _decode(groups, output, answer, context.params, typed=reader.typed)
+        shown = _is_counted(context.params, reader.typed)
+        textio.decode_lines(groups, answer, output, input_path, typed=reader.typed, shown=shown)
     for one in (reader, prefixes):
         if one is not None:
             one.report()
@@ -187,7 +186,7 @@ def generate_command(
     from writehead.decoding import textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
-    given = [] if prompt is None else [[textio.utf8(prompt)]]
+    given = [] if prompt is None else [[prompt]]
     typed = reader is not None and reader.typed
     engine = _load_engine(context.params)
 
@@ -213,7 +212,8 @@ def generate_command(
                     output.write(textio.plain_line(piece))
                 output.write("\n")
         else:
-            _decode(groups, output, answer, context.params, typed=typed)
+            shown = _is_counted(context.params, typed)
+            textio.decode_lines(groups, answer, output, input_path, typed=typed, shown=shown)
     if reader is not None:
         reader.report()
 
@@ -277,32 +277,16 @@ def _open_output(
         ) from error
 
 
-def _decode(
-    groups: "Iterable[list[Source]]",
-    output: "textio.Output",
-    answer: "Answer",
-    given: dict[str, Any],
-    *,
-    typed: bool,
-) -> None:
-    """Decodes and writes all lines that an interrupted attempt has not finished."""
-    from writehead.decoding import textio
-
-    # a counter would mix with output on the same terminal
-    counted = not typed and (given["output_path"] != "-" or not sys.stdout.isatty())
-    with textio.tallying(output, given["input_path"], typed=typed, shown=counted) as tally:
-        for group in tally.unfinished(groups):
-            texts = answer(group, output.done, tally.progress)
-            for source, text in zip(group, texts, strict=True):
-                output.add(source, text)
-            output.commit()
+def _is_counted(given: dict[str, Any], typed: bool) -> bool:
+    """Whether to show a counter; it would mix with output on the same terminal."""
+    return not typed and (given["output_path"] != "-" or not sys.stdout.isatty())
 
 
 def _check_run(run: str | None) -> None:
     """Raises ConfigError if RUN is not a folder, such as a file of text or the text itself."""
     if run is not None and not os.path.isdir(run):
         raise ConfigError(
-            f"there is no run at {shown(run)}; RUN is the folder of a model: pass text on standard "
+            f"there is no run at {quoted(run)}; RUN is the folder of a model: pass text on standard "
             f"input, or a file with --input"
         )
 

@@ -74,7 +74,6 @@ def explain_command(
     file = None if model in preset_names() else find_config(Path(model))
     imported = None if file is None else import_config(file)
     config = with_settings(imported.config if imported else _find_model(model), changes)
-    notes = () if imported is None else imported.approximations if changes else imported.notes
     if config.task == "language" and source is not None:
         raise ConfigError(f"--source is for translation; {model} is a language model")
     length = (128 if source is None else source) if config.task == "translation" else 0
@@ -86,7 +85,7 @@ def explain_command(
             setting=cost.Setting(batch, length, target, beam),
             chip=_change_chip(cost.find_chip(chip), given),
             position=position,
-            approximations=notes,
+            approximations=() if imported is None else imported.approximations,
             longest=None if imported is None else imported.longest,
         )
     )
@@ -139,8 +138,7 @@ def quantize_command(
     """
     config = QuantizationConfig.of(bits, group)
     from writehead.data.tokenizer import Tokenizer  # imports PyTorch, which takes seconds
-    from writehead.model.quantize import quantize_run
-    from writehead.model.runs import TOKENIZER, read_config
+    from writehead.model.runs import TOKENIZER, quantize_run, read_config
 
     read_config(run)  # a missing run is reported before a missing tokenizer
     if not (run / TOKENIZER).exists():

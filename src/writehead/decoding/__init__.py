@@ -1,4 +1,4 @@
-"""From a step function to sequences, and from text to text."""
+"""Searches over a step function, and the engine that decodes text."""
 
 from writehead.decoding.batching import Batching
 from writehead.decoding.beam import beam_search

@@ -1,4 +1,4 @@
-"""What is decoded together: windows of lines, batches within a budget, long lines in pieces."""
+"""Groups lines into windows and batches, and splits long lines into pieces."""
 
 import itertools
 import re
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from writehead.data.tokenizer import MAX_PIECE
-from writehead.errors import ConfigError
-from writehead.schema import check_types
+from writehead.schema import check_sizes, check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
@@ -15,16 +14,16 @@ WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script witho
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
-WINDOW_TOKENS = 1 << 20  # what a window may hold, however few its lines
+WINDOW_TOKENS = 1 << 20  # limit for the lines of a window
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How much an engine does at once.
+    """The sizes of batches.
 
-    `tokens` is the budget of a batch: rows × beam × (longest source or prompt + longest output),
-    padding included; by default 16,384 on a CPU and 131,072 elsewhere. `lines` are read before
-    any is decoded, so that lines of like length meet in a batch.
+    `tokens` is the maximum per batch: rows × beam × (longest source or prompt + longest output),
+    including padding; by default 16,384 on a CPU and 131,072 elsewhere. `lines` is the number of
+    lines to read before decoding, so that a batch has lines of similar lengths.
     """
 
     tokens: int | None = None
@@ -32,12 +31,10 @@ class Batching:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, value in (("tokens", self.tokens), ("lines", self.lines)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{value} {name} a batch are too few; give 1 or more")
+        check_sizes(self, "tokens", "lines")
 
     def budget(self, device: str) -> int:
-        """Tokens a batch on a kind of device."""
+        """Returns the maximum number of tokens per batch on a kind of device."""
         if self.tokens is not None:
             return self.tokens
         return 16_384 if device == "cpu" else 131_072
@@ -45,17 +42,17 @@ class Batching:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One row to decode: a line, a piece of a long one, or one of several samples of a prompt."""
+    """One row to decode: a line, a piece of a long line, or a sample for a prompt."""
 
-    tokens: list[int]  # what the model starts from
+    tokens: list[int]  # source or prompt
     max_length: int
     seed: int = 0
     prefix: tuple[int, ...] = ()
-    share: float = 1.0  # of its line's work
+    share: float = 1.0  # fraction of its line, for progress
 
 
 def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
-    """The jobs of up to `most` lines at a time, fewer where they are long."""
+    """Yields the jobs of up to `most` lines at a time, or fewer if they are long."""
     window: list[list[Job]] = []
     tokens = 0
     for jobs in lines:
@@ -69,22 +66,20 @@ def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
 
 
 def longest_first(jobs: Sequence[Job]) -> list[int]:
-    """The places of jobs, longest first: what does not fit the memory is met at once."""
+    """Returns indices of jobs, longest first, so that running out of memory happens early."""
     return sorted(
-        range(len(jobs)),
-        key=lambda i: (len(jobs[i].tokens), jobs[i].max_length),
-        reverse=True,
+        range(len(jobs)), key=lambda i: (len(jobs[i].tokens), jobs[i].max_length), reverse=True
     )
 
 
 def batch_cost(jobs: Sequence[Job], beam: int) -> int:
-    """Tokens that a batch of these jobs holds at its end, padding included."""
+    """Returns the tokens of a batch, including padding."""
     longest = max(len(job.tokens) for job in jobs) + max(job.max_length for job in jobs)
     return len(jobs) * beam * longest
 
 
 def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> int:
-    """How many of the first jobs make one batch; one does, whatever its size."""
+    """Returns how many of the first jobs fit in a batch, by bisection; at least one."""
     low, high = 1, len(jobs)
     while low < high:
         middle = (low + high + 1) // 2
@@ -95,10 +90,10 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
 def split_line(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> tuple[list[list[int]], bool]:
-    """Splits a line into pieces as `split_text` does; also returns whether it was shortened.
+    """Splits a line like `split_text`; also returns whether it was shortened.
 
-    A word is cut to 1,000 characters, and a line to 32,768 tokens with 50 more for each piece, so
-    that no line takes unbounded time. A line of one piece is kept whole.
+    Words are cut to 1,000 characters and lines to 32,768 tokens, plus 50 per piece, so that the
+    time for a line is bounded.
     """
     most = max(limit + EXTRA_TOKENS, LINE_TOKENS)
     short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
@@ -109,18 +104,17 @@ def split_line(
 
 
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
-    """The tokens of a text in pieces of at most `limit`; none where the text says nothing.
+    """Splits a text into pieces of at most `limit` tokens; returns none for an empty text.
 
-    A text that is longer comes in its sentences, one a piece: several at once are more than most
-    models were trained to answer. A sentence that is longer is cut at the space nearest its middle,
-    so that no piece is a short remainder, else inside a word.
+    A longer text is split into sentences, one per piece, because most models are trained on single
+    sentences. A longer sentence is split at the space nearest to its middle, or inside a word.
     """
     tokens = encode(text)
     if not tokens:
         return []
     if len(tokens) <= limit:
         return [tokens]
-    if len(text) == 1:  # a character of more bytes than the model has positions
+    if len(text) == 1:  # a character with more byte tokens than `limit`
         return [tokens[i : i + limit] for i in range(0, len(tokens), limit)]
     bounds = sorted({0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)})
     if len(bounds) == 2:
@@ -130,7 +124,7 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> lis
 
 
 def _middle(text: str) -> int:
-    """Where to cut a sentence of several characters in two, neither of them empty."""
+    """Returns where to split a sentence, so that neither part is empty."""
     middle = len(text) // 2
     places = [match.end() for match in SPACE.finditer(text) if match.end() < len(text)]
     return min(places, key=lambda place: abs(place - middle)) if places else middle

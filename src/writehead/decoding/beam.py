@@ -60,15 +60,15 @@ def beam_search(
     max_lengths: Sequence[int] | None = None,
     observe: Observer | None = None,
 ) -> list[list[Hypothesis]]:
-    """For each sentence, its n_best hypotheses, best first; fewer where fewer exist.
+    """Returns up to n_best hypotheses per sentence, best first.
 
-    A hypothesis that reaches its maximal length competes as it is, unfinished. A forced prefix
-    counts in scores and lengths. With beam=1 this is greedy search, whatever alpha. `observe` is
-    told of every step, if there are beams.
+    A hypothesis that reaches its maximum length competes as it is, unfinished. Scores and lengths
+    include a forced prefix. With beam=1 this is greedy search. `observe` is called at each step,
+    unless beam=1.
     """
     config = check_options(config)
     if config.temperature is not None:
-        raise ConfigError("beam search draws nothing; leave temperature out, or use sample")
+        raise ConfigError("beam search does not sample; omit temperature, or use sample")
     if config.width == 1:
         best = greedy(step, state, config, eos=eos, prefixes=prefixes, max_lengths=max_lengths)
         return [[hypothesis] for hypothesis in best]
@@ -76,7 +76,7 @@ def beam_search(
         state = state.expand(config.width)
     elif state.beam != config.width:
         raise ShapeError(
-            f"this state has {state.beam} beams a sentence, not {config.width}; start it with "
+            f"this state has {state.beam} beams per sentence, not {config.width}; start it with "
             f"beam={config.width} or 1"
         )
     b = len(state.first) // config.width

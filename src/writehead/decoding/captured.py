@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from writehead.decoding.buffers import Buffers, Shape
-from writehead.decoding.devices import capture_stream
 from writehead.decoding.search import Constraints
 from writehead.kernels.beams import choose_beam, trace_back
 from writehead.kernels.choose import choose_greedy, survey
 from writehead.kernels.cublas import trying
 from writehead.kernels.launch import is_rehearsal, rehearse
 from writehead.model.fused import FusedDecoder, Memories
+from writehead.util.devices import capture_stream
 
 # of padded sources: 2048 took the launches 4 ms and an H200 1, and 16,384 both the same
 FEW_TOKENS = 1 << 12

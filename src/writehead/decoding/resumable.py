@@ -1,9 +1,9 @@
 """Output files that keep finished lines when a command is interrupted, and resume after them.
 
-Until all lines are finished, they are kept in a hidden folder beside the output. The process that
-writes the folder locks it. The folder contains:
+Until all lines are finished, they are kept in a hidden folder `.NAME.<hex>.part` next to the
+output, which the writing process locks. The folder contains:
 
-- `manifest.json`: everything the text depends on, which is the model, the tokenizer and the options
+- `manifest.json`: everything the text depends on: the model, the tokenizer and the options
 - `output`: the text so far
 - `journal`: one record per finished input line, with a digest of the line and the offset at which
   its text ends in `output`
@@ -20,17 +20,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from writehead.util.files import (
-    abandoned,
-    create_hidden,
-    link_target,
-    publish,
-    sync,
-    write_file,
-)
+from writehead.util.files import abandoned, create_hidden, link_target, publish, sync, write_file
 from writehead.util.locks import lock_file
 
-ENDING = ".part"  # suffix of the hidden folder
+SUFFIX = ".part"
 MANIFEST, OUTPUT, JOURNAL = "manifest.json", "output", "journal"
 RECORD = struct.Struct("<8sQ")
 
@@ -40,36 +33,33 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 class ResumableFile:
     """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `other_lines` is the number of finished lines in an abandoned attempt with other settings.
+    `changed` tells whether the input differs from that of the interrupted attempt. `other_lines` is
+    the number of finished lines in an abandoned attempt with other settings.
     """
 
     def __init__(self, path: Path, folder: Path, descriptor: int, other_lines: int = 0) -> None:
-        self.path, self.other_lines = path, other_lines
+        self.path, self.folder, self.other_lines = path, folder, other_lines
         self.done = 0
-        self.changed = False  # whether the input differs from that of the interrupted attempt
-        self.resuming = True  # whether lines are still compared with the journal
+        self.changed = False
+        self._resuming = True  # whether lines are still compared with the journal
         self._end = 0  # offset at which the text of the last line ends
         self._texts: list[bytes] = []
         self._records: list[bytes] = []
-        self._open(folder, descriptor)
+        self._descriptor = descriptor
+        self._output, self._journal = _open(folder / OUTPUT), _open(folder / JOURNAL)
         self._size = os.fstat(self._output.fileno()).st_size
-
-    def _open(self, folder: Path, descriptor: int) -> None:
-        self.folder, self._descriptor = folder, descriptor
-        self._output = _open(folder / OUTPUT)
-        self._journal = _open(folder / JOURNAL)
 
     @property
     def kept(self) -> int:
         """The number of lines that an interruption would keep; 0 if there are no file locks."""
         if lock_file(self._descriptor) is None:
             return 0
-        return _lines(self.folder) if self.resuming else self.done
+        return _finished_lines(self.folder) if self._resuming else self.done
 
     def skip(self, sources: Sequence[Source]) -> int:
         """Returns how many of the next input lines are finished, up to the first that is not."""
         for i, source in enumerate(sources):
-            record = self._journal.read(RECORD.size) if self.resuming else b""
+            record = self._journal.read(RECORD.size) if self._resuming else b""
             if not self._matches(record, source):
                 self._stop_resuming()
                 return i
@@ -80,7 +70,7 @@ class ResumableFile:
         if len(record) < RECORD.size:
             return False
         digest, end = RECORD.unpack(record)
-        if not self._end < end <= self._size:  # a power cut left an invalid record
+        if not self._end < end <= self._size:  # a power failure left an invalid record
             return False
         if digest != _digest(source):
             self.changed = True
@@ -89,23 +79,13 @@ class ResumableFile:
         return True
 
     def _stop_resuming(self) -> None:
-        """Truncates both files after the finished lines; an attempt with another input is kept."""
-        if self.resuming:
-            self.resuming = False
-            if self.changed:
-                self._continue_in_a_copy()
+        """Truncates both files after the finished lines."""
+        if self._resuming:
+            self._resuming = False
             for file, size in ((self._journal, self.done * RECORD.size), (self._output, self._end)):
                 file.seek(size)
                 file.truncate()
                 os.fsync(file.fileno())
-
-    def _continue_in_a_copy(self) -> None:
-        """Continues in a copy, so that a command with the earlier input can still resume."""
-        folder, descriptor = create_hidden(self.path, ENDING, folder=True)
-        for name in (MANIFEST, OUTPUT, JOURNAL):
-            shutil.copyfile(self.folder / name, folder / name)
-        self.close()
-        self._open(folder, descriptor)
 
     def add(self, source: Source, text: str) -> None:
         """Appends the text of an input line; `commit` writes it to disk."""
@@ -125,7 +105,7 @@ class ResumableFile:
         self._stop_resuming()
         publish(self.folder / OUTPUT, self.path, replace=replace)
         self.remove()
-        for folder, descriptor in abandoned(self.path, ENDING):
+        for folder, descriptor in abandoned(self.path, SUFFIX):
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
         sync(self.path.parent)
@@ -145,13 +125,13 @@ class ResumableFile:
 def resumable_file(
     path: Path, manifest: Mapping[str, Any], *, replace: bool
 ) -> Iterator[ResumableFile]:
-    """Opens a file that appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` if the block succeeds.
 
     `replace` is as in `util.files.atomic_file`. After an error, the finished lines are kept for the
     next attempt with the same manifest. Once an attempt is complete, all others are removed.
     """
     path = link_target(path)
-    work = _open_work(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
+    work = _open_attempt(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
     try:
         yield work
         work.finish(replace=replace)
@@ -163,13 +143,13 @@ def resumable_file(
         work.close()
 
 
-def _open_work(path: Path, manifest: str) -> ResumableFile:
-    """Opens the latest abandoned attempt with this manifest, or a new one."""
+def _open_attempt(path: Path, manifest: str) -> ResumableFile:
+    """Opens an abandoned attempt with this manifest, or a new one."""
     same: tuple[Path, int] | None = None
     other_lines = 0
-    for folder, descriptor in sorted(abandoned(path, ENDING), key=_last_change, reverse=True):
-        lines = _lines(folder)
-        if lines and same is None and _read(folder / MANIFEST) == manifest:
+    for folder, descriptor in abandoned(path, SUFFIX):
+        lines, file = _finished_lines(folder), folder / MANIFEST
+        if lines and same is None and file.read_bytes() == manifest.encode():
             same = folder, descriptor
             continue
         other_lines = max(other_lines, lines)
@@ -178,15 +158,18 @@ def _open_work(path: Path, manifest: str) -> ResumableFile:
         os.close(descriptor)
     if same is not None:
         return ResumableFile(path, *same)
-    work = ResumableFile(path, *create_hidden(path, ENDING, folder=True), other_lines)
-    write_file(work.folder / MANIFEST, manifest)
+    folder, descriptor = create_hidden(path, SUFFIX, folder=True)
+    write_file(folder / MANIFEST, manifest)
     sync(path.parent)
-    return work
+    return ResumableFile(path, folder, descriptor, other_lines)
 
 
-def _last_change(attempt: tuple[Path, int]) -> float:
-    journal = attempt[0] / JOURNAL
-    return journal.stat().st_mtime if journal.is_file() else 0.0
+def _finished_lines(folder: Path) -> int:
+    """Returns the number of finished lines in a folder, or 0 if its output is published."""
+    files = [folder / name for name in (OUTPUT, JOURNAL, MANIFEST)]
+    if not all(file.is_file() for file in files) or files[0].stat().st_nlink > 1:
+        return 0
+    return files[1].stat().st_size // RECORD.size
 
 
 def _digest(source: Source) -> bytes:
@@ -194,7 +177,7 @@ def _digest(source: Source) -> bytes:
 
 
 def _open(path: Path) -> FileIO:
-    """The file, made if it does not exist, for reading from its start and for writing."""
+    """Opens a file for reading from its start and for writing, and creates it if needed."""
     return FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
 
 
@@ -203,15 +186,3 @@ def _append(file: FileIO, content: bytes) -> None:
     while rest:
         rest = rest[file.write(rest) :]
     os.fsync(file.fileno())
-
-
-def _lines(folder: Path) -> int:
-    """Returns the number of lines in the journal, or 0 if the output is already published."""
-    output, journal = folder / OUTPUT, folder / JOURNAL
-    if not (output.is_file() and journal.is_file()) or output.stat().st_nlink > 1:
-        return 0
-    return journal.stat().st_size // RECORD.size
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None

@@ -1,8 +1,7 @@
-"""Greedy search and sampling over a step function; this file knows no model.
+"""Greedy search and sampling over a step function, independent of any model.
 
-A step function takes tokens [rows] and a state and returns logits [rows, vocab_size]; a captured
-graph is one more of them. Whatever happens to a row depends on that row alone: its limits, its
-seed and its logits.
+A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. The result
+of a row depends only on its own limits, seed and logits.
 """
 
 import math
@@ -48,10 +47,10 @@ Choose = Callable[[Tensor, int], Tensor]  # log-probabilities [b, vocab_size], t
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence that was found, without its end token.
+    """A decoded sequence, without eos.
 
-    `score` is log_probability / ((5 + length) / 6)^alpha, where the length counts the end token.
-    `finished` is false for a sequence that was cut at its maximal length.
+    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
+    is false for a sequence that was cut at its maximum length.
     """
 
     tokens: tuple[int, ...]
@@ -147,7 +146,7 @@ def _limits(config: DecodeConfig, max_lengths: Sequence[int] | None, b: int) -> 
     if max_lengths is not None:
         return list(max_lengths)
     if config.max_length is None:
-        raise ConfigError("nothing says when to stop; set max_length, or give max_lengths")
+        raise ConfigError("there is no length limit; set max_length, or pass max_lengths")
     return [config.max_length] * b
 
 
@@ -186,10 +185,10 @@ def greedy(
     prefixes: Sequence[Sequence[int]] | None = None,
     max_lengths: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
-    """For each row, the sequence whose every token is the likeliest after those before it.
+    """Decodes each row by always choosing the most likely token.
 
-    `prefixes` are tokens that a row must begin with, `max_lengths` its own limits. A state needs
-    room for as many tokens as each row may get, and serves one search.
+    `prefixes` are the tokens that each row must start with, and `max_lengths` its own limits. A
+    state needs capacity for all tokens of a row, and can be searched once.
     """
     config = check_options(config)
     _check_greedy(config)
@@ -209,14 +208,14 @@ def sample(
     max_lengths: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
-    """For each row, a sequence drawn from softmax(logits / temperature).
+    """Samples each row from softmax(logits / temperature).
 
-    top_k keeps the k likeliest tokens, top_p the fewest that together reach probability p. Row i
-    draws by seeds[i] (config.seed + i unless given) and by nothing else.
+    top_k keeps the k most likely tokens, and top_p the smallest set with total probability p. Row i
+    uses seeds[i], by default config.seed + i.
     """
     config = check_options(config)
     if config.temperature is None:
-        raise ConfigError("sampling needs a temperature; 1.0 draws from the model as it is")
+        raise ConfigError("sampling needs a temperature, such as 1.0")
     b, device = len(state.first), state.first.device
     constraints = Constraints.make(config, eos, prefixes, max_lengths, b, device)
     seeds = range(config.seed, config.seed + b) if seeds is None else seeds
@@ -227,9 +226,9 @@ def sample(
 
 
 def stream(step: Step[S], state: S, config: DecodeConfig, *, eos: int) -> Iterator[int]:
-    """The tokens of a state's only row as they are chosen, without the end token.
+    """Yields the tokens of a state with one row as they are decoded, without eos.
 
-    They are those that `sample` would find where there is a temperature, else those of `greedy`.
+    They are the tokens of `sample` if a temperature is set, and of `greedy` otherwise.
     """
     config = check_options(config)
     if len(state.first) != 1:
@@ -296,7 +295,7 @@ def _draw(log_p: Tensor, u: Tensor, config: DecodeConfig) -> Tensor:
 def _begin(state: S, constraints: Constraints) -> None:
     """Makes sure that a state can be walked from, before its first step."""
     if state.beam != 1:
-        raise ConfigError(f"this state has {state.beam} beams a sentence; start one with beam=1")
+        raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
     state.begin(constraints.limits)
 
 

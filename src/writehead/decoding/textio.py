@@ -1,26 +1,28 @@
-"""How the command line reads and writes lines of text: files, pipes and terminals."""
+"""Lines of text in and out, for the command line: files, pipes and terminals."""
 
 import os
+import queue
+import select
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 
-from writehead.decoding.pipes import Arrivals
 from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
-READ_AHEAD = 4096  # lines to read from a pipe while earlier lines are decoded
+CHUNK_BYTES = 1 << 16
+READ_AHEAD = 64  # chunks to read from a pipe while earlier lines are decoded
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
-COUNTED = 1 << 30  # larger files are not counted beforehand; this many bytes take about a second
-PACKED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # magic of gzip, xz, bzip2, zstd
+MAX_COUNTED_BYTES = 1 << 30  # the lines of larger files are not counted beforehand
+COMPRESSED = (b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")  # gzip, xz, bzip2, zstd
 SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; some readers end lines at others
 ONE_LINE: dict[int, str | None] = {
     **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
@@ -31,21 +33,18 @@ ONE_LINE: dict[int, str | None] = {
 class LineReader:
     """The lines of a UTF-8 file, or of standard input if the path is "-".
 
-    A line ends with LF or CRLF. `errors` selects how to treat a line that is not UTF-8. "strict"
-    raises DataError with `advice`, or asks for the line again at a terminal. "replace" replaces
-    invalid bytes with U+FFFD. "skip" makes the line empty. `bad` counts replaced and skipped lines.
+    A line ends with LF or CRLF. `errors` selects what to do with a line that is not UTF-8: "strict"
+    raises DataError with `advice`, or asks for the line again at a terminal; "replace" replaces
+    invalid bytes with U+FFFD; "skip" makes the line empty.
     """
 
     def __init__(self, path: str, errors: str = "strict", advice: str = "convert the text") -> None:
-        self.name = _name(path)
-        self.typed = is_interactive(path)
-        self.bad = 0
+        self.name = "standard input" if path == "-" else path
+        self.typed = path == "-" and sys.stdin is not None and sys.stdin.isatty()
         self._errors, self._advice = errors, advice
         self._file = _open_input(path)
-        self._arrivals = None
-        if not self.typed and _is_pipe(self._file):
-            self._arrivals = Arrivals(self._file, READ_AHEAD, GROUP_BYTES)
-        self._number = 0
+        self._pipe = None if self.typed or not _is_pipe(self._file) else _Pipe(self._file)
+        self._number = self._invalid = 0
 
     def __iter__(self) -> Iterator[str]:
         for group in self.groups(1024):
@@ -54,16 +53,16 @@ class LineReader:
     def groups(self, most: int, first: int | None = None) -> Iterator[list[str]]:
         """Yields lists of up to `most` lines to decode together.
 
-        From a pipe, a group is the lines that have arrived, so that the writer can wait for their
+        From a pipe, a group has the lines that have arrived, so that the writer can wait for their
         output. From a file, the first group has `first` lines and each group is twice as large as
-        the last, so that the first output comes soon and an early interruption keeps it.
+        the last, so that the first output comes early.
         """
         if self.typed:
             groups: Iterable[list[bytes]] = ([raw] for raw in self._file)
-        elif self._arrivals is not None:
-            groups = self._arrivals.groups(most)
+        elif self._pipe is not None:
+            groups = self._pipe.groups(most)
         else:
-            groups = _chunks(self._file, most, first or most)
+            groups = _file_groups(self._file, most, first or most)
         try:
             for group in groups:
                 lines = [line for raw in group if (line := self._decode(raw)) is not None]
@@ -82,32 +81,68 @@ class LineReader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            if self._number == 1 and raw.startswith(PACKED):
+            if self._number == 1 and raw.startswith(COMPRESSED):
                 raise DataError(f"{self.name} is compressed; decompress it first") from error
-            wrong = f"line {self._number} of {self.name} is not UTF-8 (at byte {error.start + 1})"
             if self._errors != "strict":
-                self.bad += 1
+                self._invalid += 1
                 return raw.decode("utf-8", "replace") if self._errors == "replace" else ""
+            fault = f"line {self._number} of {self.name} is not UTF-8 (at byte {error.start + 1})"
             if not self.typed:
-                raise DataError(f"{wrong}; {self._advice}") from error
-            say(f"{wrong}; type it again")
+                raise DataError(f"{fault}; {self._advice}") from error
+            say(f"{fault}; type it again")
             return None
 
     def report(self) -> None:
         """Prints how many lines were not UTF-8, if any, on standard error."""
-        if self.bad:
+        if self._invalid:
             replaced = "invalid bytes replaced by U+FFFD"
             what = replaced if self._errors == "replace" else "treated as empty"
-            say(f"{plural(self.bad, 'line')} of {self.name} with invalid UTF-8: {what}")
+            say(f"{plural(self._invalid, 'line')} of {self.name} with invalid UTF-8: {what}")
 
 
-def read_lines(path: str) -> Iterator[str]:
-    """Returns the lines of a UTF-8 file, or of standard input if the path is "-"."""
-    return iter(LineReader(path))
+class _Pipe:
+    """The lines of a pipe, which a thread reads ahead while earlier lines are decoded."""
 
+    def __init__(self, file: BinaryIO) -> None:
+        # an empty chunk is the end of the file
+        self._chunks: queue.Queue[bytes | OSError] = queue.Queue(READ_AHEAD)
+        threading.Thread(target=self._read, args=(file.fileno(),), daemon=True).start()
 
-def _name(path: str) -> str:
-    return "standard input" if path == "-" else path
+    def groups(self, most: int) -> Iterator[list[bytes]]:
+        """Yields lists of up to `most` lines that have arrived."""
+        lines: list[bytes] = []
+        begun: list[bytes] = []  # parts of a line whose end has not arrived
+        size = 0
+        while chunk := self._chunks.get():
+            if isinstance(chunk, OSError):
+                raise chunk
+            *ended, rest = chunk.split(b"\n")
+            if ended:
+                lines += [b"".join((*begun, ended[0])), *ended[1:]]
+                begun = []
+            begun.append(rest)
+            size += len(chunk)
+            while lines and (len(lines) >= most or size >= GROUP_BYTES or self._chunks.empty()):
+                yield lines[:most]
+                del lines[:most]
+                size = sum(map(len, lines))
+        if last := b"".join(begun):
+            lines.append(last)
+        for i in range(0, len(lines), most):
+            yield lines[i : i + most]
+
+    def _read(self, descriptor: int) -> None:
+        # reads the descriptor, because the lock of a buffered file could block process exit
+        chunk: bytes | OSError = b"\n"
+        while chunk and isinstance(chunk, bytes):
+            try:
+                chunk = os.read(descriptor, CHUNK_BYTES)
+            except BlockingIOError:  # another process has made the pipe non-blocking
+                select.select([descriptor], [], [])
+                continue
+            except OSError as error:
+                chunk = error
+            self._chunks.put(chunk)
 
 
 def _open_input(path: str) -> BinaryIO:
@@ -115,8 +150,6 @@ def _open_input(path: str) -> BinaryIO:
         if sys.stdin is None:
             raise DataError("standard input is closed; pass a file")
         return sys.stdin.buffer
-    if Path(path).is_dir():
-        raise DataError(f"{path} is a folder; pass a text file")
     try:
         return open(path, "rb")
     except OSError as error:
@@ -131,7 +164,7 @@ def _is_pipe(file: BinaryIO) -> bool:
         return False
 
 
-def _chunks(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
+def _file_groups(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
     """Yields groups of `first` lines, then twice as many each time up to `most`; fewer if long."""
     with file:
         group: list[bytes] = []
@@ -144,6 +177,11 @@ def _chunks(file: BinaryIO, most: int, first: int) -> Iterator[list[bytes]]:
                 group, size, limit = [], 0, min(2 * limit, most)
         if group:
             yield group
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """Returns the lines of a UTF-8 file, or of standard input if the path is "-"."""
+    return iter(LineReader(path))
 
 
 def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator[list[Source]]:
@@ -162,22 +200,24 @@ def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator
         )
 
 
-def utf8(text: str) -> str:
-    """Returns a prompt from the command line; raises DataError if it is not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError("the prompt is not UTF-8; convert it to UTF-8") from error
-    return text
+def plain_line(text: str) -> str:
+    """Removes control characters and replaces line separators with spaces."""
+    return text.translate(ONE_LINE)
 
 
-def is_interactive(path: str) -> bool:
-    """Whether a user types the lines at a terminal."""
-    return path == "-" and sys.stdin is not None and sys.stdin.isatty()
+def say(sentence: str) -> None:
+    """Prints a sentence on standard error, unless that is closed."""
+    if sys.stderr is not None:  # print would use standard output instead
+        print(one_line(sentence), file=sys.stderr, flush=True)
+
+
+def plural(count: int, noun: str) -> str:
+    """Formats a count with its noun, such as "1 line" or "1,024 lines"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class Stream:
-    """Standard output, a pipe or a device: text is written at once and cannot be resumed."""
+    """Standard output, a pipe or a device: text is written immediately and cannot be resumed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -193,7 +233,7 @@ class Stream:
         self._file.flush()
 
     def add(self, source: Source, text: str) -> None:
-        """Writes the output for an input line."""
+        """Writes the output of an input line."""
         self.write(text)
         self.done += 1
 
@@ -210,9 +250,8 @@ def writing(
 ) -> Iterator[Output]:
     """Opens an output file, or standard output if the path is "-".
 
-    A regular file appears when the block ends; `resumable_file` describes its manifest and the
-    lines that it keeps after an error. Raises FileExistsError if another process has created the
-    file in the meantime.
+    A regular file appears when the block succeeds; see `resumable_file` for its manifest. Raises
+    FileExistsError if another process has created the file in the meantime.
     """
     place = Path(path)
     try:
@@ -231,156 +270,114 @@ def writing(
         raise DataError(f"{name} could not be written: {error.strerror or error}") from error
 
 
-def plain_line(text: str) -> str:
-    """The text without control characters, on one line whatever the reader takes for its end."""
-    return text.translate(ONE_LINE)
+class _Rate(ProgressColumn):
+    """Finished lines, with parts of long lines as fractions, and lines per second."""
+
+    def render(self, task: Task) -> str:
+        total = "" if task.total is None else f" of {task.total:,}"
+        done = f"{round(task.completed, 1):,.12g}"
+        return f"{done}{total} lines, {task.speed or 0.0:,.1f} per second"
 
 
-def say(sentence: str) -> None:
-    """Prints a sentence on standard error, unless that is closed."""
-    if sys.stderr is not None:  # else print would take standard output
-        print(one_line(sentence), file=sys.stderr, flush=True)
-
-
-def plural(count: int, noun: str) -> str:
-    """Formats a count with its noun, such as "1 line" or "1,024 lines"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-@dataclass
-class Tally:
-    """Counts decoded lines, including parts of long lines, and knows where they are written."""
-
-    output: Output
-    name: str  # of the input
-    show: "_Counter | None" = None
-    decoded: float = 0.0
-
-    def progress(self, count: float) -> None:
-        """Adds `count` decoded lines."""
-        self.decoded += count
-        if self.show is not None:
-            self.show(count)
-
-    def unfinished(self, groups: Iterable[list[Source]]) -> Iterator[list[Source]]:
-        """Yields lines that an interrupted attempt has not finished; prints where it resumes."""
-        output = self.output
-        if isinstance(output, ResumableFile) and output.other_lines:
-            say(
-                f"starting over: the interrupted attempt had other settings; its "
-                f"{plural(output.other_lines, 'line')} are kept until the output is complete"
-            )
-        began = False
-        for group in groups:
-            count = 0 if began else output.skip(group)
-            if self.show is not None and count:
-                self.show.skip(count)
-            if count == len(group):
-                continue
-            if not began:
-                self._say_resumed()
-            began = True
-            yield group[count:]
-        if not began:
-            self._say_resumed()
-
-    def _say_resumed(self) -> None:
-        if not isinstance(self.output, ResumableFile):
-            return
-        done, changed = self.output.done, self.output.changed
-        why = f"{self.name} has changed; " if changed else ""
-        if done:
-            say(f"{why}resuming after line {done:,} of {self.name}")
-        elif changed:
-            say(f"{why}starting over")
-
-    def fate(self) -> str:
-        """Describes the lines that remain after an interruption."""
-        if isinstance(self.output, ResumableFile):
-            if self.output.kept == 0:
-                return "no line is kept"
-            return (
-                f"{plural(self.output.kept, 'line')} done and kept; run the same command again to "
-                f"resume"
-            )
-        written = f"{plural(self.output.done, 'line')} written"
-        lost = int(self.decoded + 1e-6) - self.output.done  # three thirds may sum to less than 1
-        return f"{written}; {lost:,} more decoded but not written" if lost > 0 else written
-
-
-@contextmanager
-def tallying(output: Output, read: str, *, typed: bool, shown: bool) -> Iterator[Tally]:
-    """Tallies the lines `read` from a path, with a counter on the terminal if `shown`.
-
-    After an interruption, prints how many lines are kept or written, unless each `typed` line was
-    answered on standard output. After an error, prints how many lines the output file keeps.
-    """
-    tally = Tally(output, _name(read))
-    try:
-        with counting(shown, read) as tally.show:
-            yield tally
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        if isinstance(output, ResumableFile):
-            if interrupted or output.kept:
-                say(f"{'interrupted' if interrupted else 'stopped'}: {tally.fate()}")
-        elif interrupted and not typed:
-            say(f"interrupted: {tally.fate()}")
-        raise
-
-
-class _Counter:
-    """Shows how many lines are decoded, and how many per second."""
+class Counter:
+    """A display of finished lines."""
 
     def __init__(self, bar: Progress, total: int | None) -> None:
-        of = "" if total is None else f" of {total:,}"
-        self._bar = bar
-        self._task = bar.add_task("", total=total, done="0", of=of, speed="0")
-        self._skipped = 0
+        self._bar, self._task = bar, bar.add_task("", total=total)
 
     def __call__(self, count: float) -> None:
+        """Adds finished lines."""
         self._bar.advance(self._task, count)
-        task = self._bar.tasks[self._task]
-        speed = (task.completed - self._skipped) / (task.elapsed or 1.0)
-        self._bar.update(self._task, done=_few_digits(task.completed), speed=_few_digits(speed))
 
-    def skip(self, count: int) -> None:
-        """Adds `count` lines that an earlier attempt has decoded."""
-        self._skipped += count
-        self(count)
+    def skip(self, done: int) -> None:
+        """Sets the lines that an earlier attempt has finished, which do not count as speed."""
+        self._bar.reset(self._task, completed=done)
 
 
 @contextmanager
-def counting(wanted: bool, read: str = "-") -> Iterator[_Counter | None]:
-    """Shows a counter of decoded lines on standard error if that is a terminal.
-
-    If the lines are `read` from a file that is not too large, the counter shows their total.
-    """
+def counting(wanted: bool, read: str = "-") -> Iterator[Counter | None]:
+    """Shows a counter of the lines `read` from a path if standard error is a terminal."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
         yield None
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.fields[done]}{task.fields[of]} lines, {task.fields[speed]} per second"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield _Counter(bar, _count_lines(read))
+    with Progress(
+        SpinnerColumn(), _Rate(), TimeElapsedColumn(), console=console, transient=True
+    ) as bar:
+        yield Counter(bar, _count_lines(Path(read)))
 
 
-def _count_lines(path: str) -> int | None:
+def _count_lines(path: Path) -> int | None:
     """Counts the lines of a regular file; returns None if the file is too large."""
-    place = Path(path)
-    if path == "-" or not place.is_file() or place.stat().st_size > COUNTED:
+    if not path.is_file() or path.stat().st_size > MAX_COUNTED_BYTES:
         return None
-    count, last = 0, b"\n"
-    with place.open("rb") as file:
-        while part := file.read(1 << 20):
-            count, last = count + part.count(b"\n"), part
-    return count + (not last.endswith(b"\n"))
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
-def _few_digits(count: float) -> str:
-    """Formats a count, with a fraction if it is small: parts of a long line are progress too."""
-    return f"{count:.3g}" if count < 100 else f"{count:,.0f}"
+# arguments: a group of lines, the index of its first line, progress; yields text per line
+Answer = Callable[[list[Source], int, Counter | None], Iterable[str]]
+
+
+def decode_lines(
+    groups: Iterable[list[Source]],
+    answer: Answer,
+    output: Output,
+    read: str,
+    *,
+    typed: bool,
+    shown: bool,
+) -> None:
+    """Decodes and writes all lines that no earlier attempt has finished.
+
+    Prints where an earlier attempt is resumed and, after an interruption or an error, which lines
+    are kept. The lines are `read` from a path. If `shown`, a counter is shown on the terminal.
+    """
+    resumable = output if isinstance(output, ResumableFile) else None
+    name = "standard input" if read == "-" else read
+    try:
+        with counting(shown, read) as counter:
+            for group in _unfinished(groups, output, name, counter):
+                texts = answer(group, output.done, counter)
+                for source, text in zip(group, texts, strict=True):
+                    output.add(source, text)
+                output.commit()
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        kept = 0 if resumable is None else resumable.kept
+        if kept:
+            say(
+                f"{'interrupted' if interrupted else 'stopped'}: {plural(kept, 'line')} done and "
+                f"kept; run the same command again to resume"
+            )
+        elif interrupted and resumable is not None:
+            say("interrupted: no line is kept")
+        elif interrupted and not typed:
+            say(f"interrupted: {plural(output.done, 'line')} written")
+        raise
+
+
+def _unfinished(
+    groups: Iterable[list[Source]], output: Output, name: str, counter: Counter | None
+) -> Iterator[list[Source]]:
+    """Yields the lines that no earlier attempt has finished; prints where it is resumed."""
+    if isinstance(output, ResumableFile) and output.other_lines:
+        say(
+            f"starting over: the interrupted attempt had other settings; its "
+            f"{plural(output.other_lines, 'line')} are kept until the output is complete"
+        )
+    groups = iter(groups)
+    for group in groups:
+        finished = output.skip(group)
+        if finished < len(group):
+            groups = chain([group[finished:]], groups)
+            break
+    if isinstance(output, ResumableFile):
+        reason = f"{name} has changed; " if output.changed else ""
+        if output.done:
+            say(f"{reason}resuming after line {output.done:,} of {name}")
+        elif reason:
+            say(f"{reason}starting over")
+    if counter is not None:
+        counter.skip(output.done)
+    yield from groups

@@ -18,7 +18,6 @@ from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
-from writehead.decoding.devices import wait_for
 from writehead.demo.page import example_rows, result_rows, write_page
 from writehead.errors import RunError
 from writehead.model import TranslationModel
@@ -26,6 +25,7 @@ from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
 from writehead.training.loop import train
+from writehead.util.devices import wait_for
 from writehead.util.environment import environment
 from writehead.util.progress import Reporter
 

@@ -1,8 +1,7 @@
 """§2.3-2.4, §3: one attention layer with g write-heads, over a whole sequence or step by step.
 
-Both forms take the same path: the keys and values of X are appended to a past, which says what
-there is to attend to. The past of a whole sequence is the sequence itself (`WholePast`); that of
-a decoding step is a cache.
+The keys and values of X are appended to a past, which returns the memory to attend to: `WholePast`
+returns the sequence itself, and a KV cache returns all positions so far.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from writehead.config import AttentionConfig
-from writehead.errors import ShapeError
 from writehead.kernels import Visibility, attend
 from writehead.kernels.attend import attend_fused, check_backend
 from writehead.kernels.heads import Heads, apart
@@ -21,20 +19,20 @@ from writehead.model.dropout import noise
 
 
 class Past(Protocol):
-    """What self-attention appends to and reads from."""
+    """The memory of self-attention."""
 
     def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
-        """Takes the new K and V; returns all there is to attend to, and who sees what."""
+        """Appends K and V; returns the memory to attend to, and which query sees what."""
 
 
 @dataclass(frozen=True, eq=False)
 class WholePast:
-    """The past of a sequence given at once: itself."""
+    """The past of a whole sequence: the sequence itself."""
 
     visibility: Visibility
 
     def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
-        """K and V as they are."""
+        """Returns K and V unchanged."""
         return K, V, self.visibility
 
 
@@ -53,10 +51,10 @@ class Memory:
 
 
 class Attention(nn.Module):
-    """Multi-head, multi-query or grouped-query attention, by g alone.
+    """Multi-head, multi-query or grouped-query attention, depending on g.
 
-    The logits are scaled by k^-0.5. The paper folds that into P_q, which is the same function but
-    not the same training (docs/paper-map.md).
+    The logits are scaled by k^-0.5. The paper folds this factor into P_q, which gives the same
+    function but a different initialization (docs/paper-map.md).
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class Attention(nn.Module):
 
     def forward(self, X: Tensor, past: Past) -> Tensor:
         """Self-attention of X [b, n, d] over `past` and itself: Y [b, n, d]."""
-        self._check(X)
         if self.training and isinstance(past, WholePast):
             return self._attend_whole(X, past.visibility)
         Q = apart(self.P_q(X), self.config.h)
@@ -83,13 +80,11 @@ class Attention(nn.Module):
 
     def read(self, X: Tensor, memory: Memory) -> Tensor:
         """Attention of X [b, n, d] over a fixed memory: Y [b, n, d]."""
-        self._check(X)
         Q = apart(self.P_q(X), self.config.h)
         return self._attend(Q, memory.K, memory.V, memory.visibility)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
-        """The keys and values of M [b, m, d], to be read any number of times."""
-        self._check(M)
+        """Projects M [b, m, d] to a memory that can be read many times."""
         return Memory(*self.project_kv(M), visibility)
 
     def project_kv(self, M: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,8 +93,7 @@ class Attention(nn.Module):
         return apart(self.P_k(M), g), apart(self.P_v(M), g)
 
     def _attend_whole(self, X: Tensor, visibility: Visibility) -> Tensor:
-        """Y [b, n, d] of X [b, n, d] over itself, in training."""
-        # one wide product instead of three; a decoding step would rather not copy the weights
+        """Y [b, n, d] of X [b, n, d] over itself, with one wide product, for training."""
         parts = (self.P_q, self.P_k, self.P_v)
         weight = torch.cat([P.weight for P in parts])
         bias = torch.cat([P.bias for P in parts]) if self.config.bias else None
@@ -129,30 +123,19 @@ class Attention(nn.Module):
         return self._join(O)
 
     def _noise(self, b: int, m: int, device: torch.device) -> Tensor | None:
-        """Dropout's factors [b, g, m] in training, one a memory position for all its queries."""
+        """Dropout factors [b, g, m] for training, one per memory position, for all its queries."""
         if not self.training or self.dropout == 0.0:
             return None
         return noise((b, self.config.g, m), self.dropout, device)
 
     def _join(self, O: Tensor) -> Tensor:  # noqa: E741
-        """Y [b, n, d] of what the read-heads found, O [b, h, n, v]."""
+        """Y [b, n, d] of O [b, h, n, v]."""
         Y: Tensor = self.P_o(O.transpose(1, 2).flatten(2))  # [b, n, h v] -> [b, n, d]
         return Y
 
-    def _check(self, X: Tensor) -> None:
-        if X.dim() != 3 or X.shape[2] != self.config.d:
-            raise ShapeError(
-                f"attention takes [b, n, d={self.config.d}]; this input is {list(X.shape)}"
-            )
-        weight = self.P_q.weight
-        if X.device != weight.device:
-            raise ShapeError(f"this input is on {X.device} and the weights on {weight.device}")
-        if X.dtype != weight.dtype and not torch.is_autocast_enabled(X.device.type):
-            raise ShapeError(f"this input is {X.dtype} and the weights are {weight.dtype}")
-
 
 def init_projection(P: nn.Linear) -> nn.Linear:
-    """P with weights that keep the variance of its input, and no bias at the start."""
+    """Initializes a projection so that it keeps the variance of its input."""
     nn.init.normal_(P.weight, std=P.in_features**-0.5)
     if P.bias is not None:
         nn.init.zeros_(P.bias)

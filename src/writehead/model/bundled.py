@@ -9,23 +9,20 @@ BUNDLED = Path(__file__).parents[1] / "bundled" / "en-de"
 
 
 def has_bundled_run() -> bool:
-    """Whether the model is there; a copy of the code alone may lack it."""
+    """Whether the package contains the bundled model."""
     return (BUNDLED / CONFIG).is_file()
 
 
 def bundled_run() -> Path:
-    """The folder of the model that comes with the package."""
+    """Returns the folder of the bundled model."""
     if not has_bundled_run():
         raise RunError(
-            f"this writehead came without its model, which would be in {BUNDLED}; give a RUN, the "
-            f"folder of a model that you have"
+            f"this copy of writehead does not contain the bundled model ({BUNDLED}); install "
+            f"writehead from a wheel, or name the folder of a model"
         )
     return BUNDLED
 
 
 def name_of(run: Path) -> str:
-    """What results call a run: its path, or the package's where it is the bundled model.
-
-    Where a package is installed says nothing about what was measured.
-    """
+    """Returns the path of a run, or a name that is the same on every machine if it is bundled."""
     return "writehead/bundled/en-de" if run.resolve() == BUNDLED.resolve() else str(run)

@@ -1,16 +1,15 @@
-"""§2.4: the keys and values that incremental decoding has written so far, with fixed shapes.
+"""§2.4: the KV cache, with fixed shapes.
 
-One `KVCache` holds K and V of every decoder layer. Its memory is allocated once: padded to
-`capacity`, or for local layers a ring of `window` in which position p lies in slot p mod window.
-Lengths and positions live on the device and nothing here waits for it, so that a step can be
-captured and replayed. The host keeps an upper bound of the lengths, to raise before a write would
-be lost.
+One `KVCache` holds K and V of all decoder layers, allocated once: padded to `capacity`, or for
+local attention a ring of `window` slots, where position p is in slot p mod window. Lengths and
+positions are on the device and no operation waits for it, so that a step can be captured in a CUDA
+graph. The host keeps an upper bound of the lengths, to raise an error before a write is lost.
 
-All layers of one step write to the same positions, so writing takes three moves:
+All layers of a step write to the same positions:
 
-    reservation = cache.reserve(n)                          # where the next n positions go
+    reservation = cache.reserve(n)                          # the next n positions
     K, V, visibility = reservation.layer(i).append(K, V)    # for each layer: write, then attend
-    cache.advance(reservation)                              # the positions now count
+    cache.advance(reservation)                              # increase the lengths
 """
 
 import dataclasses
@@ -27,31 +26,28 @@ from writehead.kernels import Visibility
 
 @dataclass(frozen=True, eq=False)
 class Reservation:
-    """The next n positions of each row: where they go, and what their queries will see."""
+    """The next n positions of each row: the slots they are written to, and what they attend to."""
 
     cache: "KVCache"
     positions: Tensor  # [b, n]
-    counts: Tensor | None  # [b], how many of the n are real; None: all
-    slots: Tensor  # [b, n], or the last `size` of them: where K and V are written
-    sources: Tensor | None  # [b, n], which of the n goes into each of `slots`; None: in order
+    counts: Tensor | None  # [b], how many of the n are used; None: all
+    slots: Tensor  # [b, n], or the last `size` of them
+    sources: Tensor | None  # [b, n], which of the n is written to each slot; None: in order
     visibility: Visibility
 
     @property
     def n(self) -> int:
-        """How many positions are reserved in each row."""
+        """Reserved positions per row."""
         return self.positions.shape[1]
 
     def layer(self, index: int) -> "LayerPast":
-        """The past that layer `index` appends to."""
-        layers = self.cache.K.shape[0]
-        if not 0 <= index < layers:
-            raise CacheError(f"there is no layer {index}; this cache has 0 to {layers - 1}")
+        """Returns the past that layer `index` appends to."""
         return LayerPast(self, self.cache.K[index], self.cache.V[index])
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPast:
-    """One layer's share of a reservation."""
+    """One layer's part of a reservation."""
 
     reservation: Reservation
     K: Tensor  # [b, g, size, k]
@@ -59,50 +55,32 @@ class LayerPast:
 
     def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
         """Writes K [b, g, n, k] and V [b, g, n, v]; returns the memory to attend to."""
-        for name, new, held in (("K", K, self.K), ("V", V, self.V)):
-            expected = [held.shape[0], held.shape[1], self.reservation.n, held.shape[3]]
-            if list(new.shape) != expected or new.dtype != held.dtype:
-                raise ShapeError(
-                    f"{name} is {new.dtype} {list(new.shape)}; the cache takes {held.dtype} "
-                    f"{expected}"
-                )
-            if new.device != held.device:
-                raise ShapeError(f"{name} is on {new.device} and the cache on {held.device}")
         return self._write(self.K, K), self._write(self.V, V), self.reservation.visibility
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
-        """Puts `new` into `held`; returns what the new queries read."""
-        cache = self.reservation.cache
-        if cache.is_ring and self.reservation.n > 1:
-            # the ring forgets while it is written, so the queries read it as it was
+        """Writes `new` to `held`; returns the memory that the new queries attend to."""
+        reservation, cache = self.reservation, self.reservation.cache
+        if cache.is_ring and reservation.n > 1:
+            # the write overwrites positions that the first queries still attend to
             memory = torch.cat([held, new], dim=2)
         else:
-            memory = held[:, :, : cache.readable(self.reservation.n)]
-        rows, slots = cache.rows.unsqueeze(1), self.reservation.slots  # [b, 1], [b, n]
-        held[rows, :, slots] = self._values(held, new)
+            memory = held[:, :, : cache.readable(reservation.n)]
+        rows, slots = cache.rows.unsqueeze(1), reservation.slots  # [b, 1], [b, n]
+        counts, sources = reservation.counts, reservation.sources
+        if sources is None or counts is None:
+            held[rows, :, slots] = new[:, :, -slots.shape[1] :].transpose(1, 2)
+        else:  # a row without new positions writes back what is there
+            writes = (counts > 0).view(-1, 1, 1, 1)
+            held[rows, :, slots] = torch.where(writes, new[rows, :, sources], held[rows, :, slots])
         return memory
-
-    def _values(self, held: Tensor, new: Tensor) -> Tensor:
-        """What goes into each of the reserved slots: [b, n, g, k]."""
-        reservation = self.reservation
-        if reservation.sources is None or reservation.counts is None:
-            return new[:, :, -reservation.slots.shape[1] :].transpose(1, 2)
-        rows = reservation.cache.rows.unsqueeze(1)
-        # a row with nothing to write puts back what is there
-        writes = (reservation.counts > 0).view(-1, 1, 1, 1)
-        return torch.where(
-            writes, new[rows, :, reservation.sources], held[rows, :, reservation.slots]
-        )
 
 
 class KVCache:
-    """Keys and values of all decoder layers.
+    """K [layers, b, g, size, k] and V [layers, b, g, size, v] of all decoder layers.
 
-    K: [layers, b, g, size, k], V: [layers, b, g, size, v]. `size` is the capacity or, where the
-    attention has a window, window + `rewindable` if that is less: how far `rewind` may go back in
-    a ring, which otherwise keeps nothing that its next query cannot see. `lengths` [b] counts the
-    positions each row has written. `padded` makes every read span the whole size, as the paper's
-    decoder did (§4.3, footnote): no shape then changes from step to step.
+    `size` is the capacity, or window + `rewindable` if that is smaller: a ring can be rewound by
+    `rewindable` positions. `lengths` [b] counts the positions written to each row. If `padded`,
+    each read spans the whole size, as in the paper's decoder (§4.3, footnote).
     """
 
     def __init__(
@@ -133,142 +111,129 @@ class KVCache:
         self.V = torch.zeros(layers, rows, g, self.size, v, dtype=dtype, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.rows = torch.arange(rows, device=device)
-        self.growing = torch.ones(rows, dtype=torch.long, device=device)  # 0 where stopped
-        self.ancestors: Tensor | None = None  # [b, size], where rows may trade places
-        self.bound = 0  # no row is longer: what the host knows of `lengths`
-        self._taken_back = 0  # positions that a row wrote, rewound and has not written again
+        self.growing = torch.ones(rows, dtype=torch.long, device=device)  # 0 if stopped
+        self.ancestors: Tensor | None = None  # [b, size], the row that holds each slot of a row
+        self.bound = 0  # upper bound of `lengths`, known to the host
+        self._rewound = 0  # positions that were rewound and not yet written again
         self._searched = False
 
     @property
     def is_ring(self) -> bool:
-        """Whether slots are written more than once."""
+        """Whether slots are reused."""
         return self.size < self.capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V, as allocated."""
+        """Allocated bytes of K and V."""
         return self.K.nbytes + self.V.nbytes
 
     def readable(self, n: int) -> int:
-        """How many slots a step of n positions reads: all of them, or those that can be filled."""
+        """Number of slots that a step of n positions reads."""
         return self.size if self.padded else min(self.size, self.bound + n)
 
     def begin_search(self, limits: Sequence[int]) -> None:
-        """Lets a search feed up to limits[i] tokens to row i, once: it leaves rows as it ends them.
+        """Starts a search of up to limits[i] tokens in row i; a cache can be searched once.
 
-        Raises CacheFull where a row has no room for them.
+        Raises CacheFull if the capacity is too small.
         """
         if self._searched:
             raise CacheError("this state has been searched; start a new one")
         if self.bound + max(limits) > self.capacity:
-            # the bound may be loose where rows differ, so this rare case looks at the lengths
-            more = torch.tensor(limits, device=self.lengths.device) * self.growing
-            needed = int((self.lengths + more).max())
-            if needed > self.capacity:
-                raise CacheFull(
-                    f"a search of up to {max(limits)} tokens a row needs room for {needed} "
-                    f"positions and this state has {self.capacity}; start with "
-                    f"max_length={needed} or more, or search for fewer"
-                )
+            more = torch.tensor(limits, device=self.lengths.device)
+            self._check_capacity(more * self.growing)
         self._searched = True
 
     def clear(self) -> None:
-        """Forgets all that was written, in place: a step captured before goes on from here."""
+        """Resets the cache in place, so that a captured step can be replayed from the start."""
         self.lengths.zero_()
         self.growing.fill_(1)
-        self.bound = self._taken_back = 0
+        self.bound = self._rewound = 0
         self._searched = False
 
     def reserve(self, n: int, counts: Tensor | None = None) -> Reservation:
-        """The next n positions of every row; with `counts` [b], only the first counts[i] of row i.
+        """Reserves the next n positions of each row, or the first counts[i] of them in row i.
 
-        A ring keeps each row's last `size` positions. Raises CacheFull past the capacity.
+        A ring keeps the last `size` positions of each row. Raises CacheFull beyond the capacity.
         """
         if n < 1:
-            raise CacheError(f"{n} positions cannot be reserved; reserve at least 1")
+            raise CacheError(f"cannot reserve {n} positions; reserve at least 1")
         if counts is not None:
             self._check_counts(counts, n)
-        self._check_room(n, counts)
+        if self.bound + n > self.capacity:
+            self._check_capacity(n * self.growing if counts is None else counts)
         steps = torch.arange(n, device=self.rows.device)
         start = self.lengths.unsqueeze(1)
         if counts is None:
-            start = start.clamp(max=self.capacity - n)  # a stopped row writes where there is room
+            start = start.clamp(max=self.capacity - n)  # a stopped row overwrites its last slots
         positions = start + steps  # [b, n]
         sources = None
         written = positions[:, -self.size :]
         if counts is not None:
-            # places past a row's count repeat its last one: the same value into the same slot
+            # beyond a row's count, its last position is written again to the same slot
             last = (counts - 1).unsqueeze(1)
             sources = steps.clamp(min=last - self.size + 1, max=last).clamp(min=0)
             written = (start + sources).clamp(max=self.capacity - 1)
         slots = written % self.size
-        visibility = self._visibility(positions)
-        visibility = self._with_ancestors(visibility, slots, counts, n)
+        visibility = self._with_ancestors(self._visibility(positions), slots, counts, n)
         return Reservation(self, positions, counts, slots, sources, visibility)
 
     def advance(self, reservation: Reservation) -> None:
-        """Makes the reserved positions count; the only place where lengths grow."""
+        """Adds the reserved positions to the lengths."""
         n, counts = reservation.n, reservation.counts
         self.lengths += n * self.growing if counts is None else counts
         self.bound = min(self.bound + n, self.capacity)
         if counts is None:
-            self._taken_back = max(0, self._taken_back - n)
+            self._rewound = max(0, self._rewound - n)
 
     def stop(self, rows: Tensor) -> None:
-        """Rows where `rows` [b] is true grow no more, so that others can go on past their room.
+        """Stops the rows where `rows` [b] is true, so that others can use the whole capacity.
 
-        What such a row holds is given up: its next steps mean nothing.
+        The content of a stopped row and the logits of its next steps are undefined.
         """
         self.growing.masked_fill_(rows, 0)
 
     def rewind(self, r: int) -> None:
-        """Takes back the last r positions of every row, as if they had not been written."""
+        """Removes the last r positions of each row."""
         if r < 0:
-            raise CacheError(f"{r} positions cannot be rewound; r must not be negative")
-        wrapped = self.is_ring and self.bound + self._taken_back > self.size
-        if wrapped and self._taken_back + r > self.rewindable:
+            raise CacheError(f"cannot rewind {r} positions; r must not be negative")
+        wrapped = self.is_ring and self.bound + self._rewound > self.size
+        if wrapped and self._rewound + r > self.rewindable:
             raise CacheError(
-                f"{r} positions cannot be rewound: a ring of {self.size} keeps "
-                f"{self.rewindable - self._taken_back} more than its window; start with "
-                f"rewindable={self._taken_back + r} or more"
+                f"cannot rewind {r} positions: a ring of {self.size} keeps only "
+                f"{self.rewindable - self._rewound} more than its window; start with "
+                f"rewindable={self._rewound + r} or more"
             )
         shortest = int(self.lengths.min()) if self.lengths.device.type == "cpu" else self.bound
         if r > shortest:
-            raise CacheError(f"{r} positions cannot be rewound: a row has only {shortest}")
+            raise CacheError(f"cannot rewind {r} positions: a row has only {shortest}")
         self._check_shared(r)
         self.lengths -= r
         self.bound -= r
-        self._taken_back += r
+        self._rewound += r
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what was row rows[i], without moving K and V.
+        """Makes row i continue row rows[i], without moving K and V.
 
-        rows: [b]. A table remembers in whose row each position lies. Rows may trade places only
-        with rows of their own length, as the beams of one sentence do: where lengths differ, one
-        row would write over what another still reads.
+        The ancestor table records which row holds each position. Rows must have equal lengths, as
+        the beams of a sentence do; otherwise one could overwrite what another still reads.
         """
-        if rows.shape != self.rows.shape or rows.dtype != torch.long:
-            raise ShapeError(
-                f"rows is {rows.dtype} {list(rows.shape)}, not torch.int64 [{len(self.rows)}]"
-            )
-        if rows.device != self.rows.device:
-            raise ShapeError(f"rows is on {rows.device} and the cache on {self.rows.device}")
-        if rows.device.type == "cpu":  # elsewhere, looking would wait for the device
+        self._check_integers("rows", rows)
+        if rows.device.type == "cpu":  # elsewhere, reading the values would wait for the device
             if bool(((rows < 0) | (rows >= len(self.rows))).any()):
                 raise CacheError(f"rows must be from 0 to {len(self.rows) - 1}")
             if not torch.equal(self.lengths[rows], self.lengths):
-                raise CacheError("rows of different lengths cannot trade places")
+                raise CacheError("rows of different lengths cannot be exchanged")
         self.share()
         assert self.ancestors is not None
         self.ancestors.copy_(self.ancestors[rows])
 
     def share(self) -> None:
-        """Makes the table of ancestors, which a step captured before it would never read."""
+        """Creates the ancestor table; must precede the capture of a step that uses it."""
         if self.ancestors is None:
             self.ancestors = self.rows.unsqueeze(1).repeat(1, self.size)
 
     def expand(self, beam: int) -> "KVCache":
-        """A cache of `beam` rows for each of these; what was written is kept once for them all."""
+        """Returns a cache with `beam` rows for each row, which share the written positions."""
         if beam < 1:
             raise CacheError(f"beam={beam} must be at least 1")
         wide = KVCache(
@@ -285,56 +250,59 @@ class KVCache:
             wide.K[:, ::beam] = self.K
             wide.V[:, ::beam] = self.V
             wide.lengths.copy_(self.lengths.repeat_interleave(beam))
-        ancestors = self.ancestors
-        if ancestors is None:
-            ancestors = self.rows.unsqueeze(1).expand(-1, self.size)
-        wide.ancestors = ancestors.repeat_interleave(beam, dim=0) * beam
-        wide.bound, wide._taken_back = self.bound, self._taken_back
-        wide._searched = self._searched
+        self.share()
+        assert self.ancestors is not None
+        wide.ancestors = self.ancestors.repeat_interleave(beam, dim=0) * beam
+        wide.bound, wide._rewound, wide._searched = self.bound, self._rewound, self._searched
         return wide
 
-    def _check_counts(self, counts: Tensor, n: int) -> None:
-        if counts.shape != self.rows.shape or counts.dtype not in (torch.int64, torch.int32):
+    def _check_integers(self, name: str, T: Tensor) -> None:
+        """Raises ShapeError unless T has an integer per row, on the device of the cache."""
+        device = self.rows.device
+        wrong = T.shape != self.rows.shape or T.dtype not in (torch.int64, torch.int32)
+        if wrong or T.device != device:
             raise ShapeError(
-                f"counts is {counts.dtype} {list(counts.shape)}, not integers [{len(self.rows)}]"
+                f"{name} must be integers [{len(self.rows)}] on {device}, not {T.dtype} "
+                f"{list(T.shape)} on {T.device}"
             )
-        if counts.device != self.rows.device:
-            raise ShapeError(f"counts is on {counts.device} and the cache on {self.rows.device}")
-        if counts.device.type == "cpu":  # elsewhere, looking would wait for the device
+
+    def _check_counts(self, counts: Tensor, n: int) -> None:
+        self._check_integers("counts", counts)
+        if counts.device.type == "cpu":  # elsewhere, reading the values would wait for the device
             if bool(((counts < 0) | (counts > n)).any()):
-                raise CacheError(f"counts must be from 0 to {n}, the positions reserved")
+                raise CacheError(f"counts must be from 0 to {n}, the reserved positions")
             shared = self.ancestors if self.is_ring else None
-            # the longer row would write over what the shorter one still reads
+            # the longer row would overwrite what the shorter one still reads
             if shared is not None and bool((counts[shared] != counts.unsqueeze(1)).any()):
                 raise CacheError("rows that share a ring must grow by equal counts")
 
     def _check_shared(self, r: int) -> None:
-        """Raises where, rewound by r, a row would write over what a longer one still reads."""
+        """Raises CacheError if, after rewinding by r, a row would overwrite what another reads."""
         if self.ancestors is None or self.ancestors.device.type != "cpu":
-            return  # elsewhere, looking would wait for the device
+            return
         lengths, slots = self.lengths - r, torch.arange(self.size)
         read = slots < lengths.unsqueeze(1)
         if bool((read & (slots >= lengths[self.ancestors])).any()):
             raise CacheError(
-                f"{r} positions cannot be rewound: a row reads some of them in the place of a "
-                f"shorter one; rewind before rows that share K and V grow apart"
+                f"cannot rewind {r} positions: a longer row reads some of them from a shorter one; "
+                f"rewind before rows that share K and V have different lengths"
             )
 
-    def _check_room(self, n: int, counts: Tensor | None) -> None:
-        if self.bound + n <= self.capacity:
-            return
-        # the bound may be loose where rows differ, so this rare case looks at the lengths
-        needed = int((self.lengths + (n * self.growing if counts is None else counts)).max())
+    def _check_capacity(self, more: Tensor) -> None:
+        """Raises CacheFull if rows cannot grow by `more` [b]; waits for the device.
+
+        It is called only if the host's bound is too large, which may be loose.
+        """
+        needed = int((self.lengths + more).max())
         if needed > self.capacity:
             raise CacheFull(
-                f"position {needed - 1} is past capacity {self.capacity}; start with "
+                f"position {needed - 1} exceeds capacity {self.capacity}; start with "
                 f"max_length={needed} or more"
             )
 
     def _visibility(self, positions: Tensor) -> Visibility:
         """What queries at `positions` [b, n] see of the memory that `append` returns."""
-        window = self.attention.window
-        n = positions.shape[1]
+        window, n = self.attention.window, positions.shape[1]
         if self.is_ring and n > 1:
             before = torch.cat([self._slot_positions(self.lengths - 1), positions], dim=1)
             return Visibility(True, window, query_positions=positions, memory_positions=before)
@@ -343,14 +311,14 @@ class KVCache:
             return Visibility(True, window, query_positions=positions, memory_positions=after)
         if n > 1 or (window is not None and window < self.size):
             return Visibility(True, window, query_positions=positions)
-        # one query sees all that is written, itself included; in a ring, that is the window
+        # one query sees everything written, including itself; in a ring, that is the window
         return Visibility(lengths=(self.lengths + 1).clamp(max=self.size))
 
     def _slot_positions(self, newest: Tensor) -> Tensor:
-        """The position that each slot of a ring holds if newest [b] is the last: [b, size].
+        """Returns the position in each slot of a ring [b, size] if newest [b] was written last.
 
-        Negative for a slot not yet written. A slot holding a position that was rewound answers
-        with the one before it, which lies outside the window.
+        It is negative for an unused slot. For a slot whose position was rewound, it is an earlier
+        position outside the window.
         """
         slots = torch.arange(self.size, device=newest.device)
         return newest.unsqueeze(1) - (newest.unsqueeze(1) - slots) % self.size
@@ -358,7 +326,7 @@ class KVCache:
     def _with_ancestors(
         self, visibility: Visibility, slots: Tensor, counts: Tensor | None, n: int
     ) -> Visibility:
-        """`visibility` through the ancestor table, in which `slots` become each row's own."""
+        """Adds the ancestor table to `visibility`; each row becomes the owner of its `slots`."""
         if self.ancestors is None:
             return visibility
         own = self.rows.unsqueeze(1)

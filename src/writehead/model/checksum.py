@@ -19,31 +19,21 @@ def sha256(path: Path) -> str:
 
 def write_checksums(directory: Path) -> None:
     """Writes the checksums of all files in a folder."""
-    paths = sorted(path for path in directory.iterdir() if path.name != CHECKSUMS)
-    lines = "".join(f"{sha256(path)}  {path.name}\n" for path in paths)
-    (directory / CHECKSUMS).write_text(lines, encoding="ascii")
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
+    (directory / CHECKSUMS).write_text("".join(lines), encoding="ascii")
 
 
 def check_checksum(path: Path) -> None:
-    """Raises DamagedRun if a file does not match its checksum; without a checksum, passes.
-
-    Older runs have model.safetensors.sha256 instead, which covers only the weights.
-    """
-    beside = path.with_name(CHECKSUMS)
-    if not beside.is_file():
-        beside = path.with_name(f"{path.name}.sha256")
-    if not path.is_file() or not beside.is_file():
+    """Raises DamagedRun if a file does not match its checksum; passes if its folder has none."""
+    checksums = path.with_name(CHECKSUMS)
+    if not path.is_file() or not checksums.is_file():
         return
-    expected = _read(beside).get(path.name)
-    if expected is None and beside.name == CHECKSUMS:
+    expected = _read(checksums).get(path.name)
+    if expected != sha256(path):
+        fault = "is not listed in" if expected is None else "does not match its SHA-256 in"
         raise DamagedRun(
-            f"{path} is not listed in {CHECKSUMS}",
-            f"copy or save the run again, or delete {CHECKSUMS} if you added the file yourself",
-        )
-    if expected not in (None, sha256(path)):
-        raise DamagedRun(
-            f"{path} is not as it was written: its SHA-256 is not the one in {beside.name}",
-            f"copy or save the run again; if you changed the file yourself, delete {beside.name}",
+            f"{path} {fault} {CHECKSUMS}",
+            f"copy or save the run again; if you changed the file yourself, delete {CHECKSUMS}",
         )
 
 
@@ -56,7 +46,7 @@ def _read(path: Path) -> dict[str, str]:
         raise RunError(
             f"{path} cannot be read: {error.strerror}; make it readable, or delete it"
         ) from error
-    found = [LINE.fullmatch(line) for line in lines if line]
-    if not found or None in found:
-        raise RunError(f"{path} holds no SHA-256 checksums; copy it again, or delete it")
-    return {match[2]: match[1].lower() for match in found if match is not None}
+    matches = [LINE.fullmatch(line) for line in lines if line]
+    if not matches or None in matches:
+        raise RunError(f"{path} has no valid SHA-256 checksums; copy it again, or delete it")
+    return {match[2]: match[1].lower() for match in matches if match is not None}

@@ -1,7 +1,6 @@
-"""Dropout whose noise is the same at all positions of a row, as in the authors' library.
+"""Dropout whose noise is shared by all positions of a row, as in the paper's library.
 
-One draw serves a whole row, so the noise costs next to nothing to make, where noise for every
-element would cost as much as the layers' arithmetic between the products.
+Sharing it makes the noise cheap to generate.
 """
 
 from collections.abc import Sequence
@@ -11,12 +10,12 @@ from torch import Tensor, nn
 
 
 def noise(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-    """Factors of that shape: 0 with probability p, and 1/(1-p) else."""
+    """Returns factors that are 0 with probability p, and 1/(1-p) otherwise."""
     return (torch.rand(shape, device=device) >= p) / (1.0 - p)
 
 
 def shared_dropout(X: Tensor, p: float, dim: int) -> Tensor:
-    """X, each element zeroed with probability p alike along `dim`, the rest scaled by 1/(1-p)."""
+    """Applies dropout with the same noise for all indices along `dim`."""
     shape = list(X.shape)
     shape[dim] = 1
     return X * noise(shape, p, X.device).to(X.dtype)

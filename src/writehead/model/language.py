@@ -6,20 +6,20 @@ from torch import Tensor
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer, check_config, check_sizes
+from writehead.model.transformer import Packing, Transformer, check_config
 
 
 class LanguageModel(Transformer):
-    """A decoder that reads only itself. `forward` trains; `start` then `step` generate."""
+    """A decoder without an encoder. `forward` is for training; `start` and `step` decode."""
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         check_config(config)
         if config.task != "language":
-            raise ConfigError(f"a {config.task} config makes a TranslationModel; use that class")
+            raise ConfigError("this config is for a TranslationModel; use that class")
         super().__init__(config, backend)
 
     def forward(self, tokens: Tensor, *, packing: Packing | None = None) -> Tensor:
-        """Logits [b, n, vocab_size]: at each position of tokens [b, n], those of the next one."""
+        """Tokens [b, n] -> logits of the next token at each position [b, n, vocab_size]."""
         return self._decode(tokens, packing)
 
     @torch.no_grad()
@@ -33,21 +33,17 @@ class LanguageModel(Transformer):
         rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
-        """A state that has read all of `prompt` but its last token, which is `state.first`.
+        """Prefills a state with all of `prompt` but its last token, which becomes `state.first`.
 
-        prompt: [b, n], padded on the right to prompt_lengths [b] where they differ; the token
-        `start` alone where there is none. `max_length` counts the prompt. The prompt is read once
-        a row and shared by its beams.
+        prompt: [b, n], right-padded if prompt_lengths [b] are given; at least the token `bos`.
+        `max_length` includes the prompt. The beams of a row share its prompt.
         """
-        check_sizes(max_length, beam)
         self._check_tokens("prompt", prompt)
         self._check_lengths("prompt_lengths", prompt_lengths, prompt, least=1)
         b, n = prompt.shape
+        cache = self._new_cache(b, 1, max_length, rewindable, padded)
         if n > max_length:
-            raise ConfigError(
-                f"a prompt of {n} tokens does not fit max_length={max_length}; raise it"
-            )
-        cache = self._new_cache(b, max_length, rewindable, padded)
+            raise ConfigError(f"a prompt of {n} tokens exceeds max_length={max_length}; raise it")
         last = torch.full_like(prompt[:, 0], n) if prompt_lengths is None else prompt_lengths
         first = prompt.gather(1, (last.long() - 1).unsqueeze(1)).squeeze(1)
         state = DecoderState(cache, [], first)

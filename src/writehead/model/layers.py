@@ -1,6 +1,6 @@
-"""What a Transformer is made of besides attention: embeddings, norms, feed-forward, the layer.
+"""Embeddings, norms, feed-forward layers and the stack of layers.
 
-Every sublayer is X + dropout(sublayer(norm(X))): the norm comes first, as in the authors' library.
+Every sublayer is X + dropout(sublayer(norm(X))): pre-norm, as in the paper's library.
 """
 
 import torch
@@ -13,14 +13,14 @@ from writehead.model.dropout import SharedDropout
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """RMS norm with a gain, or layer norm (with a bias where the model has biases)."""
+    """Returns an RMS norm or a layer norm, which has a bias if the model has biases."""
     if config.norm == "rms":
         return nn.RMSNorm(config.d, eps=config.norm_epsilon)
     return nn.LayerNorm(config.d, eps=config.norm_epsilon, bias=config.bias)
 
 
 class FeedForward(nn.Module):
-    """d -> f -> d, with the activation between."""
+    """Two projections, d -> f -> d, with an activation between."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class FeedForward(nn.Module):
         """[b, n, d] -> [b, n, d]."""
         X = self.widen(X)
         if self.activation == "relu":
-            # dropout's factors are not negative, so it may come first: backward then needs no more
-            # than this result, which the next product keeps anyway
+            # dropout factors are not negative, so dropout can come first; backward then needs only
+            # the result of relu, which the next product saves anyway
             X = torch.relu(self.dropout(X))
         else:
             approximate = "tanh" if self.activation == "gelu_tanh" else "none"
@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, with `cross` attention to a memory, then feed-forward."""
+    """Self-attention, optional cross-attention to a memory, and feed-forward."""
 
     def __init__(
         self, config: ModelConfig, attention: AttentionConfig, *, cross: bool, backend: str
@@ -62,7 +62,7 @@ class Layer(nn.Module):
         self.dropout = SharedDropout(config.dropout)
 
     def forward(self, X: Tensor, past: Past, memory: Memory | None = None) -> Tensor:
-        """[b, n, d] -> [b, n, d]: a whole sequence or its next positions, as `past` has it."""
+        """[b, n, d] -> [b, n, d]: a whole sequence or its next positions, depending on `past`."""
         X = X + self.dropout(self.attention(self.norm_attention(X), past))
         if memory is not None:
             X = X + self.dropout(self.cross.read(self.norm_cross(X), memory))
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Learned positions, the layers of one side, and the norm after the last of them."""
+    """The encoder or the decoder: learned positions, layers and a final norm."""
 
     def __init__(
         self,
@@ -92,19 +92,18 @@ class Stack(nn.Module):
         self.dropout = SharedDropout(config.dropout)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> list[Memory]:
-        """K and V of a memory M [b, m, d] for each layer: the same for every step and beam."""
+        """Projects M [b, m, d] to K and V for each layer, once for all steps and beams."""
         crosses = (layer.cross for layer in self.layers if isinstance(layer, Layer))
         return [cross.memorize(M, visibility) for cross in crosses]
 
     def forward(
         self, X: Tensor, positions: Tensor, pasts: list[Past], memories: list[Memory] | None = None
     ) -> Tensor:
-        """Embedded tokens X [b, n, d] at positions [b or 1, n]: [b, n, d]."""
+        """Embedded tokens X [b, n, d] at positions [b or 1, n] -> [b, n, d]."""
         X = self.dropout(X + self.positions(positions))
         kind = X.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):
-            # what layers pass on is 16-bit too, as in the authors' library
-            X = X.to(torch.get_autocast_dtype(kind))
+            X = X.to(torch.get_autocast_dtype(kind))  # residuals are 16-bit too
         for i, layer in enumerate(self.layers):
             X = layer(X, pasts[i], memories[i] if memories else None)
         Y: Tensor = self.dropout(self.norm(X))

@@ -1,14 +1,12 @@
 """Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
 
-A run is written under a hidden name and renamed, so a run is always complete. `checksums.sha256`
-covers all three files, and loading verifies them. Weights are safetensors and the config is JSON,
-so reading a run executes no code from it. Matrices may be stored in few bits; loading converts them
-to floating point.
+A run appears complete or not at all. `checksums.sha256` covers all files, and loading verifies
+them. Reading a run executes no code from it. Matrices may be quantized; loading converts them to
+floating point.
 """
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,54 +21,72 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.errors import ConfigError, DamagedRun, RunError, nearest, shown
-from writehead.model.bits import (
-    INTEGERS,
+from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
+from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
+from writehead.model.language import LanguageModel
+from writehead.model.quantization import (
+    CODES,
+    FLOAT16_MAX,
     SCALES,
-    damage,
     dequantize,
     is_quantized,
+    quantize_tensors,
     stored_shapes,
     unpack,
 )
-from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
-from writehead.model.language import LanguageModel
 from writehead.model.transformer import Transformer, check_config
 from writehead.model.translation import TranslationModel
+from writehead.util.devices import find_device
 from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
 from writehead.util.json_files import read_json
 
 FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
-CHECKPOINTS = "checkpoints"  # of a run in training: a folder of runs
+KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
-OLD_CHECKSUM = f"{WEIGHTS}.sha256"  # of runs that older versions wrote
-FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS, OLD_CHECKSUM}
+FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS}
+COPY_AGAIN = "copy or save the run again"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A loaded run: the model, ready to decode, and its tokenizer's file where it has one."""
+    """A loaded run: the model in evaluation mode, and the file of its tokenizer, if any."""
 
     model: TranslationModel | LanguageModel
     tokenizer: Path | None
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """The result of quantization: sizes of the runs, and the matrix with the largest error.
+
+    `error` is the relative error |W - W'| / |W| of that matrix, in the Frobenius norm.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    error: float
+    matrix: str
+
+
 def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
-    """The model that a config describes, with fresh weights."""
+    """Returns a model with random weights."""
     check_config(config)
     kind = TranslationModel if config.task == "translation" else LanguageModel
     return kind(config, backend)
 
 
 def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
-    """The model that a config describes, with names and shapes but no memory: to be filled."""
-    with torch.device("meta"), _Undrawn():
+    """Returns a model whose weights have names and shapes but no memory."""
+    with torch.device("meta"), _SkipInit():
         return make_model(config, backend)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Draws no weights: where they have no memory, drawing them imports PyTorch's compiler."""
+class _SkipInit(TorchFunctionMode):
+    """Skips the random initialization of weights.
+
+    Drawing random numbers on the meta device would import PyTorch's compiler, which is slow.
+    """
 
     def __torch_function__(
         self,
@@ -92,104 +108,13 @@ def save_run(
     tokenizer: Path | str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a complete run at `directory`, or nothing; replaces a run only with `overwrite`."""
+    """Writes a complete run to `directory`; replaces an existing run only with `overwrite`."""
     directory = Path(directory)
     check_place(directory, overwrite)
     with run_directory(directory, overwrite=overwrite) as fresh:
         write_model(fresh, model.config, model.state_dict())
         if tokenizer is not None:
             copy_tokenizer(Path(tokenizer), fresh)
-
-
-def check_place(directory: Path, overwrite: bool) -> None:
-    """Raises where a run cannot go to `directory`: it exists, or what is there is no run alone."""
-    if directory.exists() and not overwrite:
-        raise RunError(f"{directory} exists; choose another place, or pass overwrite=True")
-    if directory.exists() and not (directory / CONFIG).is_file():
-        raise RunError(f"{directory} is not a run, so it is not overwritten; choose another place")
-    if directory.is_dir():
-        others = {path.name for path in directory.iterdir()} - FILES
-        if others:
-            raise RunError(
-                f"{directory} holds more than a run ({', '.join(sorted(others)[:3])}), which "
-                f"overwriting would delete; choose another place"
-            )
-
-
-def finish_run(
-    directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: bytes
-) -> None:
-    """Puts a run into a folder that holds other things too, such as its checkpoints."""
-    with _explained(directory), hidden_directory(directory / ".finished") as fresh:
-        write_model(fresh, config, weights)
-        (fresh / TOKENIZER).write_bytes(tokenizer)
-        write_checksums(fresh)
-        for path in fresh.iterdir():
-            sync(path)
-        for name in (CHECKSUMS, OLD_CHECKSUM):  # first, so that none belongs to other weights
-            (directory / name).unlink(missing_ok=True)
-        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # the config last: it makes a run
-            os.replace(fresh / name, directory / name)
-        sync(directory)
-
-
-@contextmanager
-def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Creates a folder that becomes the run at `directory` when the block ends without an error.
-
-    At the end of the block, writes the checksums of its files. Raises RunError if the run cannot be
-    written or, without `overwrite`, if another process has written one in the meantime.
-    """
-    with _explained(directory), atomic_directory(directory, replace=overwrite) as fresh:
-        yield fresh
-        write_checksums(fresh)
-
-
-@contextmanager
-def _explained(directory: Path) -> Iterator[None]:
-    """Makes errors in writing a run name the run, not its temporary files."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        reason = os.strerror(int(number[1])) if number else str(error)
-        raise RunError(f"{directory} could not be written: {reason}") from error
-    except FileExistsError as error:
-        if directory.exists():
-            raise RunError(
-                f"another process has written {directory} in the meantime, and it is kept; choose "
-                f"another folder"
-            ) from error
-        raise RunError(f"{directory} could not be written: its parent is not a folder") from error
-    except OSError as error:
-        raise RunError(f"{directory} could not be written: {error.strerror or error}") from error
-
-
-def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
-    """Copies a tokenizer's file into a run that is being written."""
-    try:
-        content = tokenizer.read_bytes()
-    except OSError as error:
-        raise RunError(
-            f"the run could not be written: {tokenizer} cannot be read: {error.strerror}"
-        ) from error
-    (directory / TOKENIZER).write_bytes(content)
-
-
-def write_model(
-    directory: Path,
-    config: ModelConfig,
-    weights: dict[str, torch.Tensor],
-    quantization: QuantizationConfig | None = None,
-) -> None:
-    """Puts config and weights into a folder, which is not a run until it is moved to its place."""
-    data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
-    if quantization is not None:
-        data["quantization"] = quantization.to_json()
-    (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
 
 
 def load_run(
@@ -199,57 +124,165 @@ def load_run(
     dtype: torch.dtype | None = None,
     backend: str = "auto",
 ) -> Run:
-    """Reads the run at `directory`; the model is in evaluation mode."""
+    """Loads the run in `directory`."""
     directory = Path(directory)
-    config = read_config(directory)
-    _check_device(device)
-    model = make_bare_model(config, backend)
-    weights = read_weights(directory, model, device=device, dtype=dtype)
-    model.load_state_dict(weights, assign=True)
+    model = make_bare_model(read_config(directory), backend)
+    read_weights(directory, model, device=find_device(device), dtype=dtype)
     tokenizer = directory / TOKENIZER
     return Run(model.eval(), tokenizer if tokenizer.is_file() else None)
 
 
+def quantize_run(
+    run: Path | str,
+    output: Path | str,
+    config: QuantizationConfig | None = None,
+    *,
+    overwrite: bool = False,
+) -> Quantized:
+    """Writes a quantized copy of `run` to `output`; replaces a run only with `overwrite`."""
+    run, output, config = Path(run), Path(output), config or QuantizationConfig()
+    before = read_quantization(run)
+    if before is not None:
+        raise RunError(f"{run} already has {before.bits} bits; quantize the original run")
+    check_place(output, overwrite)
+    if output.exists() and output.samefile(run):
+        raise RunError(f"{output} is the run to quantize; choose another folder for the result")
+    model = read_config(run)
+    weights = read_weights(run, make_bare_model(model), dtype=torch.float32)
+    for name, W in weights.items():
+        if not bool((W.abs() <= FLOAT16_MAX).all()):
+            raise RunError(
+                f"{run / WEIGHTS}: {name!r} has a weight that is not finite or exceeds the range "
+                f"of float16, so it cannot be quantized"
+            )
+    with run_directory(output, overwrite=overwrite) as fresh:
+        tensors, errors = quantize_tensors(weights, config)
+        write_model(fresh, model, tensors, config)
+        if (run / TOKENIZER).is_file():
+            copy_tokenizer(run / TOKENIZER, fresh)
+    matrix = max(errors, key=errors.__getitem__)
+    return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
+
+
+def check_place(directory: Path, overwrite: bool) -> None:
+    """Raises RunError unless a run can be written: to a free place, or over a run alone."""
+    if not directory.exists():
+        return
+    if not overwrite:
+        raise RunError(f"{directory} exists; choose another folder, or pass overwrite=True")
+    if not (directory / CONFIG).is_file():
+        raise RunError(f"{directory} is not a run and is not overwritten; choose another folder")
+    others = sorted({path.name for path in directory.iterdir()} - FILES)
+    if others:
+        raise RunError(
+            f"{directory} holds more than a run ({', '.join(others[:3])}), which would be lost; "
+            f"choose another folder"
+        )
+
+
+@contextmanager
+def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Creates a folder that becomes the run in `directory` if the block succeeds.
+
+    At the end of the block, writes the checksums of its files. Raises RunError if the run cannot be
+    written or, without `overwrite`, if another process has written one in the meantime.
+    """
+    with _write_errors(directory), atomic_directory(directory, replace=overwrite) as fresh:
+        yield fresh
+        write_checksums(fresh)
+
+
+def finish_run(
+    directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: bytes
+) -> None:
+    """Writes a run into a folder that may contain other files."""
+    with _write_errors(directory), hidden_directory(directory / ".finished") as fresh:
+        write_model(fresh, config, weights)
+        (fresh / TOKENIZER).write_bytes(tokenizer)
+        write_checksums(fresh)
+        for path in fresh.iterdir():
+            sync(path)
+        (directory / CHECKSUMS).unlink(missing_ok=True)  # it would not match the new files
+        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # config.json makes it a run: last
+            os.replace(fresh / name, directory / name)
+        sync(directory)
+
+
+def write_model(
+    directory: Path,
+    config: ModelConfig,
+    weights: dict[str, torch.Tensor],
+    quantization: QuantizationConfig | None = None,
+) -> None:
+    """Writes the config and the weights to a folder."""
+    data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
+    if quantization is not None:
+        data["quantization"] = quantization.to_json()
+    (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
+
+
+def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
+    """Copies the file of a tokenizer into a folder."""
+    try:
+        content = tokenizer.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"the run could not be written: {tokenizer} cannot be read: {error.strerror}"
+        ) from error
+    (directory / TOKENIZER).write_bytes(content)
+
+
+@contextmanager
+def _write_errors(directory: Path) -> Iterator[None]:
+    """Makes errors name the run instead of its temporary files."""
+    try:
+        yield
+    except FileExistsError as error:
+        if directory.exists():
+            raise RunError(
+                f"another process has written {directory} in the meantime; choose another folder"
+            ) from error
+        raise RunError(f"{directory} could not be written: its parent is not a folder") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{directory} could not be written: {reason}") from error
+
+
 def read_config(directory: Path | str) -> ModelConfig:
-    """The config of the run at `directory`."""
+    """Reads the model config of a run."""
     return _read_configs(Path(directory) / CONFIG)[0]
 
 
 def read_quantization(directory: Path | str) -> QuantizationConfig | None:
-    """How the run at `directory` stores its matrices, or None where they are plain numbers."""
+    """Reads the quantization config of a run; returns None if it is not quantized."""
     return _read_configs(Path(directory) / CONFIG)[1]
 
 
 def run_bytes(directory: Path) -> int:
-    """Bytes of config, weights and tokenizer of a run, whatever else is in its folder."""
+    """Total size of the config, weights and tokenizer of a run."""
     paths = (directory / name for name in (CONFIG, WEIGHTS, TOKENIZER))
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def run_fingerprint(directory: Path) -> str:
-    """What tells the weights of two runs apart: sixteen digits of the SHA-256 of their file."""
+    """Identifies the weights of a run: sixteen digits of the SHA-256 of their file."""
     return sha256(directory / WEIGHTS)[:16]
 
 
 def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
     _require(path)
-    shape = {"format": object, "model": dict}
-    data = read_json(path, shape, RunError, "copy or save the run again")
-    known = ("format", "writehead", "model", "quantization")
-    for name in data:
-        if name not in known:
-            raise RunError(f"{path} has an unknown key {shown(name)}; {nearest(name, known)}")
-    if type(data["format"]) is not int or data["format"] < 1:
-        found = shown(data["format"])
-        raise RunError(
-            f"{path} has format {found}, but this writehead reads format {FORMAT}; copy or save "
-            f"the run again"
-        )
+    shape = {"format": range(1, 1 << 31), "model": dict}
+    data = read_json(path, shape, RunError, COPY_AGAIN)
+    for name in data.keys() - KEYS:
+        raise RunError(f"{path} has an unknown key {shown(name)}; {nearest(name, KEYS)}")
     if data["format"] > FORMAT:
         raise RunError(
-            f"{path} has format {shown(data['format'])} (written by writehead "
-            f"{shown(data.get('writehead'))}), but this is writehead {__version__}, which reads "
-            f"up to format {FORMAT}; install a newer version"
+            f"{path} has format {data['format']} (written by writehead "
+            f"{shown(data.get('writehead'))}), but writehead {__version__} reads up to format "
+            f"{FORMAT}; install a newer version"
         )
     fields = data["model"]
     if data["format"] == 1:
@@ -264,41 +297,24 @@ def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
         raise RunError(f"{path}: {error}") from error
 
 
-def _check_device(device: torch.device | str) -> None:
-    """Raises unless a tensor can be put on `device`."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {str(device)!r} cannot be used ({reason}); try 'cpu'") from error
-
-
 def _require(path: Path) -> None:
+    """Raises RunError if a file of a run does not exist."""
     directory = path.parent
     if path.is_file():
         return
     old = replaced_directory(directory)
     if old is not None:
         raise RunError(
-            f"a process was killed while it replaced {directory}; the previous run is now "
-            f"{old}: move it back"
+            f"a process was killed while it replaced {directory}; the previous run is now {old}: "
+            f"move it back"
         )
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
-    if (directory / "dataset.json").is_file():  # which a room above this one writes
-        raise RunError(f"{directory} is a dataset, not a run; `writehead train` makes a run of it")
-    checkpoints = sorted((directory / CHECKPOINTS).glob("step-*"))
-    if checkpoints and path.name == CONFIG:
-        raise RunError(
-            f"{directory} has not finished training; train on, or load its last checkpoint, which "
-            f"is a run too: {checkpoints[-1]}"
-        )
-    inside = sorted(
-        place.parent for depth in ("*", "*/*") for place in directory.glob(f"{depth}/{CONFIG}")
-    )
-    if inside and path.name == CONFIG:
-        raise RunError(f"{directory} is no run; there is one inside it: {inside[-1]}")
-    raise RunError(f"{directory} has no {path.name}, so it is no complete run; save it again")
+    if path.name == CONFIG:
+        inside = sorted([*directory.glob(f"*/{CONFIG}"), *directory.glob(f"*/*/{CONFIG}")])
+        hint = f"it contains one: {inside[-1].parent}" if inside else f"it has no {CONFIG}"
+        raise RunError(f"{directory} is not a run; {hint}")
+    raise RunError(f"{directory} has no {path.name}, so the run is incomplete; {COPY_AGAIN}")
 
 
 def read_weights(
@@ -308,85 +324,58 @@ def read_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads the run's tensors, whose names and shapes must be the model's.
-
-    Also verifies the checksums of the config and the tokenizer.
-    """
+    """Reads the weights of a run into `model`, and returns them; verifies the checksums."""
     path = directory / WEIGHTS
     _require(path)
     quantization = read_quantization(directory)
-    if quantization is not None and dtype is None:
-        dtype = torch.float32
-    shapes = {name: T.shape for name, T in model.state_dict().items()}
-    weights: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            _check_names(path, set(file.keys()), shapes, quantization)
-            for name, shape in shapes.items():
-                if quantization is not None and is_quantized(shape):
-                    weight = _read_matrix(file, path, name, shape, quantization)
-                else:
-                    weight = _read_tensor(file, path, name, list(shape))
-                weights[name] = weight if dtype is None else weight.to(dtype)
-        _check_dtypes(path, weights)
-        for name in (WEIGHTS, CONFIG, TOKENIZER):  # last: an error that names a tensor says more
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if quantization is not None:
+            tensors = _dequantize_all(tensors, model, quantization)
+        weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
+        dtypes = sorted({str(T.dtype) for T in tensors.values()})
+        if not all(T.is_floating_point() for T in tensors.values()):
+            raise RunError(f"{path} has weights that are not floating point: {', '.join(dtypes)}")
+        if len({T.dtype for T in weights.values()}) > 1:
+            raise RunError(f"{path} mixes {' and '.join(dtypes)}; pass the dtype to load it in")
+        model.load_state_dict(weights, assign=True)  # checks names and shapes
+        for name in (WEIGHTS, CONFIG, TOKENIZER):
             check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
-        raise DamagedRun(
-            f"{path} is damaged or cut short: {error}", "copy or save the run again"
-        ) from error
+        raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
     return weights
 
 
-def _check_dtypes(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    dtypes = sorted({str(weight.dtype) for weight in weights.values()})
-    if len(dtypes) > 1:
-        raise RunError(f"{path} mixes {' and '.join(dtypes)}; give the dtype to load it in")
+def _dequantize_all(
+    tensors: dict[str, torch.Tensor], model: Transformer, config: QuantizationConfig
+) -> dict[str, torch.Tensor]:
+    """Converts quantized matrices to float32; raises ValueError if one is invalid."""
+    weights = dict(tensors)
+    for name, W in model.state_dict().items():
+        if not is_quantized(W.shape):
+            continue
+        packed_shape, scales_shape = stored_shapes(W.shape, config)
+        packed = _take(weights, name + CODES, packed_shape, torch.uint8)
+        scales = _take(weights, name + SCALES, scales_shape, torch.float16)
+        codes = unpack(packed, config.bits, W.shape[1])
+        if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
+            raise ValueError(f"{name} has an invalid code or scale")
+        weights[name] = dequantize(codes, scales, config)
+    return weights
 
 
-def _check_names(
-    path: Path,
-    names: set[str],
-    shapes: dict[str, torch.Size],
-    quantization: QuantizationConfig | None,
-) -> None:
-    """Raises unless the file's tensors are those that the config asks for."""
-    expected = [
-        name + part
-        for name, shape in shapes.items()
-        for part in ((INTEGERS, SCALES) if quantization and is_quantized(shape) else ("",))
-    ]
-    for name in sorted(names.difference(expected)):
-        raise RunError(f"{path} has an unknown tensor {shown(name)}; {nearest(name, expected)}")
-    for name in expected:
-        if name not in names:
-            raise RunError(f"{path} lacks the tensor {name!r} that its config asks for")
-
-
-def _read_tensor(
-    file: Any, path: Path, name: str, shape: list[int], dtype: torch.dtype | None = None
+def _take(
+    tensors: dict[str, torch.Tensor], name: str, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """One tensor of the file, which must have that shape and dtype, or be floating-point."""
-    found = list(file.get_slice(name).get_shape())
-    if found != shape:
-        raise RunError(f"{path}: {name!r} has shape {found}, and its config asks for {shape}")
-    tensor: torch.Tensor = file.get_tensor(name)
-    if dtype is None and not tensor.is_floating_point():
-        raise RunError(f"{path}: {name!r} is {tensor.dtype}; weights are floating-point numbers")
-    if dtype not in (None, tensor.dtype):
-        raise RunError(f"{path}: {name!r} is {tensor.dtype}, and its config asks for {dtype}")
-    return tensor
-
-
-def _read_matrix(
-    file: Any, path: Path, name: str, shape: torch.Size, quantization: QuantizationConfig
-) -> torch.Tensor:
-    """One matrix that is stored in few bits, as float32."""
-    packed_shape, scales_shape = stored_shapes(shape, quantization)
-    packed = _read_tensor(file, path, name + INTEGERS, packed_shape, torch.uint8)
-    scales = _read_tensor(file, path, name + SCALES, scales_shape, torch.float16)
-    codes = unpack(packed, quantization.bits, shape[1])
-    wrong = damage(codes, scales)
-    if wrong is not None:
-        raise RunError(f"{path}: {name!r} {wrong}; copy or quantize the run again")
-    return dequantize(codes, scales, quantization)
+    """Removes and returns a tensor; raises ValueError if it is not there or has another form."""
+    T = tensors.pop(name, None)
+    if T is None or list(T.shape) != shape or T.dtype != dtype:
+        actual = "missing" if T is None else f"{T.dtype} {list(T.shape)}"
+        raise ValueError(f"{name} must be {dtype} {shape}, but is {actual}")
+    return T

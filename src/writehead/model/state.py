@@ -1,4 +1,4 @@
-"""What decoding carries from step to step."""
+"""The state that decoding carries from step to step."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,59 +13,55 @@ from writehead.model.cache import KVCache
 
 @dataclass(frozen=True, eq=False)
 class DecoderState:
-    """The decoder's own K and V, the encoder's (fixed), and the tokens to feed first.
+    """The decoder's KV cache, the encoder's K and V, and the first token of each row.
 
-    A state has `beam` rows for each sentence, next to one another. The encoder's K and V exist
-    once a sentence and serve all its beams.
+    The `beam` rows of a sentence are adjacent, and share the encoder's K and V.
     """
 
     cache: KVCache
-    memories: list[Memory]  # one a layer; empty for a language model
+    memories: list[Memory]  # one per layer; empty for a language model
     first: Tensor  # [rows]
     beam: int = 1
 
     @property
     def rows(self) -> int:
-        """How many hypotheses step together: sentences × beam."""
+        """Rows per step: sentences × beam."""
         return len(self.cache.rows)
 
     @property
     def positions(self) -> Tensor:
-        """[rows], where each row's next token will stand."""
+        """Position of each row's next token: [rows]."""
         return self.cache.lengths
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all K and V held."""
+        """Bytes of all K and V."""
         return self.cache.nbytes + sum(memory.nbytes for memory in self.memories)
 
     def expand(self, beam: int) -> "DecoderState":
-        """A state with `beam` rows for each of this one's; this one is not to be used again."""
+        """Returns a state with `beam` rows for each row; this one must not be used afterwards."""
         if self.beam != 1:
-            raise CacheError(f"this state has {self.beam} beams already; expand a new one")
+            raise CacheError(f"this state already has {self.beam} beams; expand a new one")
         cache = self.cache.expand(beam)
         first = self.first.repeat_interleave(beam)
         return dataclasses.replace(self, cache=cache, first=first, beam=beam)
 
     def begin(self, limits: Sequence[int]) -> None:
-        """Lets a search of up to limits[i] tokens for sentence i begin; a state has room for one.
-
-        It may have been stepped before, but not searched.
-        """
+        """Begins a search of up to limits[i] tokens for sentence i; see `KVCache.begin_search`."""
         self.cache.begin_search([limit for limit in limits for _ in range(self.beam)])
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what was row rows[i], a beam of the same sentence; moves no K or V."""
+        """Makes row i continue row rows[i], a beam of the same sentence, without moving K and V."""
         sentences = self.cache.rows // self.beam
-        fixed = bool(self.memories) and rows.device.type == sentences.device.type == "cpu"
-        if fixed and rows.shape == sentences.shape and bool((rows // self.beam != sentences).any()):
-            raise CacheError("a row goes on only from a beam of its own sentence")
+        checked = bool(self.memories) and rows.device.type == sentences.device.type == "cpu"
+        if checked and rows.shape == sentences.shape and (rows // self.beam != sentences).any():
+            raise CacheError("a row can only continue a beam of its own sentence")
         self.cache.reorder(rows)
 
     def stop(self, rows: Tensor) -> None:
-        """Rows where `rows` [rows] is true have ended, and take no more room."""
+        """Stops the rows where `rows` [rows] is true; they use no more positions."""
         self.cache.stop(rows)
 
     def rewind(self, r: int) -> None:
-        """Takes back the last r positions of every row."""
+        """Removes the last r positions of each row."""
         self.cache.rewind(r)

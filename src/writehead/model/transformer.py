@@ -1,31 +1,28 @@
-"""What the two models share: embeddings, the decoder, its output, and decoding step by step."""
+"""The parts that both models share: embeddings, the decoder, its output, and decoding steps."""
 
-import operator
 from dataclasses import dataclass
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
 from writehead import cost
 from writehead.config import ModelConfig
-from writehead.errors import ConfigError, ShapeError, TokenError
+from writehead.errors import ConfigError, ShapeError, TokenError, shown
 from writehead.kernels import Visibility
 from writehead.model.attention import Memory, WholePast
 from writehead.model.cache import KVCache
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
 
-MAX_PARAMETERS = 10**15  # so that their size in bytes fits into 64 bits
-
-_INTEGERS = (torch.int64, torch.int32)
+MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Several sequences in one row (§4.1): which one each position belongs to, and where in it.
+    """Several sequences in one row (§4.1).
 
-    segments: [b, n], 1, 2, … and 0 for padding. positions: [b, n], from 0 in each segment.
+    segments: [b, n], the sequence of each position: 1, 2, …, or 0 for padding. positions: [b, n],
+    the position within the sequence.
     """
 
     segments: Tensor
@@ -33,9 +30,9 @@ class Packing:
 
     @classmethod
     def from_segments(cls, segments: Tensor) -> "Packing":
-        """The packing whose positions start again wherever a segment does; padding stays at 0."""
+        """Computes the positions from the segments; padding has position 0."""
         if segments.dim() != 2:
-            raise ShapeError(f"segments must be [b, n]; they are {list(segments.shape)}")
+            raise ShapeError(f"segments must be [b, n], not {list(segments.shape)}")
         index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
         begins = torch.ones_like(segments, dtype=torch.bool)
         begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -44,7 +41,7 @@ class Packing:
 
 
 class Transformer(nn.Module):
-    """The decoder side of either model. `backend` is the one that `attend` is asked for."""
+    """The decoder of both models. `backend` selects the implementation of `attend`."""
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
@@ -64,50 +61,45 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.tokens.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights, and so of the caches."""
+        """The dtype of the weights and of the KV cache."""
         return self.tokens.weight.dtype
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feeds one token a row, [rows] -> logits of the next [rows, vocab_size].
+        """Feeds one token per row [rows]; returns the logits of the next [rows, vocab_size].
 
-        The position advances here and nowhere else. Nothing waits for the device.
+        Does not wait for the device.
         """
-        _check_tensor("tokens", tokens)
-        if tokens.dim() != 1:
-            raise ShapeError(f"step takes tokens [rows]; these are {list(tokens.shape)}")
+        if not isinstance(tokens, Tensor) or tokens.dim() != 1:
+            raise ShapeError(f"step takes tokens [rows], not {_describe(tokens)}")
         return self._logits(self._extend(tokens.unsqueeze(1), state)).squeeze(1)
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
-        """Feeds n tokens a row at once, [rows, n] -> logits [rows, n, vocab_size].
+        """Feeds n tokens per row [rows, n]; returns logits [rows, n, vocab_size].
 
-        With counts [rows], only the first counts[i] tokens of row i are real; the logits after
-        them mean nothing.
+        With counts [rows], only the first counts[i] tokens of row i are fed; the logits after them
+        are undefined.
         """
         return self._logits(self._extend(tokens, state, counts))
 
     def _extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
-        """The last layer's output [rows, n, d] at the next n positions of `state`."""
+        """The output of the last layer [rows, n, d] at the next n positions of `state`."""
         self._check_tokens("tokens", tokens)
-        cache = state.cache
-        layers = self.config.decoder_layers
+        cache, layers = state.cache, self.config.decoder_layers
         memories = layers if self.config.encoder_layers else 0
-        if (cache.attention, cache.K.shape[0], len(state.memories)) != (
-            self.config.decoder_attention,
-            layers,
-            memories,
-        ):
-            raise ShapeError("this state is another model's; use the one that start returned")
+        actual = (cache.attention, len(cache.K), len(state.memories), cache.K.dtype)
+        if actual != (self.config.decoder_attention, layers, memories, self.dtype):
+            raise ShapeError("this state is from another model; use one that start returned")
         if tokens.shape[0] != state.rows:
             raise ShapeError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
         reservation = cache.reserve(tokens.shape[1], counts)
-        # rows past their count stand nowhere: any learned position will do
+        # positions beyond a row's count are unused, but must be valid
         positions = reservation.positions.clamp(max=self.config.target_positions - 1)
         pasts = [reservation.layer(i) for i in range(layers)]
         X: Tensor = self.decoder(self.tokens(tokens), positions, pasts, state.memories)
@@ -117,7 +109,7 @@ class Transformer(nn.Module):
     def _decode(
         self, tokens: Tensor, packing: Packing | None, memories: list[Memory] | None = None
     ) -> Tensor:
-        """Logits [b, n, vocab_size] of a whole sequence: training's form."""
+        """Logits [b, n, vocab_size] of whole sequences, for training."""
         self._check_tokens("target" if memories else "tokens", tokens)
         limit = self.config.target_positions
         positions = self._whole_positions("target", tokens, packing, limit)
@@ -136,22 +128,27 @@ class Transformer(nn.Module):
         weight = self.tokens.weight if self.config.tied else self.output.weight
         return nn.functional.linear(X, weight)
 
-    def _new_cache(self, rows: int, max_length: int, rewindable: int, padded: bool) -> KVCache:
-        """An empty cache, once it is sure that the model can decode that far."""
+    def _new_cache(
+        self, rows: int, beam: int, max_length: int, rewindable: int, padded: bool
+    ) -> KVCache:
+        """Returns an empty cache of rows × beam rows."""
         if self.training and self.config.dropout > 0.0:
             raise ConfigError(
-                "the model is in training mode, where dropout would change every step; call "
+                "the model is in training mode, and dropout would change each step; call "
                 "model.eval() first"
             )
-        if not 1 <= max_length <= self.config.target_positions:
+        if not isinstance(beam, int) or beam < 1:
+            raise ConfigError(f"beam={shown(beam)} must be an integer of at least 1")
+        positions = self.config.target_positions
+        if not isinstance(max_length, int) or not 1 <= max_length <= positions:
             raise ConfigError(
-                f"max_length={max_length} must be from 1 to {self.config.target_positions}, the "
+                f"max_length={shown(max_length)} must be an integer from 1 to {positions}, the "
                 f"learned positions of this model"
             )
         return KVCache(
             self.config.decoder_attention,
             layers=self.config.decoder_layers,
-            rows=rows,
+            rows=rows * beam,
             capacity=max_length,
             rewindable=rewindable,
             padded=padded,
@@ -162,88 +159,69 @@ class Transformer(nn.Module):
     def _whole_positions(
         self, name: str, tokens: Tensor, packing: Packing | None, limit: int
     ) -> Tensor:
-        """Positions [b or 1, n] of a sequence given at once, checked against the learned ones."""
+        """Positions [b or 1, n] of whole sequences, checked against the learned ones."""
         if packing is None:
             if tokens.shape[1] > limit:
                 raise ShapeError(
                     f"a {name} of {tokens.shape[1]} tokens is longer than the {limit} learned "
-                    f"positions; shorten it, or train with more"
+                    f"positions; shorten it, or train a model with more"
                 )
             return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        for field, T in (("segments", packing.segments), ("positions", packing.positions)):
-            if T.shape != tokens.shape or T.dtype not in _INTEGERS:
-                raise ShapeError(
-                    f"the packing's {field} are {T.dtype} {list(T.shape)}; the {name} needs "
-                    f"integers {list(tokens.shape)}"
-                )
-            if T.device != tokens.device:
-                raise ShapeError(
-                    f"the packing's {field} are on {T.device} and the {name} on {tokens.device}"
-                )
+        _check_integers(f"{name} segments", packing.segments, list(tokens.shape), tokens.device)
         if not _within(packing.positions, 0, limit - 1):
             raise ShapeError(f"packed {name} positions must be from 0 to {limit - 1}")
         return packing.positions
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        _check_tensor(name, tokens)
-        if tokens.dim() != 2 or 0 in tokens.shape:
-            raise ShapeError(f"{name} must be [b, n] and not empty; they are {list(tokens.shape)}")
-        if tokens.dtype not in _INTEGERS:
-            raise ShapeError(f"{name} must be integers, not {tokens.dtype}")
-        if tokens.device != self.device:
-            raise ShapeError(f"{name} are on {tokens.device} and the model on {self.device}")
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or 0 in tokens.shape:
+            raise ShapeError(
+                f"{name} must be a tensor [b, n] that is not empty, not {_describe(tokens)}"
+            )
+        _check_integers(name, tokens, list(tokens.shape), self.device)
         if not _within(tokens, 0, self.config.vocab_size - 1):
             outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
             raise TokenError(
-                f"token {int(outside[0])} in {name} is outside the vocabulary of "
-                f"{self.config.vocab_size}; ids are from 0 to {self.config.vocab_size - 1}"
+                f"token {int(outside[0])} in {name} is outside the vocabulary; ids are from 0 to "
+                f"{self.config.vocab_size - 1}"
             )
 
     def _check_lengths(self, name: str, lengths: Tensor | None, tokens: Tensor, least: int) -> None:
         if lengths is None:
             return
-        _check_tensor(name, lengths)
         b, n = tokens.shape
-        if list(lengths.shape) != [b] or lengths.dtype not in _INTEGERS:
-            raise ShapeError(
-                f"{name} must be {b} integers; they are {lengths.dtype} {list(lengths.shape)}"
-            )
-        if lengths.device != tokens.device:
-            raise ShapeError(f"{name} are on {lengths.device} and the tokens on {tokens.device}")
+        _check_integers(name, lengths, [b], tokens.device)
         if not _within(lengths, least, n):
-            raise ShapeError(f"{name} must be from {least} to {n}, the tokens there are")
+            raise ShapeError(f"{name} must be from {least} to {n}, the number of tokens")
 
 
 def check_config(config: object) -> None:
     """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
     if not isinstance(config, ModelConfig):
         raise ConfigError(
-            f"a model is made of a ModelConfig, not of {config!r:.60}; preset(name) gives one"
+            f"config must be a ModelConfig, not {shown(config)}; preset(name) returns one"
         )
     count = sum(cost.parameters(config).values())
     if count > MAX_PARAMETERS:
         raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
 
 
-def check_sizes(max_length: object, beam: object) -> None:
-    """Raises where what a state is started for are no whole numbers, or there is no beam."""
-    for name, value in (("max_length", max_length), ("beam", beam)):
-        if not isinstance(value, SupportsIndex):
-            raise ConfigError(f"{name}={value!r} is not a whole number")
-        if name == "beam" and operator.index(value) < 1:
-            raise ConfigError(f"beam={value!r} must be at least 1")
+def _check_integers(name: str, T: object, shape: list[int], device: torch.device) -> None:
+    """Raises ShapeError unless T is an integer tensor of this shape on this device."""
+    integers = isinstance(T, Tensor) and T.dtype in (torch.int64, torch.int32)
+    if not isinstance(T, Tensor) or not integers or list(T.shape) != shape:
+        raise ShapeError(f"{name} must be integers {shape}, not {_describe(T)}")
+    if T.device != device:
+        raise ShapeError(f"{name} must be on {device}, not on {T.device}")
 
 
-def _check_tensor(name: str, given: object) -> None:
-    if not isinstance(given, Tensor):
-        raise ShapeError(
-            f"{name} came as {type(given).__name__}; give a tensor of integers, as torch.tensor "
-            f"makes of a list"
-        )
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{type(value).__name__}; convert it with torch.tensor"
 
 
 def _within(values: Tensor, least: int, most: int) -> bool:
-    """Whether all values are in range, as far as that can be seen without waiting for a device."""
+    """Whether all values are in range; on other devices than the CPU, they are not checked."""
     if values.device.type != "cpu":
         return True
     return least <= int(values.min()) and int(values.max()) <= most

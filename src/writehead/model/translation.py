@@ -9,20 +9,19 @@ from writehead.kernels import Visibility
 from writehead.model.attention import WholePast
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer, check_config, check_sizes
+from writehead.model.transformer import Packing, Transformer, check_config
 
 
 class TranslationModel(Transformer):
-    """An encoder, and a decoder that reads it.
+    """An encoder and a decoder. `forward` is for training; `start` and `step` decode.
 
-    `forward` is training's form; `start` then `step`, again and again, are decoding's. The token
-    embedding serves source, target and, where `tied`, the output.
+    The token embedding is shared by source, target and, if `tied`, the output.
     """
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         check_config(config)
         if config.task != "translation":
-            raise ConfigError(f"a {config.task} config makes a LanguageModel; use that class")
+            raise ConfigError("this config is for a LanguageModel; use that class")
         super().__init__(config, backend)
         self.encoder = Stack(
             config,
@@ -42,11 +41,10 @@ class TranslationModel(Transformer):
         source_packing: Packing | None = None,
         target_packing: Packing | None = None,
     ) -> Tensor:
-        """Logits [b, n, vocab_size]: at each position of `target`, those of the token after it.
+        """Source [b, m] and target [b, n] -> logits of the next target token [b, n, vocab_size].
 
-        source: [b, m]. target: [b, n], as fed to the decoder, so beginning with the start token.
-        source_lengths: [b], where the source is padded. The packings keep attention inside each
-        of several sentences in a row: segment s of the target reads segment s of the source.
+        The target starts with bos. source_lengths [b] are for a padded source. With packings, a row
+        holds several sentences, and segment s of the target attends to segment s of the source.
         """
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pack both the source and the target, or neither")
@@ -69,11 +67,11 @@ class TranslationModel(Transformer):
         source_lengths: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """The encoder's output M [b, m, d] for source [b, m]."""
+        """Runs the encoder: source [b, m] -> M [b, m, d]."""
         self._check_tokens("source", source)
         self._check_lengths("source_lengths", source_lengths, source, least=0)
         if source_lengths is not None and packing is not None:
-            raise ShapeError("a packed source says its padding by segment 0; leave the lengths out")
+            raise ShapeError("a packed source marks padding by segment 0; omit source_lengths")
         limit = self.config.source_positions
         positions = self._whole_positions("source", source, packing, limit)
         segments = None if packing is None else packing.segments
@@ -95,14 +93,12 @@ class TranslationModel(Transformer):
         rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
-        """A state to decode up to `max_length` tokens from: the source encoded and projected once.
+        """Encodes source [b, m] into a state of b × beam rows, to decode up to `max_length` tokens.
 
-        source: [b, m], with source_lengths [b] where padded. The state has b × beam rows.
-        `rewindable` and `padded` are the cache's.
+        source_lengths [b] are for a padded source; for `rewindable` and `padded`, see `KVCache`.
         """
-        check_sizes(max_length, beam)
         self._check_tokens("source", source)
-        cache = self._new_cache(source.shape[0] * beam, max_length, rewindable, padded)
+        cache = self._new_cache(source.shape[0], beam, max_length, rewindable, padded)
         if beam > 1:
             cache.share()
         M = self.encode(source, source_lengths=source_lengths)

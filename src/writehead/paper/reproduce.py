@@ -26,7 +26,6 @@ from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.decoding import Engine
-from writehead.decoding.devices import find_device
 from writehead.errors import RunError
 from writehead.model import LanguageModel
 from writehead.model.runs import read_config
@@ -42,6 +41,7 @@ from writehead.training import evaluate
 from writehead.training.journal import read_log
 from writehead.training.loop import train
 from writehead.training.plan import PLAN, read_plan
+from writehead.util.devices import find_device
 from writehead.util.environment import environment
 from writehead.util.locks import locked
 from writehead.util.progress import Reporter

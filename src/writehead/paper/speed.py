@@ -10,7 +10,6 @@ from writehead.bench.floor import measure_chip
 from writehead.bench.train import TrainJob, bench_train
 from writehead.config import TrainConfig
 from writehead.cost import Setting
-from writehead.decoding.devices import find_device, find_dtype
 from writehead.paper.presets import rows
 from writehead.paper.reproduce import (
     Clock,
@@ -23,6 +22,7 @@ from writehead.paper.reproduce import (
 )
 from writehead.paper.results import FORMAT, Result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_SETTING
+from writehead.util.devices import find_device, find_dtype
 from writehead.util.environment import environment
 from writehead.util.progress import Reporter
 

@@ -22,11 +22,12 @@ from writehead.data.batches import PackedBatches
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model import runs
 from writehead.model.checksum import check_checksum
-from writehead.model.runs import CHECKPOINTS, CONFIG, TOKENIZER, WEIGHTS
+from writehead.model.runs import CONFIG, TOKENIZER, WEIGHTS
 from writehead.training.step import Stepper
 from writehead.util.files import remove_directory
 from writehead.util.json_files import read_json
 
+CHECKPOINTS = "checkpoints"  # a folder of runs
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
 DIVERGED = "lower train.learning_rate or raise train.warmup, and run the same command again"
 METER_SUMS = ("objective", "nll", "norm", "tokens", "operations", "steps", "seconds")

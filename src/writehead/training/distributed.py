@@ -12,11 +12,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from writehead.config import TrainConfig
-from writehead.decoding.devices import find_device
 from writehead.errors import ConfigError
 from writehead.model.attention import Attention
 from writehead.model.layers import Layer
 from writehead.model.transformer import Transformer
+from writehead.util.devices import find_device
 
 
 @dataclass(frozen=True)

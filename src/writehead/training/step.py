@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
-from writehead.decoding.devices import warn_if_emulated
 from writehead.model.runs import make_model
 from writehead.training.distributed import World, parallelize
 from writehead.training.loss import Loss, batch_loss
 from writehead.training.optimizer import learning_rate, make_optimizer, set_learning_rate
+from writehead.util.devices import warn_if_emulated
 
 WARMUP_STEPS = 3  # steps before a CUDA graph is captured: they compile, tune and allocate
 

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from writehead.decoding.devices import wait_for
+from writehead.util.devices import wait_for
 
 PRODUCT = {"cuda": 8192, "cpu": 1024}  # matrix size; smaller matrices would not fill a GPU
 

@@ -1,1 +1,1 @@
-"""Utilities that do not depend on models: atomic files, JSON, locks, CPU threads and extras."""
+"""Utilities without knowledge of models: atomic files, JSON, locks, devices, threads, extras."""

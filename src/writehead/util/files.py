@@ -1,9 +1,9 @@
 """Files and folders that appear complete or not at all.
 
-A file or folder is written under a random hidden name beside its path, synced to disk and renamed.
-The writer locks the hidden file. If the lock is free, the writer was killed, and the next writer to
-the same path removes the file. While a folder is replaced, the old one briefly has a hidden name;
-`replaced_directory` finds it if the writer was killed at that moment.
+They are written under a random hidden name next to their path, synced to disk and renamed. The
+writer locks the hidden name; if the lock is free, the writer was killed, and the next writer of the
+same path removes what it left. While a folder is replaced, the old one briefly has a hidden name
+too; `replaced_directory` finds it if the writer was killed at that moment.
 """
 
 import errno
@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 from writehead.util.locks import lock_file
 
-ENDING, OLD = ".tmp", ".old"  # of hidden names: what is being written, and what is being replaced
-LONGEST = 200  # bytes of a place's name that its hidden names repeat
+TEMPORARY, REPLACED = ".tmp", ".old"  # suffixes of hidden names
+MAX_NAME = 200  # bytes of a file name that its hidden names repeat
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -32,14 +32,13 @@ def write_file(path: Path, content: bytes | str, *, replace: bool = True) -> Non
 
 @contextmanager
 def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
-    """Opens a file that appears at `path` when the block ends without an error.
+    """Opens a file that appears at `path` if the block succeeds; symbolic links are followed.
 
-    Without `replace`, raises FileExistsError at the end of the block if the file exists by then,
-    and keeps it. If `path` is a symbolic link, its target is written.
+    Without `replace`, raises FileExistsError at the end of the block if the file exists by then.
     """
     path = link_target(path)
     _remove_abandoned(path)
-    fresh, descriptor = create_hidden(path, ENDING, folder=False)
+    fresh, descriptor = create_hidden(path, TEMPORARY, folder=False)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -47,17 +46,15 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
             publish(fresh, path, replace=replace)
     finally:
-        with suppress(FileNotFoundError):
-            fresh.unlink()
+        fresh.unlink(missing_ok=True)
     sync(path.parent)
 
 
 @contextmanager
 def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Creates a folder that appears at `path` when the block ends without an error.
+    """Creates a folder that appears at `path` if the block succeeds; symbolic links are followed.
 
-    With `replace`, it replaces an existing folder. Without, an existing folder is kept and the
-    block ends with FileExistsError. If `path` is a symbolic link, its target is written.
+    Without `replace`, raises FileExistsError at the end of the block if the folder exists by then.
     """
     path = link_target(path)
     with hidden_directory(path) as fresh:
@@ -70,10 +67,10 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def hidden_directory(path: Path) -> Iterator[Path]:
-    """Creates a folder under a hidden name beside `path`; removes it when the block ends."""
+    """Creates a folder under a hidden name next to `path`; removes it when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
-    fresh, descriptor = create_hidden(path, ENDING, folder=True)
+    fresh, descriptor = create_hidden(path, TEMPORARY, folder=True)
     try:
         yield fresh
     finally:
@@ -82,20 +79,18 @@ def hidden_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Deletes a folder; it is never partly deleted under its own name."""
+    """Deletes a folder, which is never incomplete under its own name."""
     with hidden_directory(path) as fresh:
         path.rename(fresh / path.name)
 
 
 def replaced_directory(path: Path) -> Path | None:
     """Returns the old folder of `path` if a writer was killed while replacing it."""
-    if path.exists() or not path.parent.is_dir():
-        return None
-    return max(_hidden(path, OLD), default=None)
+    return None if path.exists() else max(_hidden(path, REPLACED), default=None)
 
 
 def link_target(path: Path) -> Path:
-    """The path without symbolic links; raises OSError if they form a loop."""
+    """Resolves symbolic links; raises OSError if they form a loop."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -103,7 +98,7 @@ def link_target(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk."""
+    """Waits until a file, or the list of entries of a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -111,16 +106,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
-    """Creates a hidden file or folder beside `path`; also returns the descriptor that locks it."""
+def create_hidden(path: Path, suffix: str, *, folder: bool) -> tuple[Path, int]:
+    """Creates and locks a hidden file or folder next to `path`; also returns its descriptor."""
     while True:
-        fresh = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{ending}")
+        fresh = _new_name(path, suffix)
         with suppress(FileExistsError):
             if folder:
                 fresh.mkdir()
             else:
                 os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            # before it is locked, another process may remove it as abandoned
+            # until it is locked, another process may remove it as abandoned
             with suppress(FileNotFoundError):
                 descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
                 if lock_file(descriptor) is not False and fresh.exists():
@@ -128,18 +123,17 @@ def create_hidden(path: Path, ending: str, *, folder: bool) -> tuple[Path, int]:
                 os.close(descriptor)
 
 
-def abandoned(path: Path, ending: str) -> Iterator[tuple[Path, int]]:
-    """Yields and locks the hidden files and folders beside `path` that killed processes left.
+def abandoned(path: Path, suffix: str) -> Iterator[tuple[Path, int]]:
+    """Locks and yields the hidden files and folders of `path` that killed processes left.
 
     The caller must close the descriptors, which releases the locks.
     """
-    for left in _hidden(path, ending):
+    for left in _hidden(path, suffix):
         try:
             descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue
-        # else its owner has finished it meanwhile
-        if lock_file(descriptor) and left.exists():
+        if lock_file(descriptor) and left.exists():  # else its owner has just published it
             yield left, descriptor
         else:
             os.close(descriptor)
@@ -163,37 +157,38 @@ def publish(fresh: Path, path: Path, *, replace: bool) -> None:
             raise
 
 
+def _new_name(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{suffix}")
+
+
 def _prefix(path: Path) -> str:
-    """Returns the prefix of hidden names for `path`, shortened to fit the file system's limit."""
+    """Returns the start of all hidden names of `path`, short enough for the file system."""
     name = os.fsencode(path.name)
-    if len(name) > LONGEST:
-        name = name[:LONGEST] + hashlib.sha256(name).hexdigest()[:8].encode()
+    if len(name) > MAX_NAME:
+        name = name[:MAX_NAME] + hashlib.sha256(name).hexdigest()[:8].encode()
     return f".{os.fsdecode(name)}."
 
 
-def _hidden(path: Path, ending: str) -> list[Path]:
-    """Lists the hidden files and folders for `path` that have this suffix."""
-    name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(ending)}")
-    try:
-        names = sorted(filter(name.fullmatch, os.listdir(path.parent)))
-    except OSError:  # the folder does not exist or may not be read
-        return []
-    return [place for one in names if _is_ours(place := path.parent / one)]
+def _hidden(path: Path, suffix: str) -> list[Path]:
+    """Lists the hidden files and folders of `path` that this user created.
 
-
-def _is_ours(path: Path) -> bool:
-    """Whether this user made a file or folder; in a shared folder, others may plant names."""
-    try:
-        return path.lstat().st_uid == os.geteuid() and not path.is_symlink()
-    except OSError:
-        return False
+    In a shared folder, others could create files and links with such names.
+    """
+    name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(suffix)}")
+    owned = []
+    with suppress(OSError):  # the folder does not exist or cannot be read
+        for place in filter(lambda one: name.fullmatch(one.name), path.parent.iterdir()):
+            with suppress(FileNotFoundError):
+                if place.lstat().st_uid == os.geteuid() and not place.is_symlink():
+                    owned.append(place)
+    return sorted(owned)
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes the hidden files and folders that killed processes left beside `path`."""
-    for old in _hidden(path, OLD) if path.exists() else ():
+    """Removes the hidden files and folders that killed processes left next to `path`."""
+    for old in _hidden(path, REPLACED) if path.exists() else ():
         shutil.rmtree(old, ignore_errors=True)
-    for left, descriptor in abandoned(path, ENDING):
+    for left, descriptor in abandoned(path, TEMPORARY):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
@@ -211,7 +206,7 @@ def _move(fresh: Path, path: Path, replace: bool) -> None:
             raise
         if not replace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-    old = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{OLD}")
+    old = _new_name(path, REPLACED)
     path.rename(old)
     try:
         fresh.rename(path)

@@ -11,12 +11,13 @@ MAX_BYTES = 16 << 20
 MAX_DEPTH = 64
 MAX_DIGITS = 40  # per number: enough for any count of operations, and within the range of a float
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
+WORDS = {dict: "an object", list: "a list", str: "text", float: "a number", int: "an integer"}
 
 Shape = Any  # see `check_shape`
 
 
 class JsonError(ValueError):
-    """JSON that exceeds a limit or has another shape; the message follows the name of the file."""
+    """JSON that exceeds a limit or has the wrong shape; the message follows a file name."""
 
 
 def read_json(
@@ -28,8 +29,8 @@ def read_json(
     max_bytes: int = MAX_BYTES,
     allow_nan: bool = False,
 ) -> Any:
-    """Reads a JSON file and checks its shape; a failure raises `error` with `advice`."""
-    ending = f"; {advice}" if advice else ""
+    """Reads a JSON file and checks its shape; raises `error`, whose message ends with `advice`."""
+    advice = f"; {advice}" if advice else ""
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
@@ -38,18 +39,18 @@ def read_json(
         value = parse_json(content.decode(), allow_nan=allow_nan)
         check_shape(value, shape)
     except OSError as fault:
-        raise error(f"{path} cannot be read: {fault.strerror}{ending}") from fault
+        raise error(f"{path} cannot be read: {fault.strerror}{advice}") from fault
     except JsonError as fault:
-        raise error(f"{path} {fault}{ending}") from fault
+        raise error(f"{path} {fault}{advice}") from fault
     except ValueError as fault:
-        raise error(f"{path} is not JSON: {fault}{ending}") from fault
+        raise error(f"{path} is not JSON: {fault}{advice}") from fault
     return value
 
 
 def parse_json(text: str, *, allow_nan: bool = False) -> Any:
     """Parses JSON; raises JSONDecodeError, or JsonError if the text exceeds a limit.
 
-    Python writes NaN and infinity, which JSON does not have; they are errors without `allow_nan`.
+    NaN and infinity, which Python writes but JSON does not have, are errors unless `allow_nan`.
     """
 
     def integer(digits: str) -> int:
@@ -107,14 +108,11 @@ def _fits(value: object, shape: Shape) -> bool:
     """Whether a value has a shape that is a type, a range, None or a tuple of alternatives."""
     if isinstance(shape, tuple):
         return any(_has_shape(value, one) for one in shape)
-    if shape is object:
-        return True
-    if isinstance(value, bool) or value is None:
-        return shape is (bool if isinstance(value, bool) else None)
+    if value is None or isinstance(value, bool):
+        return shape in (object, None if value is None else bool)
     if isinstance(shape, range):
         return isinstance(value, int) and value in shape
-    kinds = int | float if shape is float else shape
-    return isinstance(kinds, type | type(int | float)) and isinstance(value, kinds)
+    return isinstance(shape, type) and isinstance(value, (int, float) if shape is float else shape)
 
 
 def _has_shape(value: object, shape: Shape) -> bool:
@@ -132,9 +130,7 @@ def _words(shape: Shape) -> str:
         return f"an integer from {shape.start} to {shape.stop - 1}"
     if shape is None:
         return "null"
-    kind = shape if isinstance(shape, type) else type(shape)
-    words = {dict: "an object", list: "a list", str: "text", float: "a number", int: "an integer"}
-    return words.get(kind, "true or false")
+    return WORDS.get(shape if isinstance(shape, type) else type(shape), "true or false")
 
 
 def _children(value: object) -> Any:

@@ -1,4 +1,4 @@
-"""Where to decode and in which type, from the words that a user says."""
+"""Devices and dtypes by name, and waiting for a device."""
 
 import functools
 import logging
@@ -22,29 +22,30 @@ DTYPES = {
 
 
 def find_device(name: torch.device | str) -> torch.device:
-    """The device of a name; "auto" is the GPU where there is one."""
+    """Returns a device by name; "auto" is the GPU if there is one."""
     if str(name) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = str(name).partition(":")[0]
     if kind not in DEVICES:
-        raise ConfigError(f"there is no device {shown(str(name))}; {nearest(kind, DEVICES)}")
+        raise ConfigError(f"unknown device {shown(str(name))}; {nearest(kind, DEVICES)}")
+    unavailable = f"device {shown(str(name))} is not available; use auto or cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {shown(str(name))} is not available; use auto or cpu") from error
-    if device.type == "cpu" and device.index:  # which PyTorch takes, and weights do not
-        raise ConfigError(f"device {shown(str(name))} is not available; use auto or cpu")
+        raise ConfigError(unavailable) from error
+    if device.type == "cpu" and device.index:  # accepted by PyTorch, but not for weights
+        raise ConfigError(unavailable)
     return device
 
 
 def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dtype:
-    """The type of a name; without one, bfloat16 on a GPU and float32 elsewhere."""
+    """Returns a dtype by name; the default is bfloat16 on a GPU and float32 elsewhere."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if not isinstance(name, torch.dtype):
         if name not in DTYPES:
-            raise ConfigError(f"there is no dtype {shown(name)}; {nearest(name, DTYPES)}")
+            raise ConfigError(f"unknown dtype {shown(name)}; {nearest(name, DTYPES)}")
         name = DTYPES[name]
     if name == torch.bfloat16 and device.type == "cpu":
         warn_if_emulated()
@@ -70,16 +71,16 @@ def has_native_bfloat16() -> bool:
 
 @functools.cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where graphs of a GPU are captured, and nothing is run.
+    """The stream on which all CUDA graphs of a device are captured.
 
-    PyTorch would take a stream of whichever GPU a process captured on first. It is one for all
-    graphs of a GPU, since what one lets go of is given only to others of the same stream.
+    Memory that one graph frees is reused only by graphs of the same stream. By default, PyTorch
+    would capture on a stream of the first device that it captured on.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns when a device has done all it was asked for."""
+    """Waits until a device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

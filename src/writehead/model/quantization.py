@@ -1,0 +1,120 @@
+"""Matrices as small integers with scales: W = (code - 2^(bits-1)) × scale.
+
+The codes of a row are packed without gaps; each group of columns has a float16 scale. Code 0 is
+unused, so that the others are symmetric around zero.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from writehead.config import QuantizationConfig
+
+CODES, SCALES = ".integers", ".scales"  # suffixes of tensor names in a run
+CLIPS = tuple(0.97**i for i in range(32))  # fractions of a group's largest weight: 1 to 0.39
+BLOCK = 2**17  # weights quantized together: few enough for the processor's cache
+FLOAT16_MIN, FLOAT16_MAX = 2.0**-24, 65504.0
+
+
+def is_quantized(shape: torch.Size) -> bool:
+    """Whether a parameter is quantized: matrices are; gains and biases are few and sensitive."""
+    return len(shape) == 2
+
+
+def stored_shapes(shape: torch.Size, config: QuantizationConfig) -> tuple[list[int], list[int]]:
+    """The shapes of the packed codes and of the scales of a matrix."""
+    rows, columns = shape
+    groups = -(-columns // _group_width(columns, config))
+    return [rows, _packed_width(columns, config.bits)], [rows, groups]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Packs codes [rows, columns] into bytes [rows, ⌈columns × bits / 8⌉].
+
+    A row is one string of bits, lowest first: column j has the bits from j × bits.
+    """
+    rows, columns = codes.shape
+    eights = pad(codes, (0, -columns % 8)).reshape(rows, -1, 8)
+    words = _join(eights, bits)  # eight codes are `bits` bytes, and fit in one word
+    packed = torch.stack([(words >> (8 * j)) & 0xFF for j in range(bits)], dim=2)
+    return packed.to(torch.uint8).flatten(1)[:, : _packed_width(columns, bits)].contiguous()
+
+
+def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Reverses `pack`: codes [rows, columns], uint8."""
+    words = _join(pad(packed, (0, -packed.shape[1] % bits)).reshape(len(packed), -1, bits), bits=8)
+    mask = (1 << bits) - 1
+    codes = torch.stack([((words >> (bits * i)) & mask).to(torch.uint8) for i in range(8)], dim=2)
+    return codes.flatten(1)[:, :columns]
+
+
+def dequantize(codes: Tensor, scales: Tensor, config: QuantizationConfig) -> Tensor:
+    """Returns the float32 matrix of codes [rows, columns] and scales [rows, groups]."""
+    columns = codes.shape[1]
+    integers = codes.float() - (1 << (config.bits - 1))
+    spread = scales.float().repeat_interleave(_group_width(columns, config), dim=1)
+    return integers * spread[:, :columns]
+
+
+def quantize(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
+    """Returns codes [rows, columns], uint8, and scales [rows, groups], float16."""
+    blocks = torch.split(W, max(1, BLOCK // W.shape[1]))
+    codes, scales = zip(*(_quantize_rows(block, config) for block in blocks), strict=True)
+    return torch.cat(codes), torch.cat(scales)
+
+
+def quantize_tensors(
+    weights: dict[str, Tensor], config: QuantizationConfig
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Returns the tensors to store, and the relative error |W - W'| / |W| of each matrix."""
+    tensors: dict[str, Tensor] = {}
+    errors: dict[str, float] = {}
+    for name, W in weights.items():
+        if not is_quantized(W.shape):
+            tensors[name] = W
+            continue
+        codes, scales = quantize(W, config)
+        tensors[name + CODES], tensors[name + SCALES] = pack(codes, config.bits), scales
+        difference = torch.linalg.norm(W - dequantize(codes, scales, config))
+        errors[name] = float(difference / torch.linalg.norm(W).clamp(min=FLOAT16_MIN))
+    return tensors, errors
+
+
+def _quantize_rows(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
+    """Chooses for each group the scale with the smallest squared error.
+
+    Large weights are rare. Clipping them makes the steps finer for all others.
+    """
+    rows, columns = W.shape
+    group = _group_width(columns, config)
+    G = pad(W, (0, -columns % group)).reshape(rows, -1, group)  # zeros add no error
+    most = (1 << (config.bits - 1)) - 1
+    largest = G.abs().amax(dim=2, keepdim=True)  # [rows, groups, 1]
+    scales, least = torch.empty_like(largest), torch.full_like(largest, torch.inf)
+    for clip in CLIPS:
+        trial = (largest * (clip / most)).clamp(min=FLOAT16_MIN).half().float()
+        error = (G - _round(G, trial, most) * trial).square_().sum(dim=2, keepdim=True)
+        scales = torch.where(error < least, trial, scales)
+        least = torch.minimum(error, least)
+    codes = (_round(G, scales, most) + (1 << (config.bits - 1))).to(torch.uint8)
+    return codes.flatten(1)[:, :columns], scales.squeeze(2).half()
+
+
+def _round(G: Tensor, scales: Tensor, most: int) -> Tensor:
+    return (G / scales).round_().clamp_(-most, most)
+
+
+def _join(parts: Tensor, bits: int) -> Tensor:
+    """Joins parts [..., i] into 64-bit words, where part i has the bits from i × bits."""
+    words = torch.zeros_like(parts[..., 0], dtype=torch.int64)
+    for i in range(parts.shape[-1]):
+        words |= parts[..., i].long() << (bits * i)
+    return words
+
+
+def _group_width(columns: int, config: QuantizationConfig) -> int:
+    return min(config.group or columns, columns)
+
+
+def _packed_width(columns: int, bits: int) -> int:
+    return -(-columns * bits // 8)
