@@ -121,7 +121,6 @@ def test_explain_changes_sizes_as_asked(writehead):
             "prepare the dataset with another --vocab-size",
         ),
         (["generate", "run", "Once", "--input", "prompts"], "not both"),
-        (["bench", "decode", "--preset=tiny", "--context=64"], "is for language models"),
         (
             ["evaluate", "none", "--source=x", "--reference=x", "--output=."],
             ". could not be written: Is a directory",

@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from writehead.training.replay import WARM
 
 from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
 from writehead import __version__, cost
@@ -10,6 +9,7 @@ from writehead.bench.train import TrainJob
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.errors import ConfigError
+from writehead.training.step import WARMUP_STEPS
 
 GPU = torch.device("cuda")
 
@@ -47,7 +47,7 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["floor_us_per_token"] == pytest.approx(floor / positions * 1e6)
     # operations and labels are those of the batches that were timed
     split = Dataset.open(dataset).split("train")
-    batches = PackedBatches(split, "translation", CONFIG.rows, 48, 48, seed=CONFIG.seed)
+    batches = PackedBatches(split, CONFIG.rows, 48, 48, seed=CONFIG.seed)
     timed = [next(batches) for _ in range(5)][2:]
     assert result["fill"] == pytest.approx(sum(b.tokens for b in timed) / 3 / (4 * 48))
     setting = cost.Setting(CONFIG.rows, 48, 48)
@@ -57,7 +57,7 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
 
 def test_on_a_gpu_the_capture_of_a_graph_is_not_timed():
     with pytest.raises(ConfigError, match="at least 5"):
-        TrainJob("x", MODEL, CONFIG, GPU, steps=1, warmup=WARM + 1)
+        TrainJob("x", MODEL, CONFIG, GPU, steps=1, warmup=WARMUP_STEPS + 1)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):
 
 def test_the_documentation_lists_every_setting_with_its_default():
     table = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", table.split("## Every setting")[1], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", table.split("## Settings")[1], re.MULTILINE)
     shown, defaults = {}, TrainConfig().to_json()
     for names, texts in rows:
         fields, values = re.findall(r"`(\w+)`", names), texts.split(", ")

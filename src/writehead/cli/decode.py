@@ -286,8 +286,8 @@ def _check_run(run: str | None) -> None:
     """Raises ConfigError if RUN is not a folder, such as a file of text or the text itself."""
     if run is not None and not os.path.isdir(run):
         raise ConfigError(
-            f"there is no run at {quoted(run)}; RUN is the folder of a model: pass text on standard "
-            f"input, or a file with --input"
+            f"there is no run at {quoted(run)}; RUN is the folder of a model: pass text on "
+            f"standard input, or a file with --input"
         )
 
 
