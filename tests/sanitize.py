@@ -30,7 +30,7 @@ SMALL = (
 # tool, tests, pytest's -k, and whether PyTorch's caching allocator is used
 PASSES = (
     ("memcheck", "tests/kernels", DIRECT, False),
-    ("memcheck", "tests/gpu", "captured_search and multi-query-2-limits", True),
+    ("memcheck", "tests/gpu", "captured_search and multi-query-2-12", True),
     ("racecheck", "tests/kernels", SMALL, False),
 )
 

@@ -27,8 +27,8 @@ MiB = 1 << 20
 def tiny() -> TranslationModel:
     """A model with random weights that ends some of its texts."""
     sizes = {"vocab_size": VOCABULARY, "d": 32, "f": 48, "h": 4, "k": 16, "v": 16}
-    sizes |= {"encoder_layers": 1, "decoder_layers": 1, "source_positions": 80}
-    sizes |= {"target_positions": 72}
+    sizes |= {"encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"source_positions": 80, "target_positions": 72}
     made = model(config("translation", **sizes), dtype=torch.float32)
     with torch.no_grad():
         made.tokens.weight[EOS] *= 2.0
@@ -80,10 +80,10 @@ def test_ten_thousand_batches_use_no_more_memory_than_a_thousand(monkeypatch):
     assert host <= 128 * MiB, f"{host:,} bytes of the host more"
 
 
-def wide(task: str, layers: int = 8) -> TranslationModel | LanguageModel:
+def wide(task: str) -> TranslationModel | LanguageModel:
     """A model with few weights and a large cache: 4 KiB of K and V per position and layer."""
     sizes = {"vocab_size": 512, "d": 128, "f": 128, "h": 8, "g": 8, "k": 128, "v": 128}
-    sizes |= {"decoder_layers": layers, "target_positions": 256}
+    sizes |= {"decoder_layers": 8, "target_positions": 256}
     if task == "translation":
         sizes |= {"encoder_layers": 1, "source_positions": 256}
     return model(config(task, **sizes), dtype=torch.bfloat16).to(DEVICE)

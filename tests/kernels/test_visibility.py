@@ -35,16 +35,12 @@ def test_masks_equal_a_check_of_each_pair(segments, **limits):
     expected = [[[may_see(row, i, j) for j in range(m)] for i in range(n)] for row in range(b)]
     for _ in range(2):  # the second time from its cache
         mask, blind = visibility.mask(n, m, CPU), visibility.blind(n, m, CPU)
+        assert (mask is None) == (visibility.is_whole and not visibility.causal)
         if mask is None:
             mask, blind = torch.ones(b, 1, n, m).bool(), torch.zeros(b, 1, n, 1).bool()
         assert mask.expand(b, 1, n, m).squeeze(1).tolist() == expected
         blind_queries = [not any(row) for rows in expected for row in rows]
         assert blind.expand(b, 1, n, 1).flatten().tolist() == blind_queries
-
-
-def test_there_is_no_mask_without_limits():
-    visibility = Visibility(ancestors=torch.zeros(b, m, dtype=torch.long))
-    assert visibility.mask(n, m, CPU) is visibility.blind(n, m, CPU) is None
 
 
 @pytest.mark.parametrize(
