@@ -19,15 +19,15 @@ def exhaustive(toy: Toy, sentence: int, limit: int, least: int, prefix: tuple, a
     def grow(tokens: tuple[int, ...], total: float) -> list[Hypothesis]:
         if len(tokens) == limit:
             return [hypothesis(tokens, total, False, alpha)]
-        found = []
+        hypotheses = []
         for token, gained in enumerate(toy.log_p((sentence, *tokens))):
             if len(tokens) < len(prefix) and token != prefix[len(tokens)]:
                 continue
             if token != toy.eos:
-                found += grow((*tokens, token), total + gained)
+                hypotheses += grow((*tokens, token), total + gained)
             elif len(tokens) + 1 >= least:
-                found.append(hypothesis(tokens, total + gained, True, alpha))
-        return found
+                hypotheses.append(hypothesis(tokens, total + gained, True, alpha))
+        return hypotheses
 
     return sorted(grow((), 0.0), key=lambda one: -one.score)
 
@@ -43,8 +43,8 @@ def test_beam_search_with_a_beam_as_large_as_the_space_equals_exhaustive_search(
     config = DecodeConfig(max_length=4, min_length=least, beam=121, n_best=121, alpha=alpha)
     state = toy.start(*range(len(prefixes)))
     got = beam_search(toy.step, state, config, eos=0, prefixes=prefixes, max_lengths=limits)
-    for i, found in enumerate(got):
-        assert_ranked(found, exhaustive(toy, i, limits[i], least, prefixes[i], alpha))
+    for i, hypotheses in enumerate(got):
+        assert_ranked(hypotheses, exhaustive(toy, i, limits[i], least, prefixes[i], alpha))
 
 
 def plain_beam(toy: Toy, sentence: int, config: DecodeConfig, limit: int, prefix: tuple):
@@ -93,7 +93,7 @@ def test_beam_search_equals_a_plain_python_search_per_sentence(beam, n_best, lea
             assert_same(one, expected)
         assert toy.steps == max(taken for _, taken in plain)
         steps |= {taken for _, taken in plain}
-        endings |= {one.finished for found in got for one in found}
+        endings |= {one.finished for hypotheses in got for one in hypotheses}
     assert len(steps) > 1
     assert endings == {True, False}
 

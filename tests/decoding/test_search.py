@@ -79,16 +79,16 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(options, batch):
     toy = random_toy(5, seed=4, eos=-0.5)
     config = DecodeConfig(max_length=16, min_length=2, **options)
 
-    def found(chosen):
-        sentences, limits, prefixes, seeds = zip(*chosen, strict=True)
+    def search(rows):
+        sentences, limits, prefixes, seeds = zip(*rows, strict=True)
         given = {"eos": 0, "prefixes": prefixes, "max_lengths": limits}
         if "temperature" in options:
             drawn = sample(toy.step, toy.start(*sentences), config, seeds=seeds, **given)
             return [[one] for one in drawn]
         return beam_search(toy.step, toy.start(*sentences), config, **given)
 
-    for row, together in zip(batch, found(batch), strict=True):
-        assert_same(together, found([row])[0])
+    for row, batched in zip(batch, search(batch), strict=True):
+        assert_same(batched, search([row])[0])
 
 
 def test_a_seed_determines_a_sample_and_rows_count_up_from_the_config_seed():
@@ -194,11 +194,11 @@ def test_a_stream_yields_each_token_before_the_next_step(name):
     config = DecodeConfig(max_length=9, min_length=2, seed=7, **OPTIONS.get(name, {}))
     endings = set()
     for sentence in range(20):
-        [found] = SEARCHES[name](toy.step, toy.start(sentence), config, eos=0)
+        [expected] = SEARCHES[name](toy.step, toy.start(sentence), config, eos=0)
         toy.steps = 0
         got = [(token, toy.steps) for token in stream(toy.step, toy.start(sentence), config, eos=0)]
-        assert got == [(token, t) for t, token in enumerate(found.tokens, 1)]
-        endings.add(found.finished)
+        assert got == [(token, t) for t, token in enumerate(expected.tokens, 1)]
+        endings.add(expected.finished)
     assert endings == {True, False}
 
 

@@ -70,15 +70,15 @@ def test_searches_with_a_cache_equal_searches_by_forward_passes(kind, task):
     toy, prefixes, limits = recomputed(model, rows), [(), (), (7, 3), ()], [10, 10, 10, 4]
     config = DecodeConfig(max_length=10, min_length=3, beam=3, n_best=3, alpha=0.3)
     given = {"eos": EOS, "prefixes": prefixes, "max_lengths": limits}
-    right = beam_search(toy.step, toy.start(*range(4)), config, **given)
+    expected = beam_search(toy.step, toy.start(*range(4)), config, **given)
     got = beam_search(model.step, started(model, rows, 10, **KINDS[kind][1]), config, **given)
     for i, row in enumerate(rows):
-        assert_ranked(got[i], right[i])
+        assert_ranked(got[i], expected[i])
         own = {"eos": EOS, "prefixes": prefixes[i : i + 1], "max_lengths": limits[i : i + 1]}
-        assert_ranked(
-            beam_search(model.step, started(model, [row], 10), config, **own)[0], right[i]
-        )
-    assert max(len(one.tokens) for found in right for one in found) > 6  # longer than any window
+        [alone] = beam_search(model.step, started(model, [row], 10), config, **own)
+        assert_ranked(alone, expected[i])
+    longest = max(len(one.tokens) for best in expected for one in best)
+    assert longest > 6  # longer than any window
     for search, temperature in ((greedy, None), (sample, 1.0)):
         config = DecodeConfig(max_length=10, temperature=temperature)
         got = search(model.step, started(model, rows, 10), config, eos=EOS)
@@ -126,11 +126,10 @@ def test_a_search_starts_from_the_current_position_of_the_state():
 def test_a_row_that_ended_needs_no_more_capacity(kind, beam):
     model, prompts = make("language", kind, target_positions=12), sentences(9, 2)
     config = DecodeConfig(beam=beam, n_best=beam, max_length=10)
-    state = model.start(
-        pad_sequence(prompts, batch_first=True), 12, prompt_lengths=torch.tensor([9, 2])
-    )
+    padded = pad_sequence(prompts, batch_first=True)
+    state = model.start(padded, 12, prompt_lengths=torch.tensor([9, 2]))
     got = beam_search(model.step, state, config, eos=EOS, max_lengths=[3, 10])
-    for prompt, limit, found in zip(prompts, [3, 10], got, strict=True):
+    for prompt, limit, batched in zip(prompts, [3, 10], got, strict=True):
         state = model.start(prompt.unsqueeze(0), 12)
         [alone] = beam_search(model.step, state, config, eos=EOS, max_lengths=[limit])
-        assert_ranked(found, alone)
+        assert_ranked(batched, alone)

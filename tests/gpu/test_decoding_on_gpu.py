@@ -129,16 +129,16 @@ def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(rows, kind,
     made, exact = low_and_exact(kind, d=d)
     source, lengths = read(rows, 31)
     known = torch.tensor(lengths, device="cuda")
-    low, right, own = (one.start(source, 9, source_lengths=known) for one in (made, exact, made))
+    low, high, own = (one.start(source, 9, source_lengths=known) for one in (made, exact, made))
     memories = [torch.stack([getattr(one, name) for one in own.memories]) for name in "KV"]
     decoder, cache = fused.FusedDecoder(made), own.cache
     results = []
     for _ in range(9):
         fed = tokens(rows, vocab_size=VOCABULARY).cuda()
-        said = fused.Rows(fed, cache.lengths, cache.growing)
-        logits = decoder.step(decoder.embed(said), said, cache, fused.Memories(*memories, known))
+        state = fused.Rows(fed, cache.lengths, cache.growing)
+        logits = decoder.step(decoder.embed(state), state, cache, fused.Memories(*memories, known))
         cache.lengths.add_(1)
-        results.append((logits.double(), made.step(fed, low).double(), exact.step(fed, right)))
+        results.append((logits.double(), made.step(fed, low).double(), exact.step(fed, high)))
     assert_at_most_twice(*(torch.stack(some) for some in zip(*results, strict=True)))
 
 

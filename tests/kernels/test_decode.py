@@ -217,7 +217,7 @@ def test_append_and_attend_errs_at_most_twice_as_much_as_plain_pytorch(
     O = decode.append_and_attend(  # noqa: E741
         QKV, K, V, lengths, torch.ones_like(lengths), None, heads=h, scale=scale
     )
-    # afterwards the cache holds what the query sees
+    # afterwards the cache holds every position that the query sees
     visible = torch.arange(size, device=DEVICE) <= lengths.unsqueeze(1)
     q = QKV[:, : h * k]
     exact = products(q.double(), K.double(), V.double(), visible, scale)
