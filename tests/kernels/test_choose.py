@@ -6,7 +6,7 @@ from torch import Tensor
 
 from helpers import DEVICE, assert_close_in, randn
 from helpers import integers as longs
-from search_toys import Toy, assert_same, random_toy
+from search_toys import Toy, assert_same, random_toy, table_toy
 from writehead.config import DecodeConfig
 from writehead.decoding import Hypothesis, beam_search
 from writehead.kernels import beams, choose
@@ -176,35 +176,39 @@ class Beam:
 
 
 PREFIXES = [[5, 3], [], [9, 4, 2]]
+# an ended hypothesis leads until a live one overtakes it: at the last length, or at the next
+LAST = table_toy(4, {(): {0: 0.5, 1: 0.4}} | {(1,) * n: {1: 0.99} for n in range(1, 6)})
+NEXT = table_toy(4, {(): {0: 0.4, 1: 0.59}, (1,): {0: 0.99}})
 
 
 @pytest.mark.parametrize(
-    ("options", "vocab_size", "prefixes", "dtype"),
+    ("options", "toy", "prefixes", "dtype"),
     [
-        ({"beam": 3, "n_best": 2, "min_length": 3}, 29, PREFIXES, torch.float32),
-        ({"beam": 2, "n_best": 2, "alpha": -2.0}, 29, PREFIXES, torch.float16),
-        ({"beam": 3, "alpha": 2.0}, 29, None, torch.float32),
-        ({"beam": 2, "n_best": 2, "alpha": 0.0}, 3, None, torch.float32),
-        ({"beam": 2, "max_length": 3}, LARGE, None, torch.float32),
+        (
+            {"beam": 3, "n_best": 2, "min_length": 3},
+            random_toy(29, eos=2.0),
+            PREFIXES,
+            torch.float32,
+        ),
+        ({"beam": 2, "n_best": 2, "alpha": -2.0}, random_toy(29, eos=2.0), PREFIXES, torch.float16),
+        ({"beam": 2, "n_best": 2, "alpha": 0.0}, random_toy(3), None, torch.float32),
+        ({"beam": 2, "max_length": 3}, random_toy(LARGE), None, torch.float32),
+        ({"beam": 2, "alpha": 1.0}, LAST, None, torch.float32),
+        ({"beam": 2, "alpha": -1.0}, NEXT, None, torch.float32),
     ],
 )
-def test_beam_kernels_equal_beam_search_in_pytorch(
-    options, vocab_size, prefixes, dtype, monkeypatch
-):
-    if vocab_size != LARGE:
+def test_beam_kernels_equal_beam_search_in_pytorch(options, toy, prefixes, dtype, monkeypatch):
+    if toy.vocab_size != LARGE:
         monkeypatch.setattr(choose, "CHUNK", 4)
         monkeypatch.setattr(choose, "PART", 16)
-    toy = random_toy(vocab_size, eos=2.0 * (vocab_size == 29))
     config = DecodeConfig(**{"max_length": 6} | options)
     # the third prefix is as long as its limit, which leaves one hypothesis
     limits = {"prefixes": prefixes, "max_lengths": [min(n, config.max_length) for n in (6, 4, 3)]}
-    expected = beam_search(
-        lambda *given: toy.step(*given).to(dtype), toy.start(7, 8, 9), config, eos=0, **limits
-    )
-    search = Beam(config, [7, 8, 9], **limits)
+    state, search = toy.start(7, 8, 9), Beam(config, [7, 8, 9], **limits)
+    expected = beam_search(lambda *args: toy.step(*args).to(dtype), state, config, eos=0, **limits)
     for ours, theirs in zip(search.search(toy, dtype), expected, strict=True):
         assert_same(ours, theirs, 1e-5)
-    assert search.limits.clock.item() == toy.steps  # stopped as early
+    assert search.limits.clock.item() == toy.steps  # both stop at the same step
 
 
 def test_beams_break_ties_by_the_earlier_beam_and_then_the_lower_token(small_parts):
