@@ -54,10 +54,6 @@ def reference(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Te
     return slow_attend(Q, K, V, lambda row, i, j: may_see(row // beams, i, j), SCALE)
 
 
-SEGMENTS = {
-    "query_segments": torch.tensor([[1, 2, 0], [2, 2, 3]]),
-    "memory_segments": torch.tensor([[1] * 4 + [2] * 6 + [0] * 3, [1] * 5 + [2] * 8]),
-}
 LIMITS = {
     "everything": Visibility(),
     "causal": Visibility(causal=True),
@@ -65,10 +61,11 @@ LIMITS = {
         causal=True, query_positions=torch.arange(m - n, m).repeat(b, 1)
     ),
     "window": Visibility(causal=True, window=2),
-    "lengths": Visibility(lengths=torch.tensor([m - 2, 1])),
-    "causal lengths": Visibility(causal=True, lengths=torch.tensor([0, 2])),
-    "segments": Visibility(**SEGMENTS),
-    "causal segments": Visibility(causal=True, **SEGMENTS),
+    "lengths": Visibility(lengths=torch.tensor([m - 2, 0])),
+    "segments": Visibility(
+        query_segments=torch.tensor([[1, 2, 0], [2, 2, 3]]),
+        memory_segments=torch.tensor([[1] * 4 + [2] * 6 + [0] * 3, [1] * 5 + [2] * 8]),
+    ),
     "ring": Visibility(
         causal=True,
         window=5,
@@ -94,12 +91,22 @@ def test_attend_equals_a_loop_over_scalars(limit, g, backend):
     assert_close(attend(Q, K, V, visibility, **options), without_noise)
 
 
+FOURS = torch.tensor([[1, 1, 2, 2], [1, 2, 2, 0]])
+# causality plus one of these is not the causal triangle of PyTorch
+SQUARE = [
+    *({"window": 2}, {"lengths": torch.tensor([4, 2])}),
+    *({"query_positions": FOURS}, {"memory_positions": FOURS}),
+    {"query_segments": FOURS, "memory_segments": FOURS},
+]
+
+
 @every_backend
 @pytest.mark.parametrize(
     ("n", "m", "limits", "beams"),
     [
         *((n, m, {}, 1) for n, m in ((1, 1), (1, 5), (5, 1), (5, 3))),
         *((n, m, {"causal": True}, 1) for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (5, 3))),
+        *((4, 4, {"causal": True, **limit}, 1) for limit in SQUARE),
         *((n, m, {"lengths": torch.tensor([m, 5])}, 4) for n in (1, n)),
     ],
 )

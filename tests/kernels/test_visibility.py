@@ -29,13 +29,14 @@ def table(values: st.SearchStrategy[int], *shape: int) -> st.SearchStrategy[torc
     segments=st.none() | st.tuples(table(st.integers(0, 2), b, n), table(st.integers(0, 2), b, m)),
 )
 def test_masks_equal_a_check_of_each_pair(segments, **limits):
+    given = [segments, *limits.values()]
     queries, memory = segments or (None, None)
     visibility = Visibility(**limits, query_segments=queries, memory_segments=memory)
     may_see = sees(visibility)
     expected = [[[may_see(row, i, j) for j in range(m)] for i in range(n)] for row in range(b)]
     for _ in range(2):  # the second time from its cache
         mask, blind = visibility.mask(n, m, CPU), visibility.blind(n, m, CPU)
-        assert (mask is None) == (visibility.is_whole and not visibility.causal)
+        assert (mask is None) == all(limit is None or limit is False for limit in given)
         if mask is None:
             mask, blind = torch.ones(b, 1, n, m).bool(), torch.zeros(b, 1, n, 1).bool()
         assert mask.expand(b, 1, n, m).squeeze(1).tolist() == expected
