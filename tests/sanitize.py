@@ -82,10 +82,7 @@ def main() -> str | None:
     """None if there is no error; otherwise a sentence for standard error."""
     sanitizer = find_sanitizer()
     if sanitizer is None:
-        return (
-            "compute-sanitizer is not installed; it comes with NVIDIA's CUDA toolkit: put it on "
-            "PATH, or set CUDA_HOME to the toolkit"
-        )
+        return "compute-sanitizer is not installed; put it on PATH or set CUDA_HOME"
     if not torch.cuda.is_available():
         return "compute-sanitizer needs a GPU, and this machine has none"
     for tool in ("memcheck", "racecheck"):

@@ -111,14 +111,6 @@ def test_the_first_search_compiles_all_kernels_in_rehearsals(monkeypatch):
     assert [name for name, is_rehearsal in compiled.items() if not is_rehearsal] == []
 
 
-def low_and_exact(kind: str, **changes) -> tuple[TranslationModel, TranslationModel]:
-    """A model in bfloat16, and in float64 with the same weights."""
-    dtypes = torch.bfloat16, torch.float64
-    made, exact = (make("translation", kind, dtype, **changes) for dtype in dtypes)
-    exact.load_state_dict(made.state_dict())
-    return made, exact
-
-
 @pytest.mark.parametrize(
     ("rows", "kind", "d"),
     [(rows, kind, 72) for rows in (1, 2, 16, 20, b) for kind in KINDS]
@@ -126,7 +118,8 @@ def low_and_exact(kind: str, **changes) -> tuple[TranslationModel, TranslationMo
 )
 @torch.no_grad()
 def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(rows, kind, d):
-    made, exact = low_and_exact(kind, d=d)
+    made, exact = (make("translation", kind, t, d=d) for t in (torch.bfloat16, torch.float64))
+    exact.load_state_dict(made.state_dict())
     source, lengths = read(rows, 31)
     known = torch.tensor(lengths, device="cuda")
     low, high, own = (one.start(source, 9, source_lengths=known) for one in (made, exact, made))
