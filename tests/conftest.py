@@ -1,4 +1,4 @@
-"""Shared by all tests: few threads, one seed per test, no GPU tests without a GPU."""
+"""Fixtures of all tests: few threads, one seed per test, no GPU tests without a GPU."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from hypothesis import settings
 from writehead.cli import main
 
 if not torch.cuda.is_available() and find_spec("triton"):
-    # kernels are interpreted if this is set when they are defined, whichever test comes first
+    # kernels are interpreted if this is set when they are defined
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         names = "beams begin choose decode label_loss linear packed_kernels pointwise tiles"
         for name in names.split():
@@ -25,7 +25,7 @@ if not torch.cuda.is_available() and find_spec("triton"):
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -34,23 +34,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)
-def _same_seed_for_every_test() -> None:
+def _seed() -> None:
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _small_matrix_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures a CPU's matrix rate by a small product: no test needs the true rate."""
+    """Measures the matrix rate of a CPU with a small product: no test needs the true rate."""
     monkeypatch.setattr("writehead.training.throughput.PRODUCT", {"cuda": 8192, "cpu": 64})
 
 
 @pytest.fixture
 def quick_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets benchmarks measure the chip at once, and collects no garbage on a CPU."""
+    """Makes benchmarks measure the chip quickly, without garbage collection on a CPU."""
     monkeypatch.setattr("writehead.bench.floor.BLOCK", {"cuda": 1 << 20, "cpu": 1 << 20})
     monkeypatch.setattr("writehead.bench.floor.PRODUCT", {"cuda": 64, "cpu": 64})
     if not torch.cuda.is_available():
@@ -59,7 +59,7 @@ def quick_chip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs kernels in Triton's interpreter where there is no GPU, in this test alone."""
+    """Runs kernels in Triton's interpreter if there is no GPU, in this test only."""
     if not torch.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
@@ -87,17 +87,16 @@ def writehead(
 @pytest.fixture
 def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of a small run that replaces the bundled model."""
-    from texts import save_small_runs  # brings the kernels, which are defined above
+    from texts import save_small_runs  # imports the kernels, which must be defined as above
 
-    folder = tmp_path / "box"
-    folder.mkdir()
-    run = save_small_runs(folder)[1]
+    (tmp_path / "bundled").mkdir()
+    run = save_small_runs(tmp_path / "bundled")[1]
     monkeypatch.setattr("writehead.model.bundled.BUNDLED", run)
     return run
 
 
 @pytest.fixture
-def empty_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The path of the bundled model, which does not exist."""
+def missing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The path of a bundled model that does not exist."""
     monkeypatch.setattr("writehead.model.bundled.BUNDLED", tmp_path / "none")
     return tmp_path / "none"

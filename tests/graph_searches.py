@@ -1,4 +1,4 @@
-"""Searches by captured graphs and, to compare them with, step by step in PyTorch."""
+"""Searches by captured graphs, and the same step by step in PyTorch."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Batch = tuple[Tensor, list[int]]  # padded sources or prompts, and their lengths
 
 
 def capacity(made: Model, batch: Batch, options: DecodeConfig) -> int:
-    """Positions that a row's cache needs."""
+    """The positions that the cache of a row needs."""
     if isinstance(made, TranslationModel):
         return options.max_length
     return max(batch[1]) + options.max_length - 1
@@ -25,7 +25,7 @@ def capacity(made: Model, batch: Batch, options: DecodeConfig) -> int:
 def plain(
     made: Model, batch: Batch, options: DecodeConfig, *, eos=EOS, vocab_size=None, **limits
 ) -> list[list[Hypothesis]]:
-    """The hypotheses that the search in PyTorch finds, step by step."""
+    """The hypotheses of the search in PyTorch."""
     name = "source_lengths" if isinstance(made, TranslationModel) else "prompt_lengths"
     lengths = {name: torch.tensor(batch[1], device=made.device)}
     state = made.start(batch[0], capacity(made, batch, options), beam=options.width, **lengths)
@@ -37,13 +37,13 @@ def plain(
 
 
 def captured(decoder, batch: Batch, options: DecodeConfig, **limits) -> Sequence[list[Hypothesis]]:
-    """The hypotheses that the kernels find."""
+    """The hypotheses of the captured search."""
     size = capacity(decoder.model, batch, options)
     return decoder.search(*batch, size, options, **({"eos": EOS} | limits))
 
 
 def assert_same(
-    found: Sequence[list[Hypothesis]], right: list[list[Hypothesis]], tolerance: float = 1e-4
+    ours: Sequence[list[Hypothesis]], expected: list[list[Hypothesis]], tolerance: float = 1e-4
 ) -> None:
-    for one, other in zip(found, right, strict=True):
+    for one, other in zip(ours, expected, strict=True):
         assert_ranked(one, other, tolerance)

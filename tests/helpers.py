@@ -13,7 +13,7 @@ from writehead.kernels import Visibility
 from writehead.model import Attention, DecoderState, LanguageModel, TranslationModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Triton's interpreter gets products of bfloat16 wrong
+# Triton's interpreter computes bfloat16 products incorrectly
 DTYPES = [torch.bfloat16, torch.float16, torch.float32][DEVICE == "cpu" :]
 
 # every kernel that decoding and training launch
@@ -32,7 +32,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal random numbers on the device that the kernels are tested on."""
+    """Normal random numbers on the device of the kernel tests."""
     return torch.randn(*shape, device=DEVICE).to(dtype)
 
 
@@ -40,31 +40,31 @@ def integers(*values: int, dtype: torch.dtype = torch.long) -> Tensor:
     return torch.tensor(values, device=DEVICE, dtype=dtype)
 
 
-def assert_close_in(dtype: torch.dtype, found: Tensor, right: Tensor, *, ulps: int = 16) -> None:
-    """Holds two ways of computing against each other: they differ by rounding in `dtype` alone.
+def assert_close_in(dtype: torch.dtype, ours: Tensor, expected: Tensor, *, ulps: int = 16) -> None:
+    """Two ways of computing differ only by rounding in `dtype`.
 
-    Sums in another order differ by units in the last place of their largest terms, not of what
-    cancellation leaves of them, so the tolerance is relative to the largest result.
+    Rounding errors of sums scale with their largest terms, which may cancel, so the tolerance is
+    relative to the largest result.
     """
-    found, right = found.detach(), right.detach()
-    finite = right[right.isfinite()]
+    ours, expected = ours.detach(), expected.detach()
+    finite = expected[expected.isfinite()]
     largest = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     atol = ulps * torch.finfo(dtype).eps * largest
-    assert_close(found.double(), right.double().to(found.device), atol=atol, rtol=0.0)
+    assert_close(ours.double(), expected.double().to(ours.device), atol=atol, rtol=0.0)
 
 
-def assert_at_most_twice(found: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """The error of `found` is at most twice that of plain PyTorch in the same dtype."""
-    assert found.dtype == plain.dtype
-    error, allowed = (found - exact).abs(), (plain - exact).abs()
-    # where plain PyTorch happens to be exact, some units in float32's last place are allowed
+def assert_at_most_twice(ours: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """The error of `ours` is at most twice that of plain PyTorch in the same dtype."""
+    assert ours.dtype == plain.dtype
+    error, allowed = (ours - exact).abs(), (plain - exact).abs()
+    # allow a few float32 ulps in case plain PyTorch happens to be exact
     largest = max(1.0, float(exact.abs().max()))
     assert error.max() <= 2 * allowed.max() + 2e-6 * largest
     assert error.mean() <= 2 * allowed.mean() + 2e-7 * largest
 
 
 def sees(visibility: Visibility) -> Sees:
-    """Whether query i of a row may read memory position j, decided pair by pair."""
+    """A function that tells whether query i of a row may read memory position j."""
 
     def look_up(table: Tensor | None, row: int, index: int) -> int:
         return index if table is None else int(table[row, index])
@@ -101,12 +101,12 @@ def slow_attend(Q: Tensor, K: Tensor, V: Tensor, may_see: Sees, scale: float) ->
 
 
 def additive(visible: Tensor) -> Tensor:
-    """The listings' mask: 0 where booleans are true and -inf elsewhere."""
+    """The mask of the listings: 0 where `visible` and -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -math.inf)
 
 
 def causal_mask(b: int, h: int, n: int, window: int | None = None) -> Tensor:
-    """The listings' mask [b, h, n, n] of a decoder, with or without a window."""
+    """The mask [b, h, n, n] of a decoder in the listings, with or without a window."""
     visible = torch.ones(n, n, dtype=torch.bool).tril()
     if window is not None:
         visible &= ~torch.ones(n, n, dtype=torch.bool).tril(-window)
@@ -115,19 +115,8 @@ def causal_mask(b: int, h: int, n: int, window: int | None = None) -> Tensor:
 
 def config(task: str = "language", **changes: object) -> ModelConfig:
     """A small model in which no two sizes are equal."""
-    sizes: dict[str, object] = {
-        "task": task,
-        "vocab_size": 37,
-        "d": 14,
-        "f": 17,
-        "h": 6,
-        "g": 1,
-        "k": 5,
-        "v": 7,
-        "decoder_layers": 3,
-        "target_positions": 23,
-        "dropout": 0.0,
-    }
+    sizes: dict[str, object] = {"task": task, "d": 14, "f": 17, "h": 6, "g": 1, "k": 5, "v": 7}
+    sizes |= {"vocab_size": 37, "decoder_layers": 3, "target_positions": 23, "dropout": 0.0}
     if task == "translation":
         sizes |= {"encoder_layers": 2, "source_positions": 19}
     return ModelConfig(**(sizes | changes))
@@ -136,7 +125,7 @@ def config(task: str = "language", **changes: object) -> ModelConfig:
 def model(
     cfg: ModelConfig, *, dtype: torch.dtype = torch.float64, backend: str = "auto"
 ) -> TranslationModel | LanguageModel:
-    """A model in evaluation mode with random parameters, gains and biases included."""
+    """A model in evaluation mode with random parameters, including gains and biases."""
     made = (TranslationModel if cfg.task == "translation" else LanguageModel)(cfg, backend)
     with torch.no_grad():
         for P in made.parameters():
@@ -156,10 +145,7 @@ def step_through(
 
 
 def projections(module: Attention, *, shared: bool = False) -> tuple[Tensor, ...]:
-    """P_q, P_k, P_v and P_o of the paper's listings: P_q scaled, P_k and P_v repeated to h heads.
-
-    With `shared`, P_k and P_v are those of the first head.
-    """
+    """P_q (scaled), P_k, P_v and P_o of the paper's listings, with h heads or one `shared` head."""
     d, h, g, k, v = (getattr(module.config, name) for name in "dhgkv")
     P_q = module.P_q.weight.view(h, k, d).transpose(1, 2) * k**-0.5
     P_k = module.P_k.weight.view(g, k, d).transpose(1, 2).repeat_interleave(h // g, dim=0)

@@ -1,7 +1,7 @@
-"""Toy models to check searches on: their logits depend on the whole history.
+"""Toy models for searches: their logits depend on the whole history of a row.
 
-A toy's state holds every row's history. The first token fed is the number of the sentence, so that
-rows of different sentences behave differently. `log_p` is the same distribution in plain Python.
+The first token of a history is the number of the sentence, so that sentences behave differently.
+`log_p` computes the same distribution in plain Python.
 """
 
 import math
@@ -29,7 +29,7 @@ class ToyState:
         return ToyState(self.first.repeat_interleave(beam), beam, histories)
 
     def begin(self, limits: Sequence[int]) -> None:
-        """A toy has no memory to run out of."""
+        """A toy has no capacity to check."""
 
     def stop(self, rows: torch.Tensor) -> None:
         """A toy has no memory to free."""
@@ -42,7 +42,7 @@ class ToyState:
 
 @dataclass
 class Toy:
-    """A model over `vocab_size` tokens, the first of which ends a sequence."""
+    """A model over `vocab_size` tokens; token 0 ends a sequence."""
 
     vocab_size: int
     logits: Callable[[History], Sequence[float]]  # (sentence, token, …) -> [vocab_size]
@@ -68,7 +68,7 @@ class Toy:
 
 
 def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: float = 0.0) -> Toy:
-    """Logits drawn anew for every history, by a hash of it; `eos` is added to the end token's."""
+    """Logits drawn at random for every history; `eos` is added to that of the end token."""
 
     @cache
     def logits(history: History) -> tuple[float, ...]:
@@ -80,10 +80,7 @@ def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: 
 
 
 def table_toy(vocab_size: int, table: dict[History, dict[int, float]]) -> Toy:
-    """Probabilities by history, without the sentence; the other tokens share what is left over.
-
-    After a history that is not in the table, all tokens are equally likely.
-    """
+    """Probabilities by history, without the sentence; other tokens share the rest equally."""
 
     def logits(history: History) -> list[float]:
         given = table.get(history[1:], {})
@@ -95,7 +92,7 @@ def table_toy(vocab_size: int, table: dict[History, dict[int, float]]) -> Toy:
 
 
 def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> Hypothesis:
-    """A hypothesis scored in plain Python; the end token counts in its length."""
+    """A hypothesis scored in plain Python; its length includes the end token."""
     score = log_p / ((5 + len(tokens) + finished) / 6) ** alpha
     return Hypothesis(tokens, score, log_p, finished)
 
@@ -103,7 +100,7 @@ def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> H
 def assert_same(
     got: Sequence[Hypothesis], expected: Sequence[Hypothesis], tolerance: float = 1e-4
 ) -> None:
-    """The same sequences in the same order, with scores that differ by rounding only."""
+    """The same sequences in the same order, with scores that differ only by rounding."""
     ours, theirs = ([(one.tokens, one.finished) for one in some] for some in (got, expected))
     assert ours == theirs
     for name in ("score", "log_probability"):
@@ -114,7 +111,7 @@ def assert_same(
 def assert_ranked(
     got: Sequence[Hypothesis], expected: Sequence[Hypothesis], tolerance: float = 1e-4
 ) -> None:
-    """The same hypotheses, best first; near-ties may come in either order."""
+    """The same hypotheses, best first; near ties may be in either order."""
     scores = [one.score for one in got]
     assert scores == sorted(scores, reverse=True)
     ours, theirs = (sorted(some, key=lambda one: one.tokens) for some in (got, expected))

@@ -6,7 +6,7 @@ import sanitize
 from helpers import KERNELS
 
 
-def test_every_kernel_that_is_launched_is_watched():
+def test_every_launched_kernel_is_watched():
     assert set(sanitize.kernels()) >= KERNELS | {"_out_of_bounds_kernel", "_racing_kernel"}
 
 
@@ -17,19 +17,21 @@ BROKEN = "========= Internal Sanitizer Error: The Sanitizer failed to handle an 
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "expected"),
+    ("code", "output", "expected"),
     [
         (0, [END], (0, set())),
         (5, [THEIRS, END], (5, set())),
         (0, [THEIRS, OURS, END], (0, {"attend_kernel"})),
-        (sanitize.FOUND, [END], (sanitize.FOUND, set())),
-        (0, [THEIRS], (sanitize.FOUND, set())),  # it did not reach its end
-        (0, [BROKEN, END], (sanitize.FOUND, set())),
+        (sanitize.ERROR_CODE, [END], (sanitize.ERROR_CODE, set())),
+        (0, [THEIRS], (sanitize.ERROR_CODE, set())),  # no summary
+        (0, [BROKEN, END], (sanitize.ERROR_CODE, set())),
     ],
 )
-def test_errors_of_ours_and_what_hides_them_are_reported(tmp_path, code, said, expected):
+def test_errors_of_our_kernels_and_incomplete_runs_are_reported(tmp_path, code, output, expected):
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!{sys.executable}\nprint(*{said!r}, sep='\\n')\nraise SystemExit({code})\n")
+    tool.write_text(
+        f"#!{sys.executable}\nprint(*{output!r}, sep='\\n')\nraise SystemExit({code})\n"
+    )
     tool.chmod(0o755)
     for name in ("memcheck", "racecheck"):
-        assert sanitize.watch(str(tool), name, ["-c", ""], cached=False) == expected
+        assert sanitize.watch(str(tool), name, ["-c", ""], caching=False) == expected

@@ -1,4 +1,4 @@
-"""Text, a tokenizer and small engines for tests that go from text to text."""
+"""Text, a tokenizer and small engines."""
 
 import random
 from functools import cache
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 
 
 def engine(task: str, batching: Batching | None = None, **changes: object) -> Engine:
-    """A float64 model with random weights that ends texts at different lengths."""
+    """A float64 model with random weights whose texts end at different lengths."""
     torch.manual_seed(3)
     sizes = {"vocab_size": 300, "target_positions": 40, "decoder_layers": 1, "logit_scale": 0.2}
     if task == "translation":
@@ -56,7 +56,7 @@ def engine(task: str, batching: Batching | None = None, **changes: object) -> En
 
 
 def save_small_runs(folder: Path) -> tuple[Path, Path]:
-    """A run of a translation model with random weights, and the same in eight bits."""
+    """A run of a translation model with random weights, and its int8 quantization."""
     tokenizer().save(folder / "tokenizer")
     plain, quantized = folder / "plain", folder / "quantized"
     save_run(plain, engine("translation").model.float(), tokenizer=folder / "tokenizer")

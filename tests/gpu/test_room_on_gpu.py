@@ -1,4 +1,4 @@
-"""Captured decoding and the memory of a CUDA device: it does not grow, and its limit is known."""
+"""The device memory of captured decoding does not grow, and its limit is predicted."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ MiB = 1 << 20
 
 
 def tiny() -> TranslationModel:
-    """A model of random weights that ends some of its texts."""
+    """A model with random weights that ends some of its texts."""
     sizes = {"vocab_size": VOCABULARY, "d": 32, "f": 48, "h": 4, "k": 16, "v": 16}
     sizes |= {"encoder_layers": 1, "decoder_layers": 1}
     sizes |= {"source_positions": 80, "target_positions": 72}
@@ -36,7 +36,7 @@ def tiny() -> TranslationModel:
 
 
 def decode(decoder, draw: plain_random.Random, rows: int, beam: int, *, rare: bool = False) -> None:
-    """Decodes some sentences of few words; rare shapes are longer, and ask for two answers."""
+    """Decodes short sentences; rare shapes are longer and have two hypotheses each."""
     longest = draw.randint(65, 80) if rare else draw.randint(1, 24)
     lengths = [longest, *(draw.randint(1, longest) for _ in range(rows - 1))]
     tokens = torch.randint(2, VOCABULARY, (rows, longest), device=DEVICE)
@@ -47,10 +47,7 @@ def decode(decoder, draw: plain_random.Random, rows: int, beam: int, *, rare: bo
 
 
 def decode_mixed(decoder, count: int, seed: int) -> None:
-    """Decodes batches of all kinds, then one of every usual shape, so that it ends with the same.
-
-    One batch in fifty has a rare shape.
-    """
+    """Decodes random batches, one in fifty of a rare shape, then one of every common shape."""
     draw = plain_random.Random(seed)
     for i in range(count):
         decode(decoder, draw, draw.choice(SIZES), draw.choice(BEAMS), rare=i % 50 == 49)
@@ -59,13 +56,13 @@ def decode_mixed(decoder, count: int, seed: int) -> None:
 
 
 def host_bytes() -> int:
-    """Memory of this process that is in use."""
+    """The resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_ten_thousand_mixed_batches_take_no_more_memory_than_a_thousand(monkeypatch):
-    # as many graphs as there are usual shapes: every rare one makes another give way
+def test_ten_thousand_batches_use_no_more_memory_than_a_thousand(monkeypatch):
+    # as many graphs as common shapes, so that every rare one evicts another
     monkeypatch.setattr(graphs, "MOST_GRAPHS", len(SIZES) * len(BEAMS))
     decoder = graphs.GraphDecoder(tiny())
 
@@ -83,10 +80,10 @@ def test_ten_thousand_mixed_batches_take_no_more_memory_than_a_thousand(monkeypa
     assert host <= 128 * MiB, f"{host:,} bytes of the host more"
 
 
-def wide(task: str, layers: int = 8) -> TranslationModel | LanguageModel:
-    """A model of few weights and much to remember: 4 KiB of K and V a position and layer."""
+def wide(task: str) -> TranslationModel | LanguageModel:
+    """A model with few weights and a large cache: 4 KiB of K and V per position and layer."""
     sizes = {"vocab_size": 512, "d": 128, "f": 128, "h": 8, "g": 8, "k": 128, "v": 128}
-    sizes |= {"decoder_layers": layers, "target_positions": 256}
+    sizes |= {"decoder_layers": 8, "target_positions": 256}
     if task == "translation":
         sizes |= {"encoder_layers": 1, "source_positions": 256}
     return model(config(task, **sizes), dtype=torch.bfloat16).to(DEVICE)
@@ -98,7 +95,7 @@ def prompts(count: int, length: int) -> tuple[Tensor, list[int]]:
 
 @pytest.fixture
 def empty_device(monkeypatch):
-    """A device that nobody else holds much of, and batches that are hardly rounded up."""
+    """Frees unused device memory, and rounds batches up to multiples of 16 only."""
     monkeypatch.setattr(graphs, "_round_rows", lambda rows: -(-rows // 16) * 16)
     gc.collect()
     torch.cuda.empty_cache()
@@ -111,17 +108,12 @@ def empty_device(monkeypatch):
     ("task", "length", "beam"),
     [("translation", 256, 1), ("translation", 64, 4), ("language", 250, 1)],
 )
-def test_the_largest_batch_is_known_within_a_tenth(empty_device, task, length, beam):
+def test_the_largest_batch_is_predicted_within_ten_percent(empty_device, task, length, beam):
     decoder = graphs.GraphDecoder(wide(task))
     options = DecodeConfig(max_length=2, beam=beam)
     predicted = decoder.largest_batch(length, 256, beam)
-
     fits = int(0.9 * predicted)
-    found = decoder.search(*prompts(fits, length), 256, options, eos=EOS)
-    assert len(found) == fits
-    del found
-
+    assert len(decoder.search(*prompts(fits, length), 256, options, eos=EOS)) == fits
     with pytest.raises(OutOfRoom, match=f"about {predicted} do"):
         decoder.search(*prompts(int(1.1 * predicted), length), 256, options, eos=EOS)
-
     assert len(decoder.search(*prompts(16, length), 256, options, eos=EOS)) == 16

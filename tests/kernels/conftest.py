@@ -1,4 +1,4 @@
-"""Kernels run compiled on a GPU, and in Triton's interpreter where there is none."""
+"""Kernels run compiled on a GPU, and in Triton's interpreter without one."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Every kernel compiles for an H200, also where there is none: the interpreter accepts more.
+"""Every kernel compiles for an H200, without a GPU: the interpreter accepts more than the compiler.
 
-In a process of its own, without the interpreter, every launch becomes a compilation.
+The script runs in its own process, where kernels are not interpreted.
 """
 
 import os

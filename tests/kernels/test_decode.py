@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
+from torch.testing import assert_close
 
 from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, integers, randn
 from writehead.kernels import decode
@@ -14,8 +15,6 @@ b, h, m, k, v, d = 3, 6, 37, 16, 32, 21
 SCALE = 0.3
 SMALL = decode.Tile(16, warps=2, stages=2)
 TILES = [SMALL, decode.Tile(32, 4, 1), decode.Tile(64, 1, 3), decode.Tile(16, 4, 1, early=True)]
-
-every_tile = pytest.mark.parametrize("tile", TILES, ids=str)
 
 
 def products(Q: Tensor, K: Tensor, V: Tensor, visible: Tensor, scale: float = SCALE) -> Tensor:
@@ -27,40 +26,42 @@ def products(Q: Tensor, K: Tensor, V: Tensor, visible: Tensor, scale: float = SC
 
 
 class Memory:
-    """Queries of some beams over three memories, one of them empty; what is padding is NaN."""
+    """Queries of several beams over three memories, one of them empty; padding is NaN."""
 
     def __init__(self, g: int, beams: int = 1, lengths: tuple[int, ...] = (m, 0, 33), m: int = m):
         self.Q, self.K, self.V = randn(b * beams, h * k), randn(b, g, m, k), randn(b, g, m, v)
         self.lengths, self.growing = integers(*lengths), torch.ones_like(self.Q[:, 0]).long()
         visible = torch.arange(m, device=DEVICE) < self.lengths.unsqueeze(1)
         K, V, seen = (T.repeat_interleave(beams, 0) for T in (self.K, self.V, visible))
-        self.right = products(self.Q.double(), K.double(), V.double(), seen)
+        self.expected = products(self.Q.double(), K.double(), V.double(), seen)
         for T in (self.K, self.V):
             T.masked_fill_(~visible[:, None, :, None], torch.nan)
 
     def attend(self, **options) -> Tensor:
         options = {"heads": h, "scale": SCALE, "tile": SMALL} | options
-        given = self.Q, self.K, self.V, self.lengths, self.growing
-        return decode.attend_memory(*given, **options)
+        tensors = self.Q, self.K, self.V, self.lengths, self.growing
+        return decode.attend_memory(*tensors, **options)
 
 
 @pytest.mark.parametrize(
-    ("g", "beams", "splits", "padded"),
-    [(6, 1, 1, False), (2, 3, 1, True), (1, 3, 2, False), (2, 1, 3, True)],
+    ("g", "beams", "options"),
+    [
+        (6, 1, {"splits": 1}),
+        (2, 3, {"splits": 1, "padded": True}),
+        (1, 3, {"splits": 2}),
+        (2, 1, {"splits": 3, "padded": True}),
+        *((2, 3, {"splits": splits, "tile": tile}) for splits in (1, 2) for tile in TILES),
+    ],
+    ids=str,
 )
-def test_a_memory_is_read_up_to_its_length_whatever_is_past_it(g, beams, splits, padded):
-    for case in (Memory(g, beams), Memory(g, beams, lengths=(1, 1, 0), m=1)):
-        assert_close_in(torch.float32, case.attend(splits=splits, padded=padded), case.right)
-
-
-@every_tile
 @pytest.mark.parametrize("transposed", [False, True])
-def test_tiles_of_any_size_read_memories_of_either_layout(transposed, tile):
-    case = Memory(2, 3)
-    if transposed:
-        case.K, case.V = (T.transpose(1, 2).contiguous().transpose(1, 2) for T in (case.K, case.V))
-    for splits in (1, 2):
-        assert_close_in(torch.float32, case.attend(tile=tile, splits=splits), case.right)
+def test_attend_memory_equals_plain_products_up_to_each_length(g, beams, options, transposed):
+    for case in (Memory(g, beams), Memory(g, beams, lengths=(1, 1, 0), m=1)):
+        if transposed:
+            case.K, case.V = (
+                T.transpose(1, 2).contiguous().transpose(1, 2) for T in (case.K, case.V)
+            )
+        assert_close_in(torch.float32, case.attend(**options), case.expected)
 
 
 def test_a_memory_is_read_while_any_beam_of_its_sentence_grows():
@@ -69,25 +70,14 @@ def test_a_memory_is_read_while_any_beam_of_its_sentence_grows():
     case.growing = integers(0, 1, 0, 0, 0, 0, 1, 1, 1)
     O, grows = case.attend(), [1, 6, 7, 8]  # noqa: E741
     assert not O[3:6].any()
-    assert_close_in(torch.float32, O[grows], case.right[grows])
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_queries_may_come_before_their_norm_when_they_read_a_memory(beams):
-    X, P = (3 * randn(b * beams, d + 3))[:, :d], randn(h * k, d)  # rows that are not contiguous
-    case = Memory(2, beams)
-    case.Q, epsilon = rms_norm(X, (d,), eps=0.5) @ P.T, 0.5  # large enough to matter
-    right = case.attend()
-    case.Q = X @ P.T
-    found = case.attend(unnormed=decode.Unnormed(X, epsilon))
-    assert_close_in(torch.float32, found, right, ulps=64)
+    assert_close_in(torch.float32, O[grows], case.expected[grows])
 
 
 class Cache:
     """Projections of a new position of each row and the cache before it, unwritten slots NaN."""
 
     def __init__(self, g: int, lengths: tuple[int, ...], size: int = m):
-        # a part of a wider product
+        # a slice of a wider product
         self.QKV, self.lengths = randn(b, h * k + g * (k + v) + 5)[:, :-5], integers(*lengths)
         self.K, self.V = randn(b, g, size, k), randn(b, g, size, v)
         self.growing, self.ancestors = torch.ones_like(self.lengths), None
@@ -98,86 +88,84 @@ class Cache:
 
     def append(self, **options) -> Tensor:
         options = {"heads": h, "scale": SCALE, "tile": SMALL} | options
-        given = self.QKV, self.K, self.V, self.lengths, self.growing, self.ancestors
-        return decode.append_and_attend(*given, **options)
+        tensors = self.QKV, self.K, self.V, self.lengths, self.growing, self.ancestors
+        return decode.append_and_attend(*tensors, **options)
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """O, and the cache afterwards: row by row and slot by slot."""
         g, size = self.K.shape[1:3]
-        q, *new = torch.split(self.QKV, [h * k, g * k, g * v], dim=1)
+        Q, *new = torch.split(self.QKV, [h * k, g * k, g * v], dim=1)
         new = [T.unflatten(1, (g, -1)) for T in new]
-        after, O = (self.K.clone(), self.V.clone()), []  # noqa: E741
-        for row, length in enumerate(self.lengths.tolist()):
-            slot = length % size
-            seen = [s for s in range(min(length, size)) if s != slot]
-            holders = [row if self.ancestors is None else int(self.ancestors[row, s]) for s in seen]
+        K, V, O = self.K.clone(), self.V.clone(), []  # noqa: E741
+        for row in self.growing.nonzero()[:, 0].tolist():
+            length = int(self.lengths[row])
+            slots = [s for s in range(min(length, size)) if s != length % size]
+            holders = [
+                row if self.ancestors is None else int(self.ancestors[row, s]) for s in slots
+            ]
+            pairs = list(zip(holders, slots, strict=True))
             held = [
-                torch.stack(
-                    [*(T[i, :, s] for i, s in zip(holders, seen, strict=True)), own[row]], 1
-                )
+                torch.stack([*(T[i, :, s] for i, s in pairs), own[row]], dim=1)[None].double()
                 for T, own in zip((self.K, self.V), new, strict=True)
             ]
-            visible = torch.ones(1, len(seen) + 1, dtype=torch.bool, device=DEVICE)
-            O.append(
-                products(q[row : row + 1].double(), *(T[None].double() for T in held), visible)
-            )
-            for T, own in zip(after, new, strict=True):
-                T[row, :, slot] = own[row]
-        return torch.cat(O), *after
+            visible = torch.ones(1, len(slots) + 1, dtype=torch.bool, device=DEVICE)
+            O.append(products(Q[row : row + 1].double(), *held, visible))
+            for T, own in zip((K, V), new, strict=True):
+                T[row, :, length % size] = own[row]
+        return torch.cat(O), K, V
 
     def check(self, **options) -> None:
         O, *after = self.expected()  # noqa: E741
         lengths = self.lengths.tolist()
-        assert_close_in(torch.float32, self.append(**options), O)
-        for T, right in zip((self.K, self.V), after, strict=True):
-            torch.testing.assert_close(T, right, atol=0, rtol=0, equal_nan=True)  # copied
+        assert_close_in(torch.float32, self.append(**options)[self.growing == 1], O)
+        for T, expected in zip((self.K, self.V), after, strict=True):
+            assert_close(T, expected, atol=0, rtol=0, equal_nan=True)  # copied
         assert self.lengths.tolist() == lengths
 
 
 @pytest.mark.parametrize(("g", "splits", "padded"), [(6, 1, False), (2, 3, True), (1, 2, False)])
 @pytest.mark.parametrize("size", [m, 11, 1])
-def test_a_new_position_reads_itself_and_all_before_it_and_is_written(size, g, splits, padded):
-    # past the size of the cache it is a ring, whose oldest slot the new position takes unread
+def test_append_and_attend_equals_a_loop_over_rows(size, g, splits, padded):
+    # past its size the cache is a ring, whose oldest slot is overwritten without being read
     for lengths in ((0, size - 1, min(20, size)), (size, 3 * size - 1, size + 4)):
         Cache(g, lengths, size).check(splits=splits, padded=padded)
 
 
-@every_tile
+@pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("size", [m, 11])
-def test_tiles_of_any_size_read_positions_in_the_rows_that_hold_them(size, tile):
-    for splits in (1, 3):
-        case = Cache(2, (33, 33, 33), size)
-        case.ancestors = torch.randint(b, (b, size), device=DEVICE)
-        case.ancestors[:, 5] = integers(2, 0, 1)
-        case.check(tile=tile, splits=splits)
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_row_that_does_not_grow_reads_and_writes_nothing(splits):
-    case = Cache(2, (4, 17, 30))
+@pytest.mark.parametrize("splits", [1, 3])
+def test_append_and_attend_follows_ancestors_and_skips_rows_that_ended(splits, size, tile):
+    case = Cache(2, (33, 33, 33), size)
+    case.ancestors = torch.randint(b, (b, size), device=DEVICE)
+    case.ancestors[:, 5] = integers(2, 0, 1)
+    case.check(tile=tile, splits=splits)
+    case = Cache(2, (4, 17, 30), size)
     case.growing = integers(1, 0, 1)
-    (right, *after), before = case.expected(), (case.K[1].clone(), case.V[1].clone())
-    O = case.append(splits=splits)  # noqa: E741
-    assert_close_in(torch.float32, O[[0, 2]], right[[0, 2]])
-    for T, was, expected in zip((case.K, case.V), before, after, strict=True):
-        expected[1] = was
-        torch.testing.assert_close(T, expected, atol=0, rtol=0, equal_nan=True)
+    case.check(tile=tile, splits=splits)
 
 
-def test_a_position_may_come_before_its_norm():
-    g, X = 2, (3 * randn(b, d + 3))[:, :d]
-    P, case = randn(h * k + g * (k + v), d), Cache(g, (0, 30, 20))
-    case.QKV = rms_norm(X, (d,), eps=0.5) @ P.T
-    right = case.expected()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_deferred_norm_is_applied_to_queries_and_new_positions(beams):
+    X, epsilon = (3 * randn(b * beams, d + 3))[:, :d], 0.5  # rows that are not contiguous
+    P, case = randn(h * k, d), Memory(2, beams)
+    case.Q = rms_norm(X, (d,), eps=epsilon) @ P.T
+    expected = case.attend()
+    case.Q = X @ P.T
+    unnormed = decode.Unnormed(X, epsilon)
+    assert_close_in(torch.float32, case.attend(unnormed=unnormed), expected, ulps=64)
+
+    X, P, case = X[:b], randn(h * k + 2 * (k + v), d), Cache(2, (0, 30, 20))
+    case.QKV = rms_norm(X, (d,), eps=epsilon) @ P.T
+    expected = case.expected()
     case.QKV = X @ P.T
-    found = case.append(unnormed=decode.Unnormed(X, 0.5))
-    for ours, theirs in zip((found, case.K, case.V), right, strict=True):
+    results = case.append(unnormed=decode.Unnormed(X, epsilon)), case.K, case.V
+    for ours, theirs in zip(results, expected, strict=True):
         written = theirs.isfinite()
         assert_close_in(torch.float32, ours[written], theirs[written], ulps=64)
 
 
 def sized(small: tuple[int, ...], *large: tuple[int, ...]) -> list:
-    """Sizes for everywhere, and sizes for a GPU."""
+    """Sizes for every device, and sizes for a GPU only."""
     return [small, *(pytest.param(*sizes, marks=pytest.mark.gpu) for sizes in large)]
 
 
@@ -191,7 +179,7 @@ def sized(small: tuple[int, ...], *large: tuple[int, ...]) -> list:
     ),
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_reading_a_memory_errs_at_most_twice_as_much_as_plain_pytorch(
+def test_attend_memory_errs_at_most_twice_as_much_as_plain_pytorch(
     dtype, rows, beams, g, m, k, v, padded
 ):
     h, scale = 8, k**-0.5
@@ -219,7 +207,9 @@ def test_reading_a_memory_errs_at_most_twice_as_much_as_plain_pytorch(
     ),
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_appending_errs_at_most_twice_as_much_as_plain_pytorch(dtype, rows, g, size, k, v, ring):
+def test_append_and_attend_errs_at_most_twice_as_much_as_plain_pytorch(
+    dtype, rows, g, size, k, v, ring
+):
     h, scale = 8, k**-0.5
     QKV = randn(rows, h * k + g * (k + v), dtype=dtype)
     K, V = randn(rows, g, size, k, dtype=dtype), randn(rows, g, size, v, dtype=dtype)
@@ -227,24 +217,20 @@ def test_appending_errs_at_most_twice_as_much_as_plain_pytorch(dtype, rows, g, s
     O = decode.append_and_attend(  # noqa: E741
         QKV, K, V, lengths, torch.ones_like(lengths), None, heads=h, scale=scale
     )
-    # the cache as it is afterwards holds what the query sees
+    # afterwards the cache holds every position that the query sees
     visible = torch.arange(size, device=DEVICE) <= lengths.unsqueeze(1)
     q = QKV[:, : h * k]
     exact = products(q.double(), K.double(), V.double(), visible, scale)
     assert_at_most_twice(O, products(q, K, V, visible, scale), exact)
 
 
-@pytest.mark.parametrize("room", [48 << 10, 227 << 10])
+@pytest.mark.parametrize("shared_memory", [48 << 10, 227 << 10])
 @pytest.mark.parametrize("width", [16, 128, 256])
-def test_tiles_fit_the_shared_memory_and_splits_fill_the_chip(width, room):
+def test_tiles_fit_the_shared_memory_and_splits_are_never_empty(width, shared_memory):
     cases = product((2, 4), (1, 16, 100, 132, 133, 8192), (1, 64, 513, 4097, 32768))
     for itemsize, programs, positions in cases:
-        tile = decode.choose_tile(width, itemsize, programs, positions, room)
-        assert tile.positions in (16, 32, 64, 128)
-        kept = (tile.stages - 1) * 2 * tile.positions * width * itemsize
-        assert kept <= room or (tile.positions, tile.stages) == (16, 2)
+        tile = decode.choose_tile(width, itemsize, programs, positions, shared_memory)
+        used = (tile.stages - 1) * 2 * tile.positions * width * itemsize
+        assert used <= shared_memory or (tile.positions, tile.stages) == (16, 2)
         splits = decode.choose_splits(programs, positions, tile)
-        assert 1 <= splits <= max(1, positions // tile.positions)  # each has something to read
-        assert splits == 1 or programs * splits <= decode.FEW
-        if positions == 32768:
-            assert splits == max(1, min(decode.FEW // programs, decode.SPLITS))
+        assert 1 <= splits <= max(1, positions // tile.positions)

@@ -7,7 +7,7 @@ from torch import Tensor
 from helpers import assert_close_in, integers, randn
 from writehead.kernels import label_loss as label_losses
 
-# in the kernels minus infinity is a number like others
+# the kernels compute with minus infinity
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 
@@ -20,10 +20,11 @@ def expected(logits: Tensor, labels: Tensor, smoothing: float, z: float) -> tupl
     return objective * counts, nll * counts
 
 
-@pytest.fixture(params=[7, 64, 300])
+@pytest.fixture(params=[7, 64, 300, pytest.param(32_000, marks=pytest.mark.gpu)])
 def case(request, monkeypatch) -> tuple[Tensor, Tensor]:
-    monkeypatch.setattr(label_losses, "WHOLE", 128)  # so that the last size takes three pieces
-    monkeypatch.setattr(label_losses, "PART", 64)
+    if request.param <= 300:
+        monkeypatch.setattr(label_losses, "WHOLE", 128)  # so that 300 logits take five parts
+        monkeypatch.setattr(label_losses, "PART", 64)
     return 5 * randn(6, request.param), integers(0, request.param - 1, -100, 3, 5, -1)
 
 
@@ -37,23 +38,24 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 1e-2)])
-def test_losses_and_their_gradients_are_those_of_log_softmax(case, smoothing, z, layout):
+def test_losses_and_gradients_equal_those_of_log_softmax(case, smoothing, z, layout):
     logits, labels = LAYOUTS[layout](case[0]).requires_grad_(), case[1]
     exact = logits.detach().double().requires_grad_()
-    found = label_losses.label_loss(logits, labels, smoothing, z)
-    right = expected(exact, labels, smoothing, z)
-    for ours, true in zip(found, right, strict=True):
+    losses = label_losses.label_loss(logits, labels, smoothing, z)
+    references = expected(exact, labels, smoothing, z)
+    for ours, exact_loss in zip(losses, references, strict=True):
         assert ours.dtype == torch.float32
-        assert_close_in(torch.float32, ours, true, ulps=32)
+        assert_close_in(torch.float32, ours, exact_loss, ulps=32)
 
-    for weights in (randn(2, len(labels)), randn(1).expand(2, len(labels))):  # of rows and a sum
-        [ours] = torch.autograd.grad(found, logits, list(weights), retain_graph=True)
-        [true] = torch.autograd.grad(right, exact, list(weights.double()), retain_graph=True)
-        assert_close_in(ours.dtype, ours, true)
-        assert not ours[labels < 0].any()
+    for weights in (randn(2, len(labels)), randn(1).expand(2, len(labels))):
+        [dX] = torch.autograd.grad(losses, logits, list(weights), retain_graph=True)
+        weights = list(weights.double())
+        [exact_dX] = torch.autograd.grad(references, exact, weights, retain_graph=True)
+        assert_close_in(dX.dtype, dX, exact_dX)
+        assert not dX[labels < 0].any()
 
 
-def test_only_an_infinite_logit_of_the_label_or_a_label_past_the_vocabulary_spoils_a_row(case):
+def test_losses_are_finite_unless_the_label_is_invalid(case):
     logits, labels = case
     logits[:, 1] = float("-inf")
     objective, nll = label_losses.label_loss(logits, labels.clamp(max=0), 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Products of one row, of few rows and of tiles against PyTorch."""
+"""Products of one row, of a few rows and by tiles against PyTorch."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from writehead.kernels import cublas, linear, tiles
 columns, depth = 21, 37
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FEW_ROWS_SIZES = [(2, 9, 40), (16, 9, 1500), (17, 9, 40), (32, 9, 1024)]
-HALVES = [F16, BF16][: 1 + (DEVICE == "cuda")]  # tensor cores take no float32
+HALVES = [F16, BF16][: 1 + (DEVICE == "cuda")]  # not float32, for tensor cores
 ROW_TILES = [
     linear.Tile(8, 16, warps=2),  # neither divides its size
     linear.Tile(4, 64, warps=1),  # deeper than the row
     linear.Tile(32, 32, warps=4),  # wider than the result
-    None,  # chosen by row_linear
+    None,  # chosen by `row_linear`
 ]
 ROWS_TILES = [
     linear.RowsTile(16, 8, 2, 16, stages=1, ahead=True),  # nothing divides anything
@@ -30,53 +30,41 @@ SHAPES = [
 
 @pytest.mark.parametrize("tile", ROW_TILES, ids=str)
 @pytest.mark.parametrize(
-    "options",
-    ["", "norm bias", "norm bias relu", "bias residual", "scale bias residual beside passing"],
+    "options", ["", "norm bias", "norm bias relu", "bias residual", "scale bias residual beside"]
 )
-def test_the_product_of_one_row_with_all_its_options(options, tile):
+def test_row_linear_equals_pytorch_with_all_options(options, tile):
     X, P, wide = randn(1, depth), nn.Linear(depth, columns, device=DEVICE), randn(1, 50)
     P, norm = P.requires_grad_(False), nn.RMSNorm(depth, eps=0.3, device=DEVICE)
     norm.requires_grad_(False).weight.normal_()
     width = 13 if "beside" in options else columns
     R, S = wide[:, :width], wide[:, 20 : 20 + columns - width]
-    given = {
-        "bias": {"bias": P.bias},
-        "norm": {"norm": linear.Norm(norm.weight, 0.3)},
-        "relu": {"relu": True},
-        "scale": {"scale": 0.3},
-        "residual": {"residual": R},
-        "beside": {"beside": S},
-        "passing": {"passing": True},
-    }
-    right = (norm(X) if "norm" in options else X) @ P.weight.T
-    right = right * (0.3 if "scale" in options else 1.0)
-    right = right + (P.bias if "bias" in options else 0.0)
-    right = right.relu() if "relu" in options else right
-    right = right + (torch.cat([R, S], dim=1) if "residual" in options else 0.0)
+    expected = (norm(X) if "norm" in options else X) @ P.weight.T
+    expected = expected * (0.3 if "scale" in options else 1.0)
+    expected = expected + (P.bias if "bias" in options else 0.0)
+    expected = expected.relu() if "relu" in options else expected
+    expected = expected + (torch.cat([R, S], dim=1) if "residual" in options else 0.0)
+    values = {"bias": P.bias, "norm": linear.Norm(norm.weight, 0.3), "relu": True, "scale": 0.3}
+    values |= {"residual": R, "beside": S}
+    chosen = {name: values[name] for name in options.split()}
     before = wide.clone()
-    chosen = {name: value for one in options.split() for name, value in given[one].items()}
-    assert_close_in(torch.float32, linear.row_linear(X, P.weight, tile=tile, **chosen), right)
+    assert_close_in(torch.float32, linear.row_linear(X, P.weight, tile=tile, **chosen), expected)
     assert torch.equal(wide, before)
-
-
-@pytest.mark.parametrize("deep", [1, 16, 1024, 1100, 5000])
-def test_one_row_of_any_depth_has_a_tile(deep):
-    X, W = randn(1, deep), randn(5, deep)
-    for passing in (False, True):
-        assert_close_in(torch.float32, linear.row_linear(X, W, passing=passing), X @ W.T)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("wide", "deep"),
-    [(21, 37)] + [pytest.param(*one, marks=pytest.mark.gpu) for one in ((1024, 1024), (999, 4100))],
+    [(21, 37), *((5, deep) for deep in (1, 16, 1024, 1100, 5000))]
+    + [pytest.param(*size, marks=pytest.mark.gpu) for size in ((1024, 1024), (999, 4100))],
 )
-def test_one_row_errs_at_most_twice_as_much_as_plain_pytorch(wide, deep, dtype):
+def test_row_linear_errs_at_most_twice_as_much_as_plain_pytorch(wide, deep, dtype):
     X, W, gain = randn(1, deep, dtype=dtype), randn(wide, deep, dtype=dtype), randn(deep).to(dtype)
     norm = nn.functional.rms_norm
     exact = norm(X.double(), (deep,), gain.double(), 1e-6) @ W.double().T
-    found = linear.row_linear(X, W, norm=linear.Norm(gain, 1e-6))
-    assert_at_most_twice(found, norm(X, (deep,), gain, 1e-6) @ W.T, exact)
+    plain = norm(X, (deep,), gain, 1e-6) @ W.T
+    for passing in (False, True):
+        Y = linear.row_linear(X, W, norm=linear.Norm(gain, 1e-6), passing=passing)
+        assert_at_most_twice(Y, plain, exact)
 
 
 @pytest.mark.parametrize(
@@ -89,17 +77,17 @@ def test_one_row_errs_at_most_twice_as_much_as_plain_pytorch(wide, deep, dtype):
     ],
     ids=str,
 )
-def test_few_rows_err_at_most_twice_as_much_as_plain_pytorch(rows, wide, deep, dtype, tile):
+def test_rows_linear_errs_at_most_twice_as_much_as_plain_pytorch(rows, wide, deep, dtype, tile):
     X, W, R = randn(rows, deep), randn(wide, deep) / deep**0.5, randn(rows, wide)
     X, W, R, S = (T.to(dtype) for T in (X, W, R, randn(rows, 24)))
     S *= torch.arange(1, rows + 1, device=DEVICE).to(dtype)[:, None]
     root = (S.double().square().mean(1, keepdim=True) + 0.3).rsqrt()
     assert linear.few_rows(X, W)
-    before, right = R.clone(), X.double() @ W.double().T
-    assert_at_most_twice(linear.rows_linear(X, W, tile=tile), X @ W.T, right)
+    before, exact = R.clone(), X.double() @ W.double().T
+    assert_at_most_twice(linear.rows_linear(X, W, tile=tile), X @ W.T, exact)
     unnormed = linear.Unnormed(S, 0.3)  # the norm is deferred until after the product
-    found = linear.rows_linear(X, W, residual=R, unnormed=unnormed, tile=tile)
-    assert_at_most_twice(found, X @ W.T * root.to(dtype) + R, right * root + R)
+    Y = linear.rows_linear(X, W, residual=R, unnormed=unnormed, tile=tile)
+    assert_at_most_twice(Y, X @ W.T * root.to(dtype) + R, exact * root + R)
     assert torch.equal(R, before)
 
 
@@ -115,38 +103,19 @@ def test_few_rows_err_at_most_twice_as_much_as_plain_pytorch(rows, wide, deep, d
     ],
     ids=str,
 )
-def test_products_by_tiles_with_a_residual_in_one_part_or_two(rows, wide, deep, dtype, shape):
+def test_tiled_linear_errs_at_most_twice_as_much_as_plain_pytorch(rows, wide, deep, dtype, shape):
     X, W = randn(rows, deep, dtype=dtype), randn(wide, deep) / deep**0.5
     W, R = W.to(dtype), randn(rows, wide + 10, dtype=dtype)[:, 5:-5]
     shape = tiles.choose_shape(X, W) if shape is None else shape
-    before, right = R.clone(), X.double() @ W.double().T
-    assert_at_most_twice(tiles.tiled_linear(X, W, shape), X @ W.T, right)
+    before, exact = R.clone(), X.double() @ W.double().T
+    assert_at_most_twice(tiles.tiled_linear(X, W, shape), X @ W.T, exact)
     for added in ({"residual": R}, {"residual": R[:, :13], "beside": R[:, 13:]}):
-        found = tiles.tiled_linear(X, W, shape, **added)
-        assert_at_most_twice(found, X @ W.T + R, right + R)
+        Y = tiles.tiled_linear(X, W, shape, **added)
+        assert_at_most_twice(Y, X @ W.T + R, exact + R)
     assert torch.equal(R, before)
 
 
-WHICH = [  # rows, depth, columns, dtype: by rows_linear, by tiles
-    *[(1, 64, 64, F16, False, False), (2, 64, 64, F16, True, False)],
-    (2, 64, 64, F32, False, False),
-    *[(32, 1024, 64, BF16, True, False), (33, 1024, 64, BF16, False, True)],
-    *[(17, 2048, 64, F16, False, False), (128, 1024, 64, F32, False, False)],
-    *[(128, 5440, 64, BF16, False, False), (128, 1024, 3072, BF16, False, False)],
-    *[(256, 1024, 1280, F16, False, True), (257, 1024, 64, BF16, False, False)],
-]
-
-
-@pytest.mark.parametrize(("rows", "deep", "wide", "dtype", "few", "tiled"), WHICH)
-def test_sizes_decide_which_product_is_used(rows, deep, wide, dtype, few, tiled, monkeypatch):
-    X, W = (torch.empty(size, deep, dtype=dtype, device="meta") for size in (rows, wide))
-    assert linear.few_rows(X, W) == few
-    assert tiles.choose_shape(X, W) is None  # not a Hopper GPU
-    monkeypatch.setattr(tiles, "chained", lambda T: {"launch_pdl": True})
-    assert (tiles.choose_shape(X, W) is not None) == tiled
-
-
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has these products")
-def test_products_on_a_cpu_are_never_cublass():
+def test_cublas_declines_products_on_a_cpu():
     with cublas.trying():
         assert cublas.product(randn(4, 8, dtype=BF16), randn(16, 8, dtype=BF16)) is None

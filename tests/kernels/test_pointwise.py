@@ -1,4 +1,4 @@
-"""Embeddings and norms against PyTorch's."""
+"""Embeddings and norms against those of PyTorch."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ from writehead.kernels import pointwise
 rows, d = 3, 21
 
 
-@pytest.mark.parametrize("positions", [(0, 6, 3), (6, 7, 900)])  # those past the last are the last
-def test_an_embedding_is_that_of_the_token_and_of_its_position(positions):
+@pytest.mark.parametrize("positions", [(0, 6, 3), (6, 7, 900)])  # positions past the last use it
+def test_embed_adds_the_embeddings_of_token_and_position(positions):
     E, P, clock = randn(13, d), randn(7, d), integers(5, dtype=torch.int32)
     tokens, at = integers(12, 0, 5), integers(*positions)
-    right = E[tokens] + P[at.clamp(max=6)]
-    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P), right, ulps=1)
-    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P, clock), right, ulps=1)
+    expected = E[tokens] + P[at.clamp(max=6)]
+    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P), expected, ulps=1)
+    assert_close_in(torch.float32, pointwise.embed(tokens, at, E, P, clock), expected, ulps=1)
     assert (tokens.tolist(), clock.tolist()) == ([12, 0, 5], [6])
 
 
@@ -25,25 +25,25 @@ def test_an_embedding_is_that_of_the_token_and_of_its_position(positions):
     ("centred", "bias"), [(False, False), (True, False), (True, True)], ids=str
 )
 @pytest.mark.parametrize("count", [rows, 5, 6])
-def test_norms_are_pytorchs(monkeypatch, count, centred, bias, size):
-    monkeypatch.setattr(pointwise, "MANY", 5)  # from which on a program takes two rows
+def test_norms_equal_those_of_pytorch(monkeypatch, count, centred, bias, size):
+    monkeypatch.setattr(pointwise, "MANY", 5)  # from here on a program takes two rows
     kind = {"bias": bias} if centred else {}
     norm = (nn.LayerNorm if centred else nn.RMSNorm)(size, eps=0.3, **kind, device=DEVICE)
     for P in norm.requires_grad_(False).parameters():
         P.normal_()
     X = 5.0 + 2.0 * randn(count, size)
-    given = X, norm.weight, norm.bias if bias else None
+    tensors = X, norm.weight, norm.bias if bias else None
     for scale in (1.0, 0.25):
-        found = pointwise.normalize(*given, epsilon=0.3, centred=centred, scale=scale)
-        assert_close_in(torch.float32, found, scale * norm(X), ulps=64)
+        Y = pointwise.normalize(*tensors, epsilon=0.3, centred=centred, scale=scale)
+        assert_close_in(torch.float32, Y, scale * norm(X), ulps=64)
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_sums_are_float32_whatever_comes_in(centred):
-    X = (300.0 + randn(rows, 64)).half()  # whose squares float16 cannot hold
+def test_norms_of_float16_accumulate_in_float32(centred):
+    X = (300.0 + randn(rows, 64)).half()  # their squares overflow float16
     gain = torch.ones(64, device=DEVICE).half()
-    found = pointwise.normalize(X, gain, None, epsilon=1e-6, centred=centred)
+    Y = pointwise.normalize(X, gain, None, epsilon=1e-6, centred=centred)
     exact = X.double() - (X.double().mean(1, keepdim=True) if centred else 0.0)
     exact = exact / exact.square().mean(1, keepdim=True).sqrt()
-    assert found.dtype == torch.float16
-    assert_close_in(torch.float16, found, exact, ulps=1)
+    assert Y.dtype == torch.float16
+    assert_close_in(torch.float16, Y, exact, ulps=1)
