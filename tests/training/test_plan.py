@@ -102,11 +102,8 @@ def test_a_run_without_a_checkpoint_accepts_new_settings(dataset, tmp_path, monk
 
 def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
     before = plan(run)
-    for steps, rate in ((1, 0.5), (2, SHORT.learning_rate)):
-        capsys.readouterr()
-        go(dataset, run, replace(SHORT, steps=steps, learning_rate=rate))
-        err = capsys.readouterr().err
-        assert ("already has 2 steps" in err, "learning_rate" in err) == (True, rate == 0.5)
+    go(dataset, run, replace(SHORT, steps=1, learning_rate=0.5))
+    assert "already has 2 steps" in capsys.readouterr().err
     assert plan(run) == before
 
 
@@ -127,9 +124,9 @@ def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
         (f"--set=train.seed={2**63}", "error: seed="),
         ("--set=train.seed=-1", "error: seed="),
         ("--set=train.average=4", "keep"),
-        ("--set=train.target_length=49", "rows of 49 tokens"),
+        ("--set=train.target_length=49", "target_length=49"),
         ("--set=train.target_length=2", "fits a row"),
-        ("--set=model.eos=5", "model.eos is 5"),
+        ("--set=model.eos=5", "model.eos=1"),
         ("--preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
         ("--device=cuda:99", "error: "),
     ],

@@ -41,8 +41,7 @@ class World:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
-        sums: list[float] = total.tolist()
-        return sums
+        return list(map(float, total))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process."""
