@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -111,7 +112,7 @@ class Tokenizer:
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
         # the model records each option that is passed, even a default, and so does its fingerprint
-        limit = {"hard_vocab_limit": False} if fit_vocab_size else {}
+        limit: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=map(normalise, sentences),
