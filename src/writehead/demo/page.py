@@ -54,23 +54,19 @@ def write_page(path: Path, results: dict[str, Any]) -> Path:
 <title>Multi-head and multi-query attention</title><style>{STYLE}</style>
 <h1>Multi-head and multi-query attention</h1>
 <p>Two English–German Transformers of {" and ".join(sorted(counts))} parameters, trained on the same
-{results["pairs"]:,} sentence pairs in the same order. <b>Multi-head</b> attention has keys and
-values for each of its eight heads. In <b>multi-query</b> attention, all heads share the same keys
-and values; its feed-forward layers are wider, so that both models have the same size.</p>
+{results["pairs"]:,} sentence pairs. In <b>multi-query</b> attention, all eight heads share their
+keys and values, and wider feed-forward layers keep the size of the model.</p>
 {_plots(results)}
 <h2>Results</h2>
 {_table(result_rows(results))}
-<p class="note">ln PPL and BLEU: on {results["test_pairs"]} held-out sentences.
-µs/token: translating these sentences. ms/step: one decoder step for {step["batch"]} sentences with
-{step["source"]} source tokens, at target position {step["positions"][-1]}. KV B/token: bytes that a
-target token adds to the KV cache. The floor in the plot is the minimum time of a step, by memory
-bandwidth and matrix throughput of this device. Models this small spend most of a step outside
-attention; <code>writehead explain wmt14/multi-query</code> shows the costs at the size of the
-paper.</p>
+<p class="note">ln PPL, BLEU and µs/token: {results["test_pairs"]} held-out sentences. ms/step: one
+decoder step for {step["batch"]} sentences with {step["source"]} source tokens, at target position
+{step["positions"][-1]}. KV B/token: bytes that a target token adds to the KV cache. The floor is
+the minimum time of a step by memory bandwidth and matrix throughput. Models this small spend most
+of a step outside attention; <code>writehead explain wmt14/multi-query</code> shows the paper's
+size.</p>
 <h2>Held-out sentences, beam 4</h2>
 {_table(example_rows(results))}
-<h2>The bundled model</h2>
-{_table(results["bundled"])}
 <footer><p>{html.escape(hardware["device"])}, {hardware["cores"]} cores (threads:
 {hardware["threads"]}); writehead {versions["writehead"]}, PyTorch {versions["torch"]};
 {results["environment"]["date"]}</p></footer>

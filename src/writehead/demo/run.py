@@ -63,9 +63,8 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     log.print("This takes about five minutes on two CPU cores. Ctrl-C stops; run again to resume.")
     log.print("\n[bold]1. The bundled model[/] translates English to German")
     outputs = Engine.load(device=device).translate(SAMPLES)
-    bundled = [["English", "German"]]
-    bundled += [[source, output.text] for source, output in zip(SAMPLES, outputs, strict=True)]
-    _print_table(out, bundled)
+    translations = [[source, one.text] for source, one in zip(SAMPLES, outputs, strict=True)]
+    _print_table(out, [["English", "German"], *translations])
     log.print(f"\n[bold]2. Preparing[/] {demo.pairs:,} pairs of the built-in corpus")
     prepare(
         folder / "data",
@@ -80,7 +79,7 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
         if outcome.stopped_by is not None:
             raise KeyboardInterrupt
     log.print(f"\n[bold]5. Scoring and timing[/] both on {demo.test_pairs} held-out sentences")
-    results = _compare(folder, demo, device) | {"bundled": bundled}
+    results = _compare(folder, demo, device)
     write_result(folder / "demo.json", results)
     _print_table(out, example_rows(results))
     _print_table(out, result_rows(results))

@@ -1,7 +1,6 @@
 """Checkpoints: run folders that also hold the optimizer state and the training progress.
 
-Tensors are saved whole, under the names of their parameters, so a run may resume with another
-number of processes.
+Tensors are saved whole, so a run may resume with another number of processes.
 """
 
 import json
@@ -29,12 +28,7 @@ from writehead.util.json_files import read_json
 CHECKPOINTS = "checkpoints"  # a folder of runs
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
 DIVERGED = "lower train.learning_rate or raise train.warmup, and run the same command again"
-PROGRESS_SHAPE = {
-    "step": range(MAX_STEPS + 1),
-    "data": dict,
-    "dev": {str: float},
-    "interim": bool,
-}
+PROGRESS_SHAPE = {"step": range(MAX_STEPS + 1), "data": dict, "dev": {str: float}, "interim": bool}
 
 
 @dataclass(frozen=True)
@@ -83,17 +77,15 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
     """Restores the model, the optimizer and the position in the data; returns the progress."""
     model, optimizer = stepper.model, stepper.optimizer
     try:
-        weights: dict[str, Any] = runs.read_weights(
-            path, runs.make_bare_model(stepper.model_config)
-        )
+        weights: Any = runs.read_weights(path, runs.make_bare_model(stepper.model_config))
         data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
         progress = Progress(**{name: data[name] for name in PROGRESS_SHAPE})
         if checkpoint_path(path.parents[1], progress.step) != path:
             raise ValueError(f"{PROGRESS} belongs to step {progress.step}")
         batches.restore(progress.data)
         tensors = load_file(path / OPTIMIZER)
-        for name in (OPTIMIZER, PROGRESS):
-            check_checksum(path / name)
+        check_checksum(path / OPTIMIZER)
+        check_checksum(path / PROGRESS)
         options = state_dict.StateDictOptions(full_state_dict=True)
         state_dict.set_model_state_dict(model, weights, options=options)
         state = state_dict.get_optimizer_state_dict(model, optimizer, options=options)

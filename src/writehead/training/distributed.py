@@ -81,8 +81,7 @@ def parallelize(
         return DistributedDataParallel(model, device_ids=index)
     if config.optimizer == "adafactor":
         raise ConfigError(
-            "Adafactor factors whole matrices, which FSDP shards; use parallel=ddp, or "
-            "optimizer=adamw"
+            "FSDP shards what Adafactor factors; use parallel=ddp, or optimizer=adamw"
         )
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:

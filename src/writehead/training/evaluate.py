@@ -72,16 +72,12 @@ def text_likelihood(
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
-                f"there are {len(sources)} source lines and {len(targets)} reference lines; pass "
-                f"files of equal length"
+                f"{len(sources)} source lines and {len(targets)} reference lines differ"
             )
         sides["source"] = _encode(engine.tokenizer, sources)
     result = likelihood(model, model.config, Split("given", sides), model.device)
     if not result.tokens:
-        raise DataError(
-            f"there is no line to score that fits the model's {model.config.target_positions} "
-            f"positions; pass other text"
-        )
+        raise DataError("there is no line to score that fits the model; pass other text")
     return result
 
 
@@ -157,26 +153,21 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
     if name not in known:
         raise DataError(f"sacrebleu has no en-de test set {name!r}; {nearest(name, known)}")
     try:
-        paths = (
-            sacrebleu.get_source_file(name, "en-de"),
-            sacrebleu.get_reference_files(name, "en-de")[0],
-        )
+        source = sacrebleu.get_source_file(name, "en-de")
+        reference = sacrebleu.get_reference_files(name, "en-de")[0]
     except (OSError, SystemExit) as error:  # sacrebleu exits if a download fails
-        raise DataError(
-            f"the test set {name} could not be downloaded ({error}); pass it as files"
-        ) from error
-    sources, references = (list(read_lines(path)) for path in paths)
-    return sources, references
+        raise DataError(f"{name} could not be downloaded ({error}); pass it as files") from error
+    return list(read_lines(source)), list(read_lines(reference))
 
 
 def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:
     """The decoded sources, or None for a language dataset, and targets of a dataset's split."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
-    targets = [decode(split.target[i]) for i in range(len(split))]
-    if data.task == "language":
-        return None, targets
-    return [decode(split.source[i]) for i in range(len(split))], targets
+    sides = {
+        name: [decode(side[i]) for i in range(len(split))] for name, side in split.sides.items()
+    }
+    return sides.get("source"), sides["target"]
 
 
 def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

@@ -1,7 +1,4 @@
-"""The training loop: step, log, evaluate, save checkpoints; a killed run resumes exactly.
-
-A step depends only on the config, the seed and its number: dropout is seeded for each step.
-"""
+"""The training loop: step, log, evaluate, save checkpoints; a killed run resumes exactly."""
 
 import math
 import signal
@@ -9,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from writehead import cost
 from writehead.config import ModelConfig, TrainConfig
@@ -30,8 +25,6 @@ from writehead.training.throughput import matrix_rate
 from writehead.util.files import remove_directory
 from writehead.util.locks import locked
 
-LOCK = ".lock"
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -44,10 +37,7 @@ class Outcome:
 def train(
     dataset: Path, run: Path, model: ModelConfig, config: TrainConfig, *, device: str = "auto"
 ) -> Outcome:
-    """Trains a model into the folder `run`, or resumes the run in it.
-
-    The model takes the dataset's vocabulary. Under `torchrun`, all processes train one model.
-    """
+    """Trains a model into the folder `run`, or resumes; under `torchrun`, on all processes."""
     data = Dataset.open(dataset)
     model = fit_to_data(data, model, config)
     check_folder(run)
@@ -132,10 +122,8 @@ class Trainer:
         """The metrics of the steps since the last log entry; raises if they are not finite."""
         totals = self.meter.stop_clock()
         if not math.isfinite(totals["objective"] + totals["norm"]):
-            raise TrainingError(
-                f"the loss or gradient became NaN or infinite by step {self.step}; "
-                f"{checkpoint.DIVERGED}"
-            )
+            reason = f"the loss or gradient became NaN or infinite by step {self.step}"
+            raise TrainingError(f"{reason}; {checkpoint.DIVERGED}")
         tokens, seconds = totals["tokens"], totals["seconds"]
         return {
             "loss": totals["objective"] / tokens,
@@ -192,14 +180,12 @@ class Trainer:
         if self.step >= config.steps:
             journal.print(f"{self.run} already has {self.step} steps; nothing to do")
             return
-        row = str(config.target_length)
+        row, count = str(config.target_length), sum(cost.parameters(self.model_config).values())
         if self.model_config.encoder_layers:
             row = f"({config.source_length} + {row})"
-        count = sum(cost.parameters(self.model_config).values())
-        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         world = f"{self.world.size} × " if self.world.size > 1 else ""
         journal.print(
-            f"{count:,} parameters on {world}{device.type}{name}; {config.steps:,} steps of "
+            f"{count:,} parameters on {world}{device.type}; {config.steps:,} steps of "
             f"{config.rows} × {row} tokens"
         )
         if self.step:
@@ -225,12 +211,9 @@ def deferred_signals() -> Iterator[list[int]]:
 def _locked_folder(run: Path, world: World) -> Iterator[None]:
     """Locks the run's folder; explains errors in writing to it."""
     try:
-        with locked(run / LOCK) if world.is_first else nullcontext(True) as free:
+        with locked(run / ".lock") if world.is_first else nullcontext(True) as free:
             if world.any(not free):  # raises in all processes
-                raise RunError(
-                    f"another process is training into {run}; wait for it or stop it, or choose "
-                    f"another folder"
-                )
+                raise RunError(f"another process is training into {run}; choose another folder")
             yield
     except OSError as error:
         raise RunError(

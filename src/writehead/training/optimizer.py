@@ -107,13 +107,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig, *, compiled: bool = Fa
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    rate, cuda = config.learning_rate, matrices[0].device.type == "cuda"
     if config.optimizer == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate, compiled=compiled)
-    cuda = matrices[0].device.type == "cuda"
+        return Adafactor(groups, rate, compiled=compiled)
     betas = (config.beta1, config.beta2)
-    return AdamW(
-        groups, lr=config.learning_rate, betas=betas, eps=1e-9, fused=cuda, capturable=cuda
-    )
+    return AdamW(groups, rate, betas, eps=1e-9, fused=cuda, capturable=cuda)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

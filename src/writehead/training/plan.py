@@ -33,10 +33,7 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
             f"choose a preset for {data.task}"
         )
     if (model.pad, model.bos, model.eos) != (PAD, BOS, EOS):
-        raise ConfigError(
-            f"the dataset uses other special tokens; set model.pad={PAD}, model.bos={BOS} and "
-            f"model.eos={EOS}"
-        )
+        raise ConfigError(f"the dataset needs model.pad={PAD}, model.bos={BOS}, model.eos={EOS}")
     lengths = {"target": (config.target_length, model.target_positions)}
     if model.encoder_layers:
         lengths["source"] = (config.source_length, model.source_positions)
@@ -77,9 +74,7 @@ def agree_on_plan(
     }
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
     if not reached and (run / CONFIG).is_file():
-        raise RunError(
-            f"{run} is finished and has no checkpoint to resume from; choose another folder"
-        )
+        raise RunError(f"{run} is finished and has no checkpoint; choose another folder")
     has_plan = reached and (run / PLAN).is_file()
     changes = _compare(run, read_plan(run), plan) if has_plan else []
     world.barrier()
@@ -101,9 +96,8 @@ def _compare(run: Path, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for name, value in new[section].items():
             before = old[section].get(name)
             if before != value:
-                may_change = section == "train" and name in CHANGEABLE
-                text = f"{section}.{name} was {shown(before)} and is {value!r}"
-                (allowed if may_change else forbidden).append(text)
+                changed = allowed if section == "train" and name in CHANGEABLE else forbidden
+                changed.append(f"{section}.{name} was {shown(before)} and is {value!r}")
     if forbidden:
         raise ConfigError(
             f"{run} was started differently: {'; '.join(forbidden)}. Use the "
