@@ -132,20 +132,8 @@ def test_the_tables_show_the_papers_figures_beside_ours_and_what_was_not_run(tmp
     assert three["multi-query"] == ["30.2", "30.2"]
     assert re.search(r"Table 2.*\n\nNot run yet\.\n", report.text)
     assert "tiny 1M" not in report.text
-    train, made = TEMPLATES["table1"]["train"], TEMPLATES["table1"]["environment"]
-    assert f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,}" in report.text
-    assert made["commit"][:7] in report.text
     assert sorted(report.figures) == ["table1.svg", "table3.svg"]
     assert "not run yet" in report.figures["table1.svg"]
-
-
-def test_table_3_is_judged_by_perplexity(tmp_path):
-    losses = {row.row: [row.loss / 100] for row in TABLE_3}
-    losses["multi-head"] = [losses["multi-head"][0] + shift for shift in (0.0, 1e-4, 0.0)]
-    write_table(tmp_path, "table3", losses)
-    assert set(verdicts(tmp_path, "table3").values()) == {"supported"}
-    write_table(tmp_path, "table3", {"multi-head-8x16": [0.301]})
-    assert verdicts(tmp_path, "table3")[LM_BETTER] == "contradicted"
 
 
 def test_table_2_has_times_and_speedups(tmp_path):

@@ -17,11 +17,14 @@ from writehead.cli.paper import read_seeds
 from writehead.config import TrainConfig
 from writehead.cost import Setting
 from writehead.data.corpus import pairs
+from writehead.errors import RunError
 from writehead.paper import experiments, speed
 from writehead.paper.experiments import find_experiment
+from writehead.paper.results import check_results
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 from writehead.training.step import Stepper
 
+ROOT = Path(__file__).parents[2]
 ROWS = ("multi-head", "multi-query")
 BOTH = ("--only=multi-head", "--only=multi-query", "--steps=4")
 QUERY = ("--only=multi-query", "--steps=4")
@@ -244,6 +247,18 @@ def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
     assert experiments.read_lines(experiments.language_hub(tmp_path).scored["dev"])[1] == [
         "test line"
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "scale", "steps"),
+    [("table1", "paper-size", 4000), ("table1", "small", 6000), ("table3", "small", 4000)],
+)
+def test_a_new_row_may_join_the_stored_results(table, scale, steps):
+    experiment = find_experiment(table, scale)
+    new = {"table": table, "scale": scale, "family": experiment.family, "data": None}
+    check_results(ROOT / "results", new | {"train": experiment.with_steps(steps).to_json()})
+    with pytest.raises(RunError, match=r"train\.steps"):
+        check_results(ROOT / "results", new | {"train": experiment.with_steps(9).to_json()})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from writehead.data.prepare import prepare
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
 from writehead.demo.page import example_rows, result_rows, write_page
-from writehead.model import TranslationModel
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
@@ -128,15 +127,14 @@ def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
 @torch.inference_mode()
 def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
     """Returns milliseconds per decoder step at several positions, and the floor on this device."""
-    assert isinstance(model, TranslationModel)
     length = demo.positions[-1] + 1
     shape = (demo.batch, max(length, demo.source))
     tokens = torch.randint(3, model.config.vocab_size, shape).to(model.device)
     state = model.start(tokens[:, : demo.source], length, rewindable=1)
-    fastest, position = [], 0
-    for next_position in demo.positions:
-        model.extend(tokens[:, position:next_position], state)
-        position, times = next_position, []
+    fastest, start_at = [], 0
+    for position in demo.positions:
+        model.extend(tokens[:, start_at:position], state)
+        start_at, times = position, list[float]()
         for _ in range(3 * demo.repeats):
             wait_for(model.device)
             start = time.perf_counter()

@@ -15,8 +15,7 @@ from writehead.paper.tables import TABLE_1, TABLE_3
 
 # two-sided 95% quantiles of Student's t by degrees of freedom; nearly constant from 10 on
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-SUPPORTED, CONTRADICTED, NOT_DECIDED = "supported", "contradicted", "not decided"
-NOT_RUN = "not run yet"
+NOT_DECIDED, NOT_RUN = "not decided", "not run yet"
 
 Values = dict[str, list[float]]  # by the paper's row: one value per seed
 Weights = dict[str, float]  # by the paper's row
@@ -163,7 +162,7 @@ class Finding:
         """Whether the claim is supported by this measure."""
         if self.noise is None or abs(self.margin) <= self.noise:
             return NOT_DECIDED
-        return SUPPORTED if self.margin > 0.0 else CONTRADICTED
+        return "supported" if self.margin > 0.0 else "contradicted"
 
 
 def judge(claim: Claim, scores: Scores | None) -> list[Finding]:

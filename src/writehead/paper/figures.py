@@ -32,8 +32,8 @@ def quality_svg(table: str, scales: Sequence[Scores]) -> str:
     for axes, (title, values) in zip(drawn, panels, strict=True):
         _draw(axes, list(configs), values, measure.digits)
         axes.set_title(title, loc="left", fontsize=10)
-    largest = kv_bytes(configs["multi-head"])
-    labels = [f"{row} ({100 * kv_bytes(configs[row]) / largest:.3g}%)" for row in configs]
+    kv_bytes = {row: _kv_bytes(config) for row, config in configs.items()}
+    labels = [f"{row} ({100 * kv_bytes[row] / kv_bytes['multi-head']:.3g}%)" for row in configs]
     drawn[0].set_yticks(range(len(configs)), labels, fontsize=9)
     drawn[0].invert_yaxis()
     caption = f"{measure.label}, lower is better; in brackets: K/V cache, relative"
@@ -64,7 +64,6 @@ def _draw(axes: Axes, names: list[str], values: Values, digits: int) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def kv_bytes(config: ModelConfig) -> int:
-    """Returns the bytes of K and V of one sentence of §4.3, 128 tokens into 128, in 16 bits."""
-    setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)
+def _kv_bytes(config: ModelConfig) -> int:
+    setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)  # §4.3
     return int(cost.kv_bytes(config, setting)["total"])

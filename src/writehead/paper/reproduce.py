@@ -42,7 +42,7 @@ SEARCHED = {"dev": ("greedy",), "test": ("greedy", "beam-4")}  # §4.2
 
 @dataclass(frozen=True)
 class Row:
-    """One result to make: its row and seed, its file and the lock of the process at work on it."""
+    """One result to make: its row, its file, the lock of the process at work on it, its seed."""
 
     name: str
     result: Path
@@ -102,8 +102,7 @@ class Job:
         """Returns a row with a seed and its files."""
         table, scale = self.experiment.table, self.experiment.scale
         result = result_path(self.results, table, scale, name, seed)
-        lock = self.runs / table / scale / f".{result.stem}.lock"
-        return Row(name, result, lock, seed)
+        return Row(name, result, self.runs / table / scale / f".{result.stem}.lock", seed)
 
     def settings(self, row: Row, data: Dataset | None) -> Result:
         """Returns the part of a row's result that is known before training."""

@@ -9,16 +9,14 @@ from typing import Any
 
 from writehead.errors import RunError, shown
 from writehead.paper.experiments import SCALES, TABLES
+from writehead.training.plan import CHANGEABLE
 from writehead.util.json_files import read_json
 
 FORMAT = 1
 ADVICE = "delete it and run its row again"
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}  # the decoders of Table 2
 # training settings that do not change the result of a step
-FREE_SETTINGS = {
-    *("seed", "accumulate", "compile", "parallel", "keep"),
-    *("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every"),
-}
+FREE_SETTINGS = CHANGEABLE - {"steps", "learning_rate", "warmup", "clip", "average"} | {"seed"}
 # the fields that a report reads; see `check_shape`
 COUNT, SIZE = range(2**63), range(1, 2**63)
 FIGURE = (float, None)
@@ -30,12 +28,8 @@ ENVIRONMENT = {
 }
 SCORED = {"ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: {"intl?": FIGURE}}}
 SOURCE = {"split": str, "hub?": str, "files?": [{"name": str}]}
-ROW = {
+ROW = dict.fromkeys(("table", "scale", "family", "row"), str) | {
     "format": range(FORMAT, FORMAT + 1),
-    "table": str,
-    "scale": str,
-    "family": str,
-    "row": str,
     "environment": ENVIRONMENT,
 }
 QUALITY = ROW | {

@@ -37,7 +37,6 @@ _TINY_TRAIN = TrainConfig(rows=8, source_length=64, target_length=64)
 WORKLOADS = {
     "tiny": Workload("tiny", ON_CPU, _TINY_TRAIN, repeats=3, steps=10),
     "small": replace(_PAPER, family="wmt14-small"),
-    "paper-size": _PAPER,  # the text does not affect the time
     "paper": _PAPER,
 }
 
