@@ -29,17 +29,12 @@ def reproduce_command(
             "tiny: a rehearsal. Default: small; for table2, paper on a GPU and tiny on a CPU."
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        Option(help="Folder of the text files; for scale paper, of parquet files."),
-    ] = None,
+    data: Annotated[Path | None, Option(help="Folder of text or parquet files.")] = None,
     only: Annotated[
         list[str] | None, Option(help="A row, such as multi-query; repeatable. Default: all.")
     ] = None,
     steps: Annotated[int | None, Option(help="Training steps per row.")] = None,
-    seeds: Annotated[
-        str | None, Option(help="How many, as 3, or which, as 0,1,2. Default: 1.")
-    ] = None,
+    seeds: Annotated[str | None, Option(help="How many (3) or which (0,1,2). Default: 1.")] = None,
     settings: Annotated[
         list[str] | None, Option("--set", help="train.NAME=VALUE for every row; repeatable.")
     ] = None,

@@ -39,9 +39,7 @@ def train_command(
     """
     model, config = options.read_configs(preset_name, settings, train_preset(preset_name))
     if any(setting.startswith("model.vocab_size=") for setting in settings or ()):
-        raise ConfigError(
-            "model.vocab_size is that of the dataset; prepare the dataset with another --vocab-size"
-        )
+        raise ConfigError("to set model.vocab_size, prepare the dataset with another --vocab-size")
     from writehead.training.loop import train
 
     folder = run or Path("runs") / dataset.name / preset_name
@@ -57,9 +55,7 @@ def train_command(
 def average_command(
     run: Annotated[Path, Argument(help="Folder that a model was trained in.")],
     output: options.NewRun,
-    last: Annotated[
-        int, Option(help="Number of checkpoints; train.keep limits how many exist.")
-    ] = 3,
+    last: Annotated[int, Option(help="Number of checkpoints; see train.keep.")] = 3,
     force: options.ForceRun = False,
     threads: options.Threads = None,
 ) -> None:
@@ -83,9 +79,7 @@ def evaluate_command(
     text: Annotated[Path | None, Option(help="Text, for a language model.")] = None,
     dataset: Annotated[Path | None, Option(help="Dataset of which to score a split.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
-    search: Annotated[
-        list[str] | None, Option(help="greedy or beam-4. Repeatable. Default: both.")
-    ] = None,
+    search: Annotated[list[str] | None, Option(help="greedy or beam-4. Default: both.")] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
     force: options.Force = False,
     as_json: options.Json = False,

@@ -155,7 +155,7 @@ class Finding:
 
     measure: Measure
     margin: float
-    noise: float | None = None
+    noise: float | None
 
     @property
     def verdict(self) -> str:
@@ -168,7 +168,7 @@ class Finding:
 def judge(claim: Claim, scores: Scores | None) -> list[Finding]:
     """Returns one finding per measure, of our results or, without them, of the paper's figures.
 
-    The list is empty if a row was not run; comparing multi-query with multi-head needs only those.
+    The list is empty if a row that the claim needs was not run.
     """
     findings = []
     for measure in (one for one in MEASURES[claim.table] if one.key in claim.measures):

@@ -124,11 +124,6 @@ class Experiment:
         vocab_size = 600 if self.scale == "tiny" else model.vocab_size
         return PrepareConfig(task=model.task, vocab_size=vocab_size)
 
-    @property
-    def dataset(self) -> Path:
-        """The dataset's path in the folder of runs."""
-        return Path("data") / f"{self.table}-{self.scale}"
-
 
 _TINY = replace(TRAINING["tiny"], steps=200, warmup=20)
 _WMT, _LM = TRAINING["wmt14-small"], TRAINING["lm1b-small"]

@@ -71,10 +71,7 @@ def make_rows(rows: Sequence[Row], make: Callable[[Row], Result], report: Report
 
 
 def free_memory(device: torch.device) -> None:
-    """Frees GPU memory and compiled code, so that every row is compiled from scratch.
-
-    After one model the compiler generates more general code for the next.
-    """
+    """Frees GPU memory and compiled code: after one model, the compiler generalizes the next."""
     if device.type == "cuda":
         torch.compiler.reset()
         gc.collect()
@@ -129,7 +126,8 @@ def reproduce_quality(job: Job, report: Reporter | None = None) -> list[Path]:
         for row in missing:
             _check_started(job, row)
             check_writable(row.result)
-        text, dataset = experiment.text(job.data), job.runs / experiment.dataset
+        text = experiment.text(job.data)
+        dataset = job.runs / "data" / f"{experiment.table}-{experiment.scale}"
         with _waiting(dataset):
             data = prepare(dataset, text.inputs, experiment.prepare, progress=report)
         check_results(job.results, job.settings(rows[0], data))

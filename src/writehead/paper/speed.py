@@ -34,11 +34,8 @@ class Workload:
 
 _PAPER = Workload("wmt14", TABLE_2_SETTING, TrainConfig(), repeats=5, steps=20)
 _TINY_TRAIN = TrainConfig(rows=8, source_length=64, target_length=64)
-WORKLOADS = {
-    "tiny": Workload("tiny", ON_CPU, _TINY_TRAIN, repeats=3, steps=10),
-    "small": replace(_PAPER, family="wmt14-small"),
-    "paper": _PAPER,
-}
+_TINY = Workload("tiny", ON_CPU, _TINY_TRAIN, repeats=3, steps=10)
+WORKLOADS = {"tiny": _TINY, "small": replace(_PAPER, family="wmt14-small"), "paper": _PAPER}
 
 
 def default_scale(device: str) -> str:

@@ -61,7 +61,11 @@ class Journal:
             entries = [entry for entry in read_log(run) if entry["step"] <= start]
             write_file(run / LOG, "".join(json.dumps(entry) + "\n" for entry in entries))
             self._file = (run / LOG).open("a", encoding="utf-8")
-            self._board = _open_tensorboard(run, start)
+            self._board: Any = None
+            if find_spec("tensorboard") is not None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(str(run / TENSORBOARD), purge_step=start + 1)
 
     def __enter__(self) -> Self:
         return self
@@ -90,15 +94,6 @@ class Journal:
     def print(self, message: str) -> None:
         """Prints a message on standard error."""
         self._console.print(message, soft_wrap=True, highlight=False, markup=False)
-
-
-def _open_tensorboard(run: Path, start: int) -> Any:
-    """Opens TensorBoard's files; returns None if it is not installed."""
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run / TENSORBOARD), purge_step=start + 1)
 
 
 def read_log(run: Path) -> list[dict[str, float]]:

@@ -171,23 +171,20 @@ class Trainer:
         paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
         weights = average_weights(paths, self.model_config)
         finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
-        mean = f", mean of the last {len(paths)} checkpoints" if len(paths) > 1 else ""
-        journal.print(f"{self.run} is ready: {self.step} steps{mean}")
+        journal.print(f"{self.run} is ready: {self.step} steps")
 
     def print_start(self, journal: Journal, changes: list[str]) -> None:
         """Prints what is trained, on which device and from which step on."""
-        config, device = self.config, self.world.device
+        config = self.config
         if self.step >= config.steps:
             journal.print(f"{self.run} already has {self.step} steps; nothing to do")
             return
         row, count = str(config.target_length), sum(cost.parameters(self.model_config).values())
         if self.model_config.encoder_layers:
             row = f"({config.source_length} + {row})"
-        world = f"{self.world.size} × " if self.world.size > 1 else ""
-        journal.print(
-            f"{count:,} parameters on {world}{device.type}; {config.steps:,} steps of "
-            f"{config.rows} × {row} tokens"
-        )
+        device = f"{self.world.size} × " * (self.world.size > 1) + self.world.device.type
+        steps = f"{config.steps:,} steps of {config.rows} × {row} tokens"
+        journal.print(f"{count:,} parameters on {device}; {steps}")
         if self.step:
             journal.print("; ".join([f"resuming after step {self.step}", *changes]))
         if self.batches.skipped:

@@ -15,10 +15,7 @@ NUM_STREAMS = 8  # parameters that a CUDA graph updates concurrently: each is to
 
 
 class Adafactor(torch.optim.Adafactor):
-    """PyTorch's Adafactor, with the same state and updates, but without `.item()`.
-
-    PyTorch's version synchronizes several times per parameter, so no CUDA graph can capture it.
-    """
+    """PyTorch's Adafactor without its `.item()`, which no CUDA graph can capture."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, *, compiled: bool = False) -> None:
         super().__init__(groups, lr=lr)
