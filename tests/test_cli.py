@@ -114,7 +114,7 @@ def test_explain_changes_sizes_as_asked(writehead):
         (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
         (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
         (["explain", "."], "has no config.json"),
-        (["explain", "wmt14"], "'wmt14' is a family; choose one of its presets: wmt14/multi-head"),
+        (["explain", "wmt14"], "unknown preset 'wmt14'; choose from wmt14/multi-head"),
         (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
         (
             ["train", "data", "--preset=tiny/multi-query", "--set=model.vocab_size=9"],

@@ -3,7 +3,7 @@
 import dataclasses
 import fcntl
 import json
-import re
+import os
 import shutil
 import signal
 from contextlib import contextmanager
@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trainings import TIMES, last_checkpoint
 from writehead.cli import app
 from writehead.cli.paper import read_seeds
 from writehead.config import TrainConfig
 from writehead.cost import Setting
-from writehead.paper import experiments, reproduce, speed
+from writehead.data.corpus import pairs
+from writehead.errors import RunError
+from writehead.paper import experiments, speed
 from writehead.paper.experiments import find_experiment
+from writehead.paper.results import check_results
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
+from writehead.training.step import Stepper
 
+ROOT = Path(__file__).parents[2]
 ROWS = ("multi-head", "multi-query")
 BOTH = ("--only=multi-head", "--only=multi-query", "--steps=4")
 QUERY = ("--only=multi-query", "--steps=4")
@@ -68,32 +72,35 @@ def result(folder: Path, path: str = RESULT) -> dict[str, object]:
 
 
 def timeless(found: dict[str, object]) -> dict[str, object]:
-    """A result without what depends on the machine, the time and the folder."""
-    log = [{name: one[name] for name in one if name not in TIMES} for one in found["log"]]
-    return {**found, **dict.fromkeys(("timings", "environment", "run")), "log": log}
+    """A result without what depends on the machine, the time, the folder and resuming."""
+    return {**found, **dict.fromkeys(("timings", "environment", "run", "log"))}
 
 
 def moments(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
 
 
-def test_a_table_stopped_by_the_clock_resumes_to_the_same_results(run, tmp_path, whole):
-    code, err = run("table1", *BOTH, "--minutes=0")
-    assert code == 128 + signal.SIGTERM
-    stopped = int(re.search(r"multi-head-seed0, after step (\d) of 4; 0 of 2 results", err)[1])
-    assert 1 <= stopped < 4
-    assert not list((tmp_path / "results").rglob("*.json"))
+def test_a_stopped_table_resumes_to_the_same_results(run, tmp_path, whole, monkeypatch):
+    update = Stepper.update
 
+    def stop(self, batch, step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, batch, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "update", stop)
+        code, err = run("table1", *BOTH)
+    assert (code, "resuming" in err) == (128 + signal.SIGTERM, False)
+    assert not list((tmp_path / "results").rglob("*.json"))
     code, err = run("table1", *BOTH)
-    assert code == 0
-    assert re.search(r"row 2 of 2, multi-query-seed0; \d:\d\d:\d\d left\n", err)
+    assert (code, "resuming after step 2" in err, "2 of 2 results" in err) == (0, True, True)
     for row in ROWS:
         path = RESULT.replace("multi-query", row)
         assert timeless(result(tmp_path, path)) == timeless(result(whole, path))
-
     before = moments(tmp_path)
     code, err = run("table1", *BOTH)
-    assert (code, "all 2 results exist" in err, moments(tmp_path)) == (0, True, before)
+    assert (code, "2 of 2 results exist" in err, moments(tmp_path)) == (0, True, before)
 
 
 def test_rows_differ_in_their_attention_alone_and_say_what_they_were_made_of(whole):
@@ -112,8 +119,7 @@ def test_rows_differ_in_their_attention_alone_and_say_what_they_were_made_of(who
 
 
 def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whole, copied):
-    plan, step = copied / RUN / "train.json", last_checkpoint(copied / RUN) / "training.json"
-    before = moments(copied)
+    plan, before = copied / RUN / "train.json", moments(copied)
     for setting, words in (
         ("--steps=5", "train.steps is 4 instead of 5"),
         ("--set=train.clip=0.5", "train.clip is 1.0 instead of 0.5"),
@@ -121,15 +127,11 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
         code, err = run("table1", *QUERY, setting)
         assert (code, err.count("\n"), moments(copied)) == (2, 1, before)
         assert f"{copied / RUN} was started with other settings: {words}" in err
-    for path, change, words in (
-        (plan, {"dataset": "another"}, str(copied / RUN)),
-        (step, {"step": 5}, "damaged"),
-    ):
-        right = path.read_text()
-        path.write_text(json.dumps(json.loads(right) | change))
-        code, err = run("table1", *QUERY)
-        assert (code, words in err, (copied / RESULT).exists()) == (2, True, False)
-        path.write_text(right)
+    right = plan.read_text()
+    plan.write_text(json.dumps(json.loads(right) | {"dataset": "another"}))
+    code, err = run("table1", *QUERY)
+    assert (code, str(copied / RUN) in err, (copied / RESULT).exists()) == (2, True, False)
+    plan.write_text(right)
     # settings that do not change a step may change
     code, err = run("table1", *QUERY, "--set=train.checkpoint_every=3", "--set=train.log_every=2")
     assert code == 0, err
@@ -138,48 +140,32 @@ def test_other_settings_or_data_neither_resume_a_run_nor_join_a_result(run, whol
     assert (code, "train.steps is 4 instead of 5" in err) == (2, True)
 
 
-def test_a_run_with_more_steps_than_asked_for_is_not_scored(run, copied):
-    checkpoint = last_checkpoint(copied / RUN)
-    progress = checkpoint / "training.json"
-    progress.write_text(json.dumps(json.loads(progress.read_text()) | {"step": 5}))
-    (checkpoint / "checksums.sha256").unlink()
-    checkpoint.rename(checkpoint.with_name("step-00000005"))
-    code, err = run("table1", *QUERY)
-    assert (code, "has 5 steps instead of 4" in err, (copied / RESULT).exists()) == (2, True, False)
-
-
-def test_a_row_of_another_process_is_skipped_and_taken_once_that_stopped(run, copied, monkeypatch):
-    score = reproduce.score
-    with locked(copied / "runs/table1/tiny/.multi-head-seed0.lock") as held:
-        code, err = run("table1", "--only=multi-head", "--steps=4")
-        assert (code, "0 of 1 results exist; other processes" in err) == (0, True)
-
-        def stop_the_other(*given):
-            fcntl.flock(held, fcntl.LOCK_UN)
-            return score(*given)
-
-        monkeypatch.setattr(reproduce, "score", stop_the_other)
+def test_a_row_of_another_process_is_skipped(run, copied):
+    with locked(copied / "runs/table1/tiny/.multi-head-seed0.lock"):
         code, err = run("table1", *BOTH)
-    assert (code, "2 of 2 results exist" in err) == (0, True)
-    assert err.index("row 1 of 2, multi-query") < err.index("row 2 of 2, multi-head")
+    assert (code, "1 of 2 results exist" in err) == (0, True)
+    assert result(copied)["row"] == "multi-query"
 
 
 def test_a_dataset_that_another_process_prepares_is_waited_for(run, tmp_path, monkeypatch):
     def release(seconds):
         fcntl.flock(held, fcntl.LOCK_UN)
 
-    options, dataset = ("table1", *QUERY), "table1-tiny"
-    with locked(tmp_path / f"runs/data/.{dataset}.turn") as held:
-        code, err = run(*options, "--minutes=0")
-        assert (code, "stopped at the dataset" in err) == (128 + signal.SIGTERM, True)
+    with locked(tmp_path / "runs/data/.table1-tiny.turn") as held:
         monkeypatch.setattr("writehead.paper.reproduce.time.sleep", release)
-        code, err = run(*options)
+        code, err = run("table1", *QUERY)
     assert (code, "1 of 1 results exist" in err) == (0, True)
-    assert f"another process is preparing {tmp_path / 'runs/data' / dataset}" in err
 
 
-def test_table_3_is_scored_per_word(run, tmp_path):
-    code, err = run("table3", "--only=multi-head-2x8", "--steps=2", "--seeds=1,")
+def test_table_3_is_scored_per_word(run, tmp_path, monkeypatch):
+    for name, split, count in (("books.txt", "train", 300), ("books.valid.txt", "dev", 16)):
+        lines = (source for source, _ in pairs(split, count, max_words=7))
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    tiny = dataclasses.replace(find_experiment("table1", "tiny"), table="table3", family="tiny-lm")
+    experiment = dataclasses.replace(tiny, text=experiments.language_files)
+    monkeypatch.setitem(experiments.EXPERIMENTS, ("table3", "tiny"), experiment)
+    options = ("--only=multi-head-2x8", "--steps=2", "--seeds=1,", f"--data={tmp_path}")
+    code, err = run("table3", *options)
     assert code == 0, err
     found = result(tmp_path, "results/table3/tiny/multi-head-2x8-seed1.json")
     assert (found["train"]["seed"], found["scores"]["dev"]["lines"]) == (1, 16)
@@ -208,11 +194,11 @@ def test_table_2_times_both_searches_and_a_training_step(run, tmp_path, quick_ta
         assert list(row["measured"]) == ["ours, padded", "ours, true lengths"]
     assert found["training"]["us_per_token"] > 0
     code, err = run(*query)
-    assert (code, "all 1 results exist" in err) == (0, True)
+    assert (code, "1 of 1 results exist" in err) == (0, True)
     lock = f".tiny-{speed.platform.node()}.lock"
     with locked(tmp_path / "runs/table2" / lock):
         code, err = run("table2", "--only=multi-head")
-    assert (code, "0 of 1 results exist; other processes" in err) == (0, True)
+    assert (code, "0 of 1 results exist" in err) == (0, True)
     assert speed.default_scale("cpu") == "tiny"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert speed.default_scale("auto") == "paper"
@@ -228,13 +214,12 @@ def test_table_2_times_both_searches_and_a_training_step(run, tmp_path, quick_ta
         ("table2 --steps=3", "--steps is for table1 and table3"),
         ("table1 --steps=0", "steps=0"),
         ("table1 --seeds=1,-1", "1,-1"),
-        ("table1 --minutes=-1", "--minutes -1"),
         ("table1 --set=model.g=2", "train.NAME=VALUE"),
         ("table1 --scale=paper --data=nowhere", "nowhere"),
         ("table1 --scale=tiny --results=file", "file"),
         ("table3 --data=.", ". lacks books.valid.txt"),
         ("table1", "newstest2014.en, newstest2014.de"),
-        ("torchrun", "torchrun"),
+        ("torchrun", "once per GPU"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(writehead, tmp_path, monkeypatch, given, words):
@@ -262,6 +247,18 @@ def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
     assert experiments.read_lines(experiments.language_hub(tmp_path).scored["dev"])[1] == [
         "test line"
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "scale", "steps"),
+    [("table1", "paper-size", 4000), ("table1", "small", 6000), ("table3", "small", 4000)],
+)
+def test_a_new_row_may_join_the_stored_results(table, scale, steps):
+    experiment = find_experiment(table, scale)
+    new = {"table": table, "scale": scale, "family": experiment.family, "data": None}
+    check_results(ROOT / "results", new | {"train": experiment.with_steps(steps).to_json()})
+    with pytest.raises(RunError, match=r"train\.steps"):
+        check_results(ROOT / "results", new | {"train": experiment.with_steps(9).to_json()})
 
 
 @pytest.mark.parametrize(

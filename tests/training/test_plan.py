@@ -2,16 +2,14 @@
 
 import json
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainings import CONFIG, LANGUAGE, MODEL, command, go, last_checkpoint, pair_dataset
-from writehead.config import PrepareConfig, TrainConfig
+from writehead.config import TrainConfig
 from writehead.errors import ConfigError, RunError
-from writehead.paper.experiments import find_experiment
 from writehead.paper.presets import FAMILIES, preset_names, train_preset
 from writehead.training.loop import Trainer
 
@@ -29,21 +27,12 @@ def plan(run: Path) -> dict:
 
 
 def test_every_preset_has_training_settings_that_fit_its_positions():
-    for family, table, scale in (("wmt14", "table1", "paper"), ("lm1b-small", "table3", "small")):
-        assert train_preset(f"{family}/multi-query") == find_experiment(table, scale).train
     for name in preset_names():
         config, model = train_preset(name), FAMILIES[name.partition("/")[0]]
         assert config.warmup < config.steps
         assert config.target_length <= model.target_positions
     with pytest.raises(ConfigError, match="did you mean 'tiny/multi-query'"):
         train_preset("tiny/multi-quary")
-
-
-def test_train_takes_the_presets_settings(dataset, tmp_path, writehead):
-    options = ("--preset=tiny/multi-query", "--device=cpu", "--set=train.steps=2")
-    code, _, err = writehead("train", dataset, "--run", tmp_path, *options)
-    assert (code, "2 steps of 8 × (64 + 64) tokens" in err) == (0, True)
-    assert plan(tmp_path)["train"] == train_preset("tiny/multi-query").to_json() | {"steps": 2}
 
 
 def test_other_settings_are_refused_by_name(dataset, run, writehead):
@@ -102,19 +91,9 @@ def test_a_run_without_a_checkpoint_accepts_new_settings(dataset, tmp_path, monk
 
 def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
     before = plan(run)
-    for steps, rate in ((1, 0.5), (2, SHORT.learning_rate)):
-        capsys.readouterr()
-        go(dataset, run, replace(SHORT, steps=steps, learning_rate=rate))
-        err = capsys.readouterr().err
-        assert ("already has 2 steps" in err, "learning_rate" in err) == (True, rate == 0.5)
+    go(dataset, run, replace(SHORT, steps=1, learning_rate=0.5))
+    assert "already has 2 steps" in capsys.readouterr().err
     assert plan(run) == before
-
-
-def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
-    signal_at(signal.SIGTERM, 2)
-    assert go(dataset, tmp_path / "run").step == 3
-    assert go(dataset, tmp_path / "run", replace(CONFIG, steps=4)).step == 4
-    assert plan(tmp_path / "run")["train"]["steps"] == 4
 
 
 @pytest.mark.parametrize(
@@ -127,9 +106,9 @@ def test_a_stopped_run_may_take_fewer_steps(dataset, tmp_path, signal_at):
         (f"--set=train.seed={2**63}", "error: seed="),
         ("--set=train.seed=-1", "error: seed="),
         ("--set=train.average=4", "keep"),
-        ("--set=train.target_length=49", "rows of 49 tokens"),
+        ("--set=train.target_length=49", "target_length=49"),
         ("--set=train.target_length=2", "fits a row"),
-        ("--set=model.eos=5", "model.eos is 5"),
+        ("--set=model.eos=5", "model.eos=1"),
         ("--preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
         ("--device=cuda:99", "error: "),
     ],
@@ -141,17 +120,6 @@ def test_wrong_input_is_one_line_and_leaves_nothing_behind(
     assert (code, "Traceback" in err) == (2, False)
     assert words in err.replace("\n", " ")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "largest"),
-    [(TrainConfig, 2**63 - 1), (lambda **one: PrepareConfig(task="language", **one), 2**32 - 1)],
-)
-def test_seeds_have_a_range(kind, largest):
-    assert kind(seed=largest).seed == largest
-    for seed in (-1, largest + 1, 10**300):
-        with pytest.raises(ConfigError, match="seed="):
-            kind(seed=seed)
 
 
 def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):

@@ -24,18 +24,18 @@ def test_a_stopped_run_resumes_exactly(dataset, text, tmp_path, signal_at, numbe
     go(data, tmp_path / "whole", config, model)
     place = (trainings.last_checkpoint(tmp_path / "whole") / "training.json").read_text()
     assert (json.loads(place)["data"]["epoch"] > 0, model.dropout > 0) == (True, True)
-    signal_at(number, 1, 4, 9, STEPS - 1)  # the last of which is no stop but the end
+    signal_at(number, 1, 4, 9, STEPS - 1)
     for stopped, kept in ((2, [2]), (5, [4, 5]), (10, [4, 8, 10])):
         outcome = go(data, tmp_path / "run", config, model)
         assert (outcome.step, outcome.stopped_by) == (stopped, number)
         assert steps(tmp_path / "run") == kept
     outcome = go(data, tmp_path / "run", config, model)
-    assert (outcome.step, outcome.stopped_by) == (STEPS, None)
+    assert (outcome.step, outcome.stopped_by) == (STEPS, number)
     assert_same_training(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_starts_again(dataset, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="became nan"):
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="became NaN"):
         update = Stepper.update
         patch.setattr(Stepper, "update", lambda *given: update(*given) * float("nan"))
         go(dataset, tmp_path / "run")

@@ -2,109 +2,84 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from writehead.cli.app import app
-from writehead.cli.options import Threads, read_settings
-from writehead.errors import ConfigError
+from writehead.cli.options import Threads, read_settings, resumable
+from writehead.errors import ConfigError, nearest
 from writehead.schema import with_settings
 from writehead.util.files import write_file
-
-if TYPE_CHECKING:
-    from writehead.paper.reproduce import Summary
 
 RESULTS = Path("results")
 CARD = Path("src/writehead/bundled/MODEL_CARD.md")
 
-Results = Annotated[Path, typer.Option(help="Folder of the results.")]
+Results = Annotated[Path, Option(help="Folder of the results.")]
 
 
 @app.command(name="reproduce")
 def reproduce_command(
-    table: Annotated[str, typer.Argument(help="table1, table2 or table3.")],
+    table: Annotated[str, Argument(help="table1, table2 or table3.")],
     scale: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="small: our text and sizes; paper-size: the paper's sizes; paper: its experiment; "
             "tiny: a rehearsal. Default: small; for table2, paper on a GPU and tiny on a CPU."
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the text files; for scale paper, of parquet files."),
-    ] = None,
+    data: Annotated[Path | None, Option(help="Folder of text or parquet files.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="A row, such as multi-query; repeatable. Default: all.")
+        list[str] | None, Option(help="A row, such as multi-query; repeatable. Default: all.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps per row.")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="How many, as 3, or which, as 0,1,2. Default: 1.")
-    ] = None,
+    steps: Annotated[int | None, Option(help="Training steps per row.")] = None,
+    seeds: Annotated[str | None, Option(help="How many (3) or which (0,1,2). Default: 1.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="train.NAME=VALUE for every row; repeatable.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after this time; the same command resumes.")
+        list[str] | None, Option("--set", help="train.NAME=VALUE for every row; repeatable.")
     ] = None,
     results: Results = RESULTS,
-    runs: Annotated[Path, typer.Option(help="Folder of datasets and runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    runs: Annotated[Path, Option(help="Folder of datasets and runs.")] = Path("runs"),
+    device: Annotated[str, Option(help="auto, cpu or cuda.")] = "auto",
     threads: Threads = None,
 ) -> None:
     """Reproduce a table of the paper row by row; rows differ in their attention only.
 
-    Rows with a result are skipped. After Ctrl-C, SIGTERM or --minutes the exit code is 128 plus the
-    signal's number, and the same command resumes. Several processes, such as one per GPU, share the
-    rows.
+    Rows with a result are skipped. After Ctrl-C or SIGTERM, the same command resumes. Several
+    processes, such as one per GPU, share the rows.
 
     Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "a row is trained on one device; instead of torchrun, start the same command once per "
-            "GPU"
-        )
-    if minutes is not None and not minutes >= 0:
-        raise ConfigError(f"--minutes {minutes} must be 0 or more")
+        raise ConfigError("a row is trained on one device; start the same command once per GPU")
     from writehead.paper import experiments, reproduce, speed
 
-    try:
-        if table == "table2":
-            for name, given in (
-                ("data", data),
-                ("steps", steps),
-                ("seeds", seeds),
-                ("set", settings),
-            ):
-                if given is not None:
-                    raise ConfigError(f"--{name} is for table1 and table3; leave it out for table2")
-            chosen = scale or speed.default_scale(device)
-            experiments.check_scale(chosen)
-            rows = experiments.choose_rows(table, speed.ROWS, only or [])
-            summary = speed.reproduce_speed(
-                speed.SpeedJob(chosen, rows, results, runs, device, minutes)
-            )
-        else:
-            changes = read_settings(settings, ("train",))["train"]
-            experiment = experiments.find_experiment(table, scale or "small")
-            job = reproduce.Job(
-                experiment=experiment,
-                train=with_settings(experiment.with_steps(steps), changes),
-                rows=experiments.choose_rows(experiment.name, tuple(experiment.rows), only or []),
-                seeds=read_seeds(seeds or "1"),
-                data=data,
-                results=results,
-                runs=runs,
-                device=device,
-                minutes=minutes,
-            )
-            summary = reproduce.reproduce_quality(job)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; run the same command again to resume", err=True)
-        raise typer.Exit(130) from None
-    _print_summary(summary)
+    if table == "table2":
+        given = {"data": data, "steps": steps, "seeds": seeds, "set": settings}
+        for name in (name for name, value in given.items() if value is not None):
+            raise ConfigError(f"--{name} is for table1 and table3; leave it out for table2")
+        scale = scale or speed.default_scale(device)
+        if scale not in speed.WORKLOADS:
+            raise ConfigError(f"unknown scale {scale!r}; {nearest(scale, speed.WORKLOADS)}")
+        rows = experiments.choose_rows(table, speed.ROWS, only or [])
+        with resumable():
+            paths = speed.reproduce_speed(scale, rows, results, runs, device)
+    else:
+        experiment = experiments.find_experiment(table, scale or "small")
+        changes = read_settings(settings, ("train",))["train"]
+        job = reproduce.Job(
+            experiment=experiment,
+            train=with_settings(experiment.with_steps(steps), changes),
+            rows=experiments.choose_rows(table, tuple(experiment.rows), only or []),
+            seeds=read_seeds(seeds or "1"),
+            data=data,
+            results=results,
+            runs=runs,
+            device=device,
+        )
+        with resumable():
+            paths = reproduce.reproduce_quality(job)
+    typer.echo(f"{sum(map(Path.is_file, paths))} of {len(paths)} results exist", err=True)
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
@@ -119,24 +94,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _print_summary(summary: "Summary") -> None:
-    """Prints how many results exist; exits with the signal's code if the work was stopped."""
-    have = f"{summary.done} of {summary.total} results exist"
-    if summary.stopped_by is not None:
-        typer.echo(
-            f"stopped at {summary.stopped_at}; {have}; run the same command again to resume",
-            err=True,
-        )
-        raise typer.Exit(128 + summary.stopped_by)
-    busy = "; other processes are working on the rest" if summary.done < summary.total else ""
-    typer.echo(f"{have}{busy}", err=True)
-
-
 @app.command(name="report")
 def report_command(
     output: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[OUT]",
             help="The Markdown file to write; its figures go to the folder figures beside it. "
             "Default: docs/results.md, or report.md in another folder of results.",
@@ -144,7 +106,7 @@ def report_command(
     ] = None,
     results: Results = RESULTS,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit with 1 if the file is outdated.")
+        bool, Option("--check", help="Write nothing; exit with 1 if the file is outdated.")
     ] = False,
 ) -> None:
     """Write the paper's tables, its claims and figures beside our results, as Markdown and SVG.

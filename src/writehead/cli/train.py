@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from typer import Argument, Option
 
 from writehead.cli import options
-from writehead.cli.app import Page, app
+from writehead.cli.app import app
 from writehead.errors import ConfigError
 from writehead.paper.presets import train_preset
 
@@ -40,28 +39,23 @@ def train_command(
     """
     model, config = options.read_configs(preset_name, settings, train_preset(preset_name))
     if any(setting.startswith("model.vocab_size=") for setting in settings or ()):
-        raise ConfigError(
-            "model.vocab_size is that of the dataset; prepare the dataset with another --vocab-size"
-        )
+        raise ConfigError("to set model.vocab_size, prepare the dataset with another --vocab-size")
     from writehead.training.loop import train
 
     folder = run or Path("runs") / dataset.name / preset_name
     outcome = train(dataset, folder, model, config, device=device)
-    if outcome.stopped_by is None:
-        return
-    if int(os.environ.get("RANK", "0")) == 0:
-        saved = f"stopped after step {outcome.step} of {config.steps}, which is saved"
-        typer.echo(f"{saved}; run the same command again to resume", err=True)
-    raise typer.Exit(128 + outcome.stopped_by)
+    if outcome.stopped_by is not None:
+        if int(os.environ.get("RANK", "0")) == 0:
+            saved = f"stopped after step {outcome.step} of {config.steps}, which is saved"
+            typer.echo(f"{saved}; run the same command again to resume", err=True)
+        raise typer.Exit(128 + outcome.stopped_by)
 
 
 @app.command(name="average")
 def average_command(
     run: Annotated[Path, Argument(help="Folder that a model was trained in.")],
     output: options.NewRun,
-    last: Annotated[
-        int, Option(help="Number of checkpoints; train.keep limits how many exist.")
-    ] = 3,
+    last: Annotated[int, Option(help="Number of checkpoints; see train.keep.")] = 3,
     force: options.ForceRun = False,
     threads: options.Threads = None,
 ) -> None:
@@ -85,9 +79,7 @@ def evaluate_command(
     text: Annotated[Path | None, Option(help="Text, for a language model.")] = None,
     dataset: Annotated[Path | None, Option(help="Dataset of which to score a split.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
-    search: Annotated[
-        list[str] | None, Option(help="greedy or beam-4. Repeatable. Default: both.")
-    ] = None,
+    search: Annotated[list[str] | None, Option(help="greedy or beam-4. Default: both.")] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -103,11 +95,9 @@ def evaluate_command(
     """
     given = [str(name) for name in (source, test_set, text, dataset) if name is not None]
     if len(given) != 1 or (source is None) != (reference is None):
-        raise ConfigError(
-            "give --source with --reference, or --test-set, or --text, or --dataset; one of them"
-        )
+        raise ConfigError("give one of --source with --reference, --test-set, --text or --dataset")
     if split is not None and dataset is None:
-        raise ConfigError("--split is a dataset's; give the dataset too, with --dataset")
+        raise ConfigError("--split needs --dataset")
     from writehead.bench.record import check_output, finite, run_facts
     from writehead.decoding import Engine, textio
     from writehead.model.bundled import bundled_run, name_of
@@ -118,7 +108,8 @@ def evaluate_command(
     folder = bundled_run() if run is None else run
     inputs = [path for path in (source, reference, text) if path is not None]
     inputs += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
-    if output is not None and output.is_file() and any(_is_same(output, one) for one in inputs):
+    same = (one for one in inputs if output and output.is_file() and one.is_file())
+    if any(one.samefile(str(output)) for one in same):
         raise ConfigError(f"{output} is an input file; write the result to another file")
     file = check_output(output, force)  # fails before minutes of scoring
     engine, facts = Engine.load(folder, device, dtype), run_facts(folder)
@@ -147,25 +138,16 @@ def evaluate_command(
         _print_scores(result)
 
 
-def _is_same(output: Path, path: Path) -> bool:
-    """Whether two paths are the same file, also through links."""
-    return path.is_file() and path.samefile(output)
-
-
 def _print_scores(result: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("score", style="cyan")
-    table.add_column("value", justify="right")
-    table.add_column("details", overflow="fold")  # signatures are quoted in full
-    table.add_row("ln(PPL)", f"{result['ln_ppl']:.4f}", f"per token, {result['tokens']:,} tokens")
+    rows = [("ln(PPL)", f"{result['ln_ppl']:.4f}", f"per token, {result['tokens']:,} tokens")]
     if "ppl_per_word" in result:
-        details = f"per word, {result['words']:,} words including line ends"
-        table.add_row("perplexity", f"{result['ppl_per_word']:.2f}", details)
+        words = f"per word, {result['words']:,} words including line ends"
+        rows.append(("perplexity", f"{result['ppl_per_word']:.2f}", words))
     for search, scores in result.get("bleu", {}).items():
         for tokenizer in ("intl", "13a"):
-            details = scores[f"{tokenizer}_signature"]
-            table.add_row(f"BLEU, {search}", f"{scores[tokenizer]:.2f}", details)
+            signature = scores[f"{tokenizer}_signature"]
+            rows.append((f"BLEU, {search}", f"{scores[tokenizer]:.2f}", signature))
     if result.get("skipped"):
-        table.add_row("skipped", str(result["skipped"]), "pairs longer than the model's positions")
-    page = Page()
-    page.print(table, width=None if page.is_terminal else 1_000)  # scripts read whole lines
+        rows.append(("skipped", str(result["skipped"]), "pairs longer than the model's positions"))
+    for name, value, details in rows:
+        typer.echo(f"{name:<13} {value:>7}  {details}")

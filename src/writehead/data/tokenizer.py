@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -110,13 +111,15 @@ class Tokenizer:
         check_vocab_size(vocab_size)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
+        # the model records each option that is passed, even a default, and so does its fingerprint
+        limit: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=map(normalise, sentences),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
-                hard_vocab_limit=not fit_vocab_size,
+                **limit,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 normalization_rule_name="identity",

@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-from writehead.errors import RunError
 from writehead.util.extras import requires
 from writehead.util.files import write_file
 
@@ -14,13 +13,10 @@ with requires("demo"):
 
 COLORS = {"multi-head": "#c2410c", "multi-query": "#1d4ed8"}
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1a202c; background: #fff; }
-h2 { margin-top: 2.5rem; font-size: 1.2rem; } svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.92rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { padding: 0.3rem 0.9rem 0.3rem 0; border-bottom: 1px solid #e2e8f0; text-align: left; }
-.numbers :is(th, td):not(:first-child) { text-align: right; }
-.note, footer { color: #4a5568; font-size: 0.88rem; }
+svg { max-width: 100%; height: auto; } .note, footer { color: #4a5568; font-size: 0.88rem; }
 """
 
 
@@ -53,44 +49,37 @@ def write_page(path: Path, results: dict[str, Any]) -> Path:
     hardware, versions = (results["environment"][name] for name in ("hardware", "versions"))
     counts = {f"{model['parameters'] / 1e6:.2f}M" for model in results["models"].values()}
     step = results["step"]
-    bundled = f"<h2>The bundled model</h2>{_table(results['bundled'])}" * bool(results["bundled"])
     page = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Multi-head and multi-query attention</title><style>{STYLE}</style>
 <h1>Multi-head and multi-query attention</h1>
 <p>Two English–German Transformers of {" and ".join(sorted(counts))} parameters, trained on the same
-{results["pairs"]:,} sentence pairs in the same order. <b>Multi-head</b> attention has keys and
-values for each of its eight heads. In <b>multi-query</b> attention, all heads share the same keys
-and values; its feed-forward layers are wider, so that both models have the same size.</p>
+{results["pairs"]:,} sentence pairs. In <b>multi-query</b> attention, all eight heads share their
+keys and values, and wider feed-forward layers keep the size of the model.</p>
 {_plots(results)}
 <h2>Results</h2>
-{_table(result_rows(results), "numbers")}
-<p class="note">ln PPL and BLEU: on {results["test_pairs"]} held-out sentences.
-µs/token: translating these sentences. ms/step: one decoder step for {step["batch"]} sentences with
-{step["source"]} source tokens, at target position {step["positions"][-1]}. KV B/token: bytes that a
-target token adds to the KV cache. The floor in the plot is the minimum time of a step, by memory
-bandwidth and matrix throughput of this device. Models this small spend most of a step outside
-attention; <code>writehead explain wmt14/multi-query</code> shows the costs at the size of the
-paper.</p>
+{_table(result_rows(results))}
+<p class="note">ln PPL, BLEU and µs/token: {results["test_pairs"]} held-out sentences. ms/step: one
+decoder step for {step["batch"]} sentences with {step["source"]} source tokens, at target position
+{step["positions"][-1]}. KV B/token: bytes that a target token adds to the KV cache. The floor is
+the minimum time of a step by memory bandwidth and matrix throughput. Models this small spend most
+of a step outside attention; <code>writehead explain wmt14/multi-query</code> shows the paper's
+size.</p>
 <h2>Held-out sentences, beam 4</h2>
 {_table(example_rows(results))}
-{bundled}
 <footer><p>{html.escape(hardware["device"])}, {hardware["cores"]} cores (threads:
 {hardware["threads"]}); writehead {versions["writehead"]}, PyTorch {versions["torch"]};
 {results["environment"]["date"]}</p></footer>
 </html>
 """
-    try:
-        write_file(path, page)
-    except OSError as error:
-        raise RunError(f"{path} could not be written: {error.strerror}") from error
+    write_file(path, page)
     return path
 
 
-def _table(rows: list[list[str]], kind: str = "") -> str:
+def _table(rows: list[list[str]]) -> str:
     lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
     lines[0] = lines[0].replace("td>", "th>")
-    return f'<table class="{kind}"><tr>{"</tr><tr>".join(lines)}</tr></table>'
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def _plots(results: dict[str, Any]) -> str:

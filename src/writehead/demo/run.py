@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,8 +19,6 @@ from writehead.data.prepare import prepare
 from writehead.data.sources import embedded
 from writehead.decoding import Engine
 from writehead.demo.page import example_rows, result_rows, write_page
-from writehead.errors import RunError
-from writehead.model import TranslationModel
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log
@@ -30,7 +28,6 @@ from writehead.util.environment import environment
 from writehead.util.progress import Reporter
 
 KINDS = ("multi-head", "multi-query")
-Key = tuple[str, str]  # a model of KINDS and a search of SEARCHES
 TRAINING = replace(train_preset("tiny/multi-query"), steps=1300, log_every=50, keep=1)
 SAMPLES = (
     "The committee will vote on the report tomorrow.",
@@ -64,8 +61,9 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     log, out = Console(stderr=True, highlight=False), Console(highlight=False)
     log.print("This takes about five minutes on two CPU cores. Ctrl-C stops; run again to resume.")
     log.print("\n[bold]1. The bundled model[/] translates English to German")
-    bundled = _translate_samples(device, log)
-    _print_table(out, bundled)
+    outputs = Engine.load(device=device).translate(SAMPLES)
+    translations = [[source, one.text] for source, one in zip(SAMPLES, outputs, strict=True)]
+    _print_table(out, [["English", "German"], *translations])
     log.print(f"\n[bold]2. Preparing[/] {demo.pairs:,} pairs of the built-in corpus")
     prepare(
         folder / "data",
@@ -80,23 +78,11 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
         if outcome.stopped_by is not None:
             raise KeyboardInterrupt
     log.print(f"\n[bold]5. Scoring and timing[/] both on {demo.test_pairs} held-out sentences")
-    results = _compare(folder, demo, device) | {"bundled": bundled}
+    results = _compare(folder, demo, device)
     write_result(folder / "demo.json", results)
     _print_table(out, example_rows(results))
-    _print_table(out, result_rows(results), numbers=True)
+    _print_table(out, result_rows(results))
     return write_page(folder / "report.html", results)
-
-
-def _translate_samples(device: str, log: Console) -> list[list[str]]:
-    """Returns a table of sentences and their translations, empty without a bundled model."""
-    try:
-        engine = Engine.load(device=device)
-    except RunError as error:
-        log.print(f"skipped: {error}", markup=False)
-        return []
-    outputs = engine.translate(SAMPLES)
-    rows = ([source, output.text] for source, output in zip(SAMPLES, outputs, strict=True))
-    return [["English", "German"], *rows]
 
 
 def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
@@ -114,52 +100,41 @@ def _compare(folder: Path, demo: Demo, device: str) -> dict[str, Any]:
         "examples": {"source": sources[: demo.examples], "reference": references[: demo.examples]},
         "models": {},
     }
-    outputs, seconds = _translate(engines, sources, demo.repeats)
     for kind, engine in engines.items():
-        results["examples"][kind] = outputs[kind, "beam-4"][: demo.examples]
-        lengths = {
-            search: sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs[kind, search]))
-            for search in SEARCHES
-        }
+        scores, times = {}, {}
+        for search, options in SEARCHES.items():
+            seconds = []
+            for _ in range(demo.repeats):
+                start = time.perf_counter()
+                outputs = [output.text for output in engine.translate(sources, options)]
+                seconds.append(time.perf_counter() - start)
+            tokens = sum(len(ids) + 1 for ids in engine.tokenizer.encode_all(outputs))
+            scores[search] = bleu(outputs, references)["intl"]
+            times[search] = min(seconds) / tokens * 1e6
+            results["examples"][kind] = outputs[: demo.examples]  # of the last search, beam 4
         results["models"][kind] = {
             "config": engine.model.config.to_json(),
             "parameters": sum(cost.parameters(engine.model.config).values()),
             "ln_ppl": text_likelihood(engine, references, sources).ln_ppl,
-            "bleu": {one: bleu(outputs[kind, one], references)["intl"] for one in SEARCHES},
-            "us_per_token": {one: seconds[kind, one] / lengths[one] * 1e6 for one in SEARCHES},
+            "bleu": scores,
+            "us_per_token": times,
             **_time_steps(engine.model, demo, chip),
             "log": read_log(folder / kind),
         }
     return results
 
 
-def _translate(
-    engines: dict[str, Engine], sources: list[str], repeats: int
-) -> tuple[dict[Key, list[str]], dict[Key, float]]:
-    """Returns translations and the best time by model and search; the models take turns."""
-    outputs: dict[Key, list[str]] = {}
-    seconds: dict[Key, float] = {}
-    for _ in range(repeats):
-        for search, options in SEARCHES.items():
-            for kind, engine in engines.items():
-                start, key = time.perf_counter(), (kind, search)
-                outputs[key] = [output.text for output in engine.translate(sources, options)]
-                seconds[key] = min(time.perf_counter() - start, seconds.get(key, float("inf")))
-    return outputs, seconds
-
-
 @torch.inference_mode()
 def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
     """Returns milliseconds per decoder step at several positions, and the floor on this device."""
-    assert isinstance(model, TranslationModel)
     length = demo.positions[-1] + 1
     shape = (demo.batch, max(length, demo.source))
     tokens = torch.randint(3, model.config.vocab_size, shape).to(model.device)
     state = model.start(tokens[:, : demo.source], length, rewindable=1)
-    fastest, position = [], 0
-    for next_position in demo.positions:
-        model.extend(tokens[:, position:next_position], state)
-        position, times = next_position, []
+    fastest, start_at = [], 0
+    for position in demo.positions:
+        model.extend(tokens[:, start_at:position], state)
+        start_at, times = position, list[float]()
         for _ in range(3 * demo.repeats):
             wait_for(model.device)
             start = time.perf_counter()
@@ -177,12 +152,8 @@ def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
     }
 
 
-def _print_table(out: Console, rows: list[list[str]], *, numbers: bool = False) -> None:
-    padding = (0, 1, 0, 0) if numbers else (0, 2, 1, 0)  # a blank line between sentences
-    table = Table(box=None, pad_edge=False, padding=padding)
-    for i, name in enumerate(rows[0] if rows else ()):
-        justify: Literal["left", "right"] = "right" if numbers and i else "left"
-        table.add_column(name, justify=justify, no_wrap=numbers and not i)
+def _print_table(out: Console, rows: list[list[str]]) -> None:
+    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows[1:]:
         table.add_row(*map(Text, row))
     out.print("", table)

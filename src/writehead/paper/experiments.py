@@ -3,14 +3,13 @@
 The rows of a table differ in their attention only.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from writehead.config import ModelConfig, PrepareConfig, TrainConfig
 from writehead.data.hub import hub_inputs
-from writehead.data.sources import Corpus, Embedded, Inputs, Row, TextFiles, embedded
+from writehead.data.sources import Corpus, Inputs, TextFiles, embedded
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.paper.presets import FAMILIES, TRAINING, rows
 from writehead.training.evaluate import named_test_set
@@ -19,13 +18,9 @@ TABLES = ("table1", "table2", "table3")
 # a rehearsal on a CPU; our text and sizes; our text and the paper's sizes; the paper's experiment
 SCALES = ("tiny", "small", "paper-size", "paper")
 SUFFIXES = ("", ".xz", ".gz", ".bz2")
-PAIRS, PAIRS_DEV, PAIRS_TEST = (
-    ("europarl-1", "europarl-2", "tatoeba"),
-    "newstest2013",
-    "newstest2014",
-)
+PAIRS = ("europarl-1", "europarl-2", "tatoeba")
+PAIRS_DEV, PAIRS_TEST = "newstest2013", "newstest2014"
 BOOKS, BOOKS_DEV = "books.txt", "books.valid.txt"
-GRAMMAR_PAIRS, GRAMMAR_WORDS, GRAMMAR_HELD_OUT = 2000, 7, 16
 
 
 @dataclass(frozen=True)
@@ -34,22 +29,6 @@ class Text:
 
     inputs: Inputs
     scored: Mapping[str, Corpus | str]
-
-
-@dataclass(frozen=True)
-class OneSide:
-    """The first language of a parallel corpus."""
-
-    pairs: Corpus
-    sides: int = 1
-
-    def identity(self) -> dict[str, Any]:
-        """Identifies the parallel corpus and the side."""
-        return {**self.pairs.identity(), "side": 0}
-
-    def rows(self) -> Iterator[Row]:
-        """Yields the lines of that side."""
-        return (row[:1] for row in self.pairs.rows())
 
 
 def translation_files(folder: Path | None) -> Text:
@@ -80,17 +59,8 @@ def language_hub(folder: Path | None) -> Text:
 
 def grammar_pairs(folder: Path | None) -> Text:
     """Sentence pairs of the built-in grammar, which needs no files."""
-    inputs = embedded(GRAMMAR_PAIRS, max_words=GRAMMAR_WORDS, held_out=GRAMMAR_HELD_OUT)
+    inputs = embedded(2000, max_words=7, held_out=16)
     return Text(inputs, {"dev": inputs.dev[0], "test": inputs.test[0]})
-
-
-def grammar_text(folder: Path | None) -> Text:
-    """English sentences of the built-in grammar."""
-    train, dev = (
-        OneSide(Embedded(split, count, max_words=GRAMMAR_WORDS))
-        for split, count in (("train", GRAMMAR_PAIRS), ("dev", GRAMMAR_HELD_OUT))
-    )
-    return Text(Inputs(train=(train,), dev=(dev,)), {"dev": dev})
 
 
 def _hub_name(name: str, folder: Path | None) -> str:
@@ -121,11 +91,8 @@ def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
     """Returns sources and targets of a text to score; for a language model they are the same."""
     if isinstance(source, str):
         return named_test_set(source)
-    sides: list[list[str]] = [[] for _ in range(source.sides)]
-    for row in source.rows():
-        for side, line in zip(sides, row, strict=True):
-            side.append(line or "")  # a line that is too long is None
-    return sides[0], sides[-1]
+    rows = [[line or "" for line in row] for row in source.rows()]  # a line too long is None
+    return [row[0] for row in rows], [row[-1] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -137,12 +104,6 @@ class Experiment:
     family: str
     text: Callable[[Path | None], Text]
     train: TrainConfig
-    vocab_size: int
-
-    @property
-    def name(self) -> str:
-        """The name for messages."""
-        return f"{self.table}, scale {self.scale}"
 
     @property
     def rows(self) -> dict[str, ModelConfig]:
@@ -158,42 +119,24 @@ class Experiment:
 
     @property
     def prepare(self) -> PrepareConfig:
-        """How the text is tokenized."""
-        return PrepareConfig(task=FAMILIES[self.family].task, vocab_size=self.vocab_size)
-
-    @property
-    def dataset(self) -> Path:
-        """The dataset's path in the folder of runs."""
-        return Path("data") / f"{self.table}-{self.scale}"
+        """How the text is tokenized; the grammar has few words."""
+        model = FAMILIES[self.family]
+        vocab_size = 600 if self.scale == "tiny" else model.vocab_size
+        return PrepareConfig(task=model.task, vocab_size=vocab_size)
 
 
-_TINY = TrainConfig(
-    steps=200,
-    rows=8,
-    source_length=64,
-    target_length=64,
-    learning_rate=0.04,
-    warmup=20,
-    log_every=20,
-    evaluate_every=50,
-    checkpoint_every=50,
-    keep=1,
-)
+_TINY = replace(TRAINING["tiny"], steps=200, warmup=20)
 _WMT, _LM = TRAINING["wmt14-small"], TRAINING["lm1b-small"]
-_TINY_VOCABULARY = 600  # the grammar has few words
 EXPERIMENTS = {
-    (table, scale): Experiment(
-        table, scale, family, text, train, vocabulary or FAMILIES[family].vocab_size
-    )
-    for table, scale, family, text, train, vocabulary in (
-        ("table1", "tiny", "tiny", grammar_pairs, _TINY, _TINY_VOCABULARY),
-        ("table1", "small", "wmt14-small", translation_files, _WMT, None),
-        ("table1", "paper-size", "wmt14", translation_files, _WMT, None),
-        ("table1", "paper", "wmt14", translation_hub, TRAINING["wmt14"], None),
-        ("table3", "tiny", "tiny-lm", grammar_text, _TINY, _TINY_VOCABULARY),
-        ("table3", "small", "lm1b-small", language_files, _LM, None),
-        ("table3", "paper-size", "lm1b", language_files, _LM, None),
-        ("table3", "paper", "lm1b", language_hub, TRAINING["lm1b"], None),
+    (table, scale): Experiment(table, scale, family, text, train)
+    for table, scale, family, text, train in (
+        ("table1", "tiny", "tiny", grammar_pairs, _TINY),
+        ("table1", "small", "wmt14-small", translation_files, _WMT),
+        ("table1", "paper-size", "wmt14", translation_files, _WMT),
+        ("table1", "paper", "wmt14", translation_hub, TRAINING["wmt14"]),
+        ("table3", "small", "lm1b-small", language_files, _LM),
+        ("table3", "paper-size", "lm1b", language_files, _LM),
+        ("table3", "paper", "lm1b", language_hub, TRAINING["lm1b"]),
     )
 }
 
@@ -202,14 +145,10 @@ def find_experiment(table: str, scale: str) -> Experiment:
     """Returns the experiment of Table 1 or 3 at a scale; errors suggest the nearest name."""
     if table not in TABLES:
         raise ConfigError(f"unknown table {table!r}; {nearest(table, TABLES)}")
-    check_scale(scale)
+    scales = [known for name, known in EXPERIMENTS if name == table]
+    if scale not in scales:
+        raise ConfigError(f"{table} has no scale {scale!r}; {nearest(scale, scales)}")
     return EXPERIMENTS[table, scale]
-
-
-def check_scale(scale: str) -> None:
-    """Raises ConfigError if the scale is unknown."""
-    if scale not in SCALES:
-        raise ConfigError(f"unknown scale {scale!r}; {nearest(scale, SCALES)}")
 
 
 def choose_rows(table: str, known: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

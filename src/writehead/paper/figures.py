@@ -3,18 +3,11 @@
 import io
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from writehead import cost
 from writehead.config import ModelConfig
-from writehead.paper.claims import (
-    MEASURES,
-    NOT_RUN,
-    SMALL_HEADS,
-    Measure,
-    Scores,
-    Values,
-    paper_values,
-)
+from writehead.paper.claims import MEASURES, NOT_RUN, SMALL_HEADS, Scores, Values, paper_values
 from writehead.paper.presets import rows
 from writehead.util.extras import requires
 
@@ -33,45 +26,37 @@ def quality_svg(table: str, scales: Sequence[Scores]) -> str:
     measure, configs = MEASURES[table][0], rows(PAPER_FAMILY[table])
     panels = [("paper", paper_values(table, measure))]
     panels += [(one.scale, one.values(measure)) for one in scales]
-    figure = Figure(figsize=(2.2 + 2.6 * len(panels), 0.9 + 0.28 * len(configs)))
-    figure.set_layout_engine("constrained")
+    size = (2.2 + 2.6 * len(panels), 0.9 + 0.28 * len(configs))
+    figure = Figure(figsize=size, layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (title, values) in zip(drawn, panels, strict=True):
-        _draw(axes, list(configs), values, measure)
+        _draw(axes, list(configs), values, measure.digits)
         axes.set_title(title, loc="left", fontsize=10)
-    largest = kv_bytes(configs["multi-head"])
-    labels = [f"{row} ({100 * kv_bytes(configs[row]) / largest:.3g}%)" for row in configs]
+    kv_bytes = {row: _kv_bytes(config) for row, config in configs.items()}
+    labels = [f"{row} ({100 * kv_bytes[row] / kv_bytes['multi-head']:.3g}%)" for row in configs]
     drawn[0].set_yticks(range(len(configs)), labels, fontsize=9)
     drawn[0].invert_yaxis()
-    figure.supxlabel(
-        f"{measure.label}, lower is better; in brackets: K/V cache, relative", fontsize=9
-    )
+    caption = f"{measure.label}, lower is better; in brackets: K/V cache, relative"
+    figure.supxlabel(caption, fontsize=9)
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": CREATOR})
     return text.getvalue()
 
 
-def _draw(axes: Axes, names: list[str], values: Values, measure: Measure) -> None:
+def _draw(axes: Axes, names: list[str], values: Values, digits: int) -> None:
     """Draws a dot per row with the standard deviation over its seeds."""
+    small: Any = {"fontsize": 8, "va": "center"}
     for i, row in enumerate(names):
         if row not in values:
-            axes.text(
-                0.02, i, NOT_RUN, transform=axes.get_yaxis_transform(), fontsize=8, va="center"
-            )
+            axes.text(0.02, i, NOT_RUN, transform=axes.get_yaxis_transform(), **small)
             continue
         mean = statistics.mean(values[row])
         spread = statistics.stdev(values[row]) if values[row][1:] else None
         colour = GREY if row in SMALL_HEADS else BLUE if "query" in row else RED
         axes.errorbar(mean, i, xerr=spread, fmt="o", color=colour, markersize=5, capsize=3)
-        axes.annotate(
-            f"{mean:.{measure.digits}f}",
-            (mean, i),
-            xytext=(7, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-        )
+        label = f"{mean:.{digits}f}"
+        axes.annotate(label, (mean, i), xytext=(7, 0), textcoords="offset points", **small)
     axes.margins(x=0.3, y=0.1)
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(visible=True, color="#e2e8f0", linewidth=0.8)
@@ -79,7 +64,6 @@ def _draw(axes: Axes, names: list[str], values: Values, measure: Measure) -> Non
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def kv_bytes(config: ModelConfig) -> int:
-    """Returns the bytes of K and V of one sentence of §4.3, 128 tokens into 128, in 16 bits."""
-    setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)
+def _kv_bytes(config: ModelConfig) -> int:
+    setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)  # §4.3
     return int(cost.kv_bytes(config, setting)["total"])

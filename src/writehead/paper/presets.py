@@ -1,8 +1,7 @@
 """§4.1: every row of Tables 1 and 3 as a config, smaller families, and the bundled model.
 
-A preset is named `family/row`. A family sets the sizes of the multi-head baseline and the training
-settings. A row changes only the attention; `matched_d_ff` then widens the feed-forward layers to
-keep the number of parameters.
+A preset is named `family/row`. A family sets the sizes of the multi-head baseline. A row changes
+only the attention; `matched_d_ff` widens the feed-forward layers to keep the number of parameters.
 """
 
 from dataclasses import replace
@@ -89,10 +88,7 @@ def rows(family: str) -> dict[str, ModelConfig]:
     The last four rows cache as much per position as multi-query: one head, split into h × k.
     """
     baseline = FAMILIES[family]
-    variants = {
-        "multi-head": baseline,
-        "multi-query": replace(baseline, g=1),
-    }
+    variants = {"multi-head": baseline, "multi-query": replace(baseline, g=1)}
     if baseline.task == "translation":
         for kind in ("multi-head", "multi-query"):
             variants[f"{kind}-local"] = replace(variants[kind], window=WINDOW)
@@ -113,17 +109,12 @@ def preset_names() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """Returns the model config of a preset, such as "wmt14/multi-query"."""
     if not isinstance(name, str):
-        raise ConfigError(
-            f"preset must be a name such as 'wmt14/multi-query', not {name!r:.60}; "
-            f"preset_names() lists all of them"
-        )
+        raise ConfigError(f"preset must be a name such as 'wmt14/multi-query', not {name!r:.60}")
     family, _, row = name.partition("/")
-    if family in FAMILIES and row in rows(family):
-        return rows(family)[row]
-    if family in FAMILIES and not row:
-        own = ", ".join(f"{family}/{row}" for row in rows(family))
-        raise ConfigError(f"{name!r} is a family; choose one of its presets: {own}")
-    raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
+    if family not in FAMILIES or row not in rows(family):
+        known = [one for one in preset_names() if one.startswith(f"{name}/")] or preset_names()
+        raise ConfigError(f"unknown preset {name!r}; {nearest(name, known)}")
+    return rows(family)[row]
 
 
 def train_preset(name: str) -> TrainConfig:

@@ -9,23 +9,14 @@ from typing import Any
 
 from writehead.errors import RunError, shown
 from writehead.paper.experiments import SCALES, TABLES
-from writehead.util.json_files import JsonError, check_shape, read_json
+from writehead.training.plan import CHANGEABLE
+from writehead.util.json_files import read_json
 
 FORMAT = 1
 ADVICE = "delete it and run its row again"
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}  # the decoders of Table 2
 # training settings that do not change the result of a step
-FREE_SETTINGS = {
-    "seed",
-    "accumulate",
-    "compile",
-    "parallel",
-    "log_every",
-    "evaluate_every",
-    "evaluate_sequences",
-    "checkpoint_every",
-    "keep",
-}
+FREE_SETTINGS = CHANGEABLE - {"steps", "learning_rate", "warmup", "clip", "average"} | {"seed"}
 # the fields that a report reads; see `check_shape`
 COUNT, SIZE = range(2**63), range(1, 2**63)
 FIGURE = (float, None)
@@ -35,37 +26,31 @@ ENVIRONMENT = {
     "commit": (str, None),
     "date": str,
 }
-BLEU = {"intl?": FIGURE}
-SCORED = {"ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: BLEU}}
-SOURCE = ({"split": str, "embedded": object}, {"split": str, "hub": str})
-ROW = {"table": str, "scale": str, "family": str, "row": str, "environment": ENVIRONMENT}
+SCORED = {"ln_ppl?": FIGURE, "ppl_per_word?": FIGURE, "bleu?": {str: {"intl?": FIGURE}}}
+SOURCE = {"split": str, "hub?": str, "files?": [{"name": str}]}
+ROW = dict.fromkeys(("table", "scale", "family", "row"), str) | {
+    "format": range(FORMAT, FORMAT + 1),
+    "environment": ENVIRONMENT,
+}
 QUALITY = ROW | {
     "seed": COUNT,
-    "model": {"vocab_size": range(1, 2**31)},
     "train": {"steps": SIZE, "rows": SIZE, "target_length": SIZE},
     "data": {
         "fingerprint": str,
         "task": str,
         "splits": {"train": {"sequences": SIZE}},
-        "sources": [(*SOURCE, {"split": str, "files": [{"name": str}]})],
+        "sources": [SOURCE],
     },
-    "log": [{"step": COUNT, "dev_ln_ppl?": FIGURE}],
     "parameters": COUNT,
 }
 TIMED = {"us_per_token": {"encoder": float, "decoder": float}}
-SPEED = ROW | {
-    "dtype": str,
-    "decode": [
-        {
-            "setting": dict.fromkeys(("batch", "source", "target", "beam"), COUNT),
-            "measured": dict.fromkeys(OURS.values(), TIMED),
-        }
-    ],
-    "training": {"us_per_token": float},
+DECODED = {
+    "setting": dict.fromkeys(("batch", "source", "target", "beam"), COUNT),
+    "measured": dict.fromkeys(OURS.values(), TIMED),
 }
 SHAPES = {
     "table1": QUALITY | {"scores": {"dev": SCORED, "test": SCORED}},
-    "table2": SPEED,
+    "table2": ROW | {"dtype": str, "decode": [DECODED], "training": {"us_per_token": float}},
     "table3": QUALITY | {"scores": {"dev": SCORED}},
 }
 
@@ -80,16 +65,9 @@ def result_path(results: Path, table: str, scale: str, row: str, seed: int | Non
 
 def read_result(path: Path) -> Result:
     """Reads a result; raises RunError if it is damaged or not at its own path."""
-    result: Any = read_json(path, object, RunError, ADVICE)
-    if not isinstance(result, dict) or result.get("format") != FORMAT:
-        raise RunError(f"{path} was not written by `writehead reproduce`; move it elsewhere")
-    try:
-        check_shape(result, ROW)
-        check_shape(result, SHAPES.get(result["table"], ROW))
-        if not result.get("decode", True):
-            raise JsonError("has no timings")
-    except JsonError as error:
-        raise RunError(f"{path} {error}; {ADVICE}") from error
+    result: Result = read_json(path, SHAPES[path.parts[-3]], RunError, ADVICE)
+    if result.get("decode") == []:
+        raise RunError(f"{path} has no timings; {ADVICE}")
     own = (result["table"], result["scale"], result["row"], result.get("seed"))
     if result_path(path.parents[2], *own) != path:
         raise RunError(f"{path} is a result of {shown(own, 200)}; move it to the folder of those")
@@ -101,23 +79,29 @@ def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
     if not results.is_dir():
         raise RunError(f"there is no folder {results}; `writehead reproduce` creates one")
     tables = {}
-    for table in TABLES:
-        for scale in SCALES:
-            paths = sorted((results / table / scale).glob("*.json"))
-            if paths:
-                read = [read_result(path) for path in paths]
-                if table != "table2":
-                    for path, one in zip(paths[1:], read[1:], strict=True):
-                        _check_comparable(path, one, read[0])
-                tables[table, scale] = read
+    for table, scale in ((table, scale) for table in TABLES for scale in SCALES):
+        paths = sorted((results / table / scale).glob("*.json"))
+        if paths:
+            tables[table, scale] = [read_result(path) for path in paths]
+            if table != "table2":
+                check_results(results, tables[table, scale][0])
     return tables
 
 
 def check_results(results: Path, expected: Result) -> None:
-    """Raises RunError if existing results are not comparable with `expected`."""
-    folder = results / expected["table"] / expected["scale"]
-    for path in sorted(folder.glob("*.json")):
-        _check_comparable(path, read_result(path), expected)
+    """Raises RunError if existing results differ in more than their attention and seed."""
+    for path in sorted((results / expected["table"] / expected["scale"]).glob("*.json")):
+        one, data = read_result(path), expected["data"]
+        differences = setting_differences(one["train"], expected["train"])
+        if one["family"] != expected["family"]:
+            differences.append(f"family is {shown(one['family'])}, not {shown(expected['family'])}")
+        if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
+            differences.append("the dataset differs")
+        if differences:
+            raise RunError(
+                f"{path} cannot be compared with the other rows: {'; '.join(differences)}; use the "
+                f"same settings, or other folders for results and runs"
+            )
 
 
 def setting_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -127,18 +111,3 @@ def setting_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]
         for name, value in other.items()
         if name not in FREE_SETTINGS and one.get(name) != value
     ]
-
-
-def _check_comparable(path: Path, one: Result, other: Result) -> None:
-    """Raises RunError if two rows of a table differ in more than their attention and seed."""
-    differences = setting_differences(one["train"], other["train"])
-    if one["family"] != other["family"]:
-        differences.append(f"family is {shown(one['family'])} instead of {shown(other['family'])}")
-    data = other["data"]
-    if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
-        differences.append("the dataset differs")
-    if differences:
-        raise RunError(
-            f"{path} cannot be compared with the other rows: {'; '.join(differences)}; use the "
-            f"same settings, or other folders for results and runs"
-        )

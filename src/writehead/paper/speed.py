@@ -2,7 +2,6 @@
 
 import platform
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from writehead.bench.decode import ON_CPU, Place, translation_row
@@ -11,15 +10,7 @@ from writehead.bench.train import TrainJob, bench_train
 from writehead.config import TrainConfig
 from writehead.cost import Setting
 from writehead.paper.presets import rows
-from writehead.paper.reproduce import (
-    Clock,
-    Row,
-    Summary,
-    free_memory,
-    make_rows,
-    missing_rows,
-    summarize,
-)
+from writehead.paper.reproduce import Row, free_memory, make_rows, missing_rows
 from writehead.paper.results import FORMAT, Result, result_path
 from writehead.paper.tables import TABLE_2, TABLE_2_SETTING
 from writehead.util.devices import find_device, find_dtype
@@ -43,24 +34,8 @@ class Workload:
 
 _PAPER = Workload("wmt14", TABLE_2_SETTING, TrainConfig(), repeats=5, steps=20)
 _TINY_TRAIN = TrainConfig(rows=8, source_length=64, target_length=64)
-WORKLOADS = {
-    "tiny": Workload("tiny", ON_CPU, _TINY_TRAIN, repeats=3, steps=10),
-    "small": replace(_PAPER, family="wmt14-small"),
-    "paper-size": _PAPER,  # the text does not affect the time
-    "paper": _PAPER,
-}
-
-
-@dataclass(frozen=True)
-class SpeedJob:
-    """The rows to time, and the folders to use."""
-
-    scale: str
-    rows: tuple[str, ...]
-    results: Path
-    runs: Path
-    device: str = "auto"
-    minutes: float | None = None
+_TINY = Workload("tiny", ON_CPU, _TINY_TRAIN, repeats=3, steps=10)
+WORKLOADS = {"tiny": _TINY, "small": replace(_PAPER, family="wmt14-small"), "paper": _PAPER}
 
 
 def default_scale(device: str) -> str:
@@ -68,24 +43,22 @@ def default_scale(device: str) -> str:
     return "tiny" if find_device(device).type == "cpu" else "paper"
 
 
-def reproduce_speed(job: SpeedJob, report: Reporter | None = None) -> Summary:
-    """Times the missing rows until all are done or the time is up."""
-    report, name = report or Reporter(), f"table2, scale {job.scale}"
+def reproduce_speed(
+    scale: str, names: tuple[str, ...], results: Path, runs: Path, device_name: str
+) -> list[Path]:
+    """Times the missing rows; returns the files of all wanted results."""
+    report = Reporter()
     # one lock for all rows: two processes on one machine would slow each other down
-    lock = job.runs / "table2" / f".{job.scale}-{platform.node()}.lock"
-    wanted = [
-        Row(row, result_path(job.results, "table2", job.scale, row), lock) for row in job.rows
-    ]
-    if not missing_rows(name, wanted, report):
-        return summarize(wanted)
-    device = find_device(job.device)
-    if device.type == "cpu" and job.scale != "tiny":
-        report.say("on a CPU this may take hours; scale tiny takes a minute")
-    report.say("measuring memory bandwidth and matrix rate")
-    dtype, load = find_dtype(None, device), WORKLOADS[job.scale]
-    place = Place(measure_chip(device, dtype), device, dtype, load.repeats, (), report.say)
-    make = partial(_time, job.scale, load, place)
-    return make_rows(name, wanted, make, Clock(job.minutes), report)
+    lock = runs / "table2" / f".{scale}-{platform.node()}.lock"
+    wanted = [Row(name, result_path(results, "table2", scale, name), lock) for name in names]
+    missing = missing_rows(wanted, report)
+    if missing:
+        device, load = find_device(device_name), WORKLOADS[scale]
+        report.say("measuring memory bandwidth and matrix rate")
+        dtype = find_dtype(None, device)
+        place = Place(measure_chip(device, dtype), device, dtype, load.repeats, (), report.say)
+        make_rows(missing, lambda row: _time(scale, load, place, row), report)
+    return [row.result for row in wanted]
 
 
 def _time(scale: str, load: Workload, place: Place, row: Row) -> Result:

@@ -7,10 +7,7 @@ from writehead.cost import Setting
 
 @dataclass(frozen=True)
 class QualityRow:
-    """A row of Table 1 or 3; `loss` is ln(PPL) per subword or perplexity per word, on dev.
-
-    The paper prints the test BLEU of some rows of Table 1 only.
-    """
+    """A row of Table 1 or 3; `loss` is ln(PPL) per subword or perplexity per word, on dev."""
 
     row: str
     h: int

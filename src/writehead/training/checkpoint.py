@@ -1,11 +1,9 @@
 """Checkpoints: run folders that also hold the optimizer state and the training progress.
 
-Tensors are saved whole, under the names of their parameters, so a run may resume with another
-number of processes.
+Tensors are saved whole, so a run may resume with another number of processes.
 """
 
 import json
-import math
 import re
 import shutil
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from writehead.data.batches import PackedBatches
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model import runs
 from writehead.model.checksum import check_checksum
-from writehead.model.runs import CONFIG, TOKENIZER, WEIGHTS
+from writehead.model.runs import TOKENIZER
 from writehead.training.step import Stepper
 from writehead.util.files import remove_directory
 from writehead.util.json_files import read_json
@@ -30,29 +28,17 @@ from writehead.util.json_files import read_json
 CHECKPOINTS = "checkpoints"  # a folder of runs
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "training.json"
 DIVERGED = "lower train.learning_rate or raise train.warmup, and run the same command again"
-METER_SUMS = ("objective", "nll", "norm", "tokens", "operations", "steps", "seconds")
-PROGRESS_SHAPE = {
-    "step": range(MAX_STEPS + 1),
-    "data": dict,
-    "dev": {str: float},
-    "meter": dict.fromkeys(METER_SUMS, float),
-    "interim": bool,
-}
+PROGRESS_SHAPE = {"step": range(MAX_STEPS + 1), "data": dict, "dev": {str: float}, "interim": bool}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come.
-
-    `data` is the position in the dataset and `meter` the sums since the last log entry. An
-    `interim` checkpoint was saved because of a signal; the next one replaces it.
-    """
+    """How far training has come."""
 
     step: int
-    data: dict[str, Any]
+    data: dict[str, Any]  # the position in the dataset
     dev: dict[str, float]  # ln(PPL) by step
-    meter: dict[str, float]
-    interim: bool
+    interim: bool  # saved because of a signal; the next checkpoint replaces it
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -78,7 +64,7 @@ def save_checkpoint(run: Path, stepper: Stepper, tokenizer: bytes, progress: Pro
         )
     state = state_dict.get_optimizer_state_dict(model, stepper.optimizer, options=options)
     if world.is_first:
-        with runs.run_directory(checkpoint_path(run, progress.step), overwrite=True) as folder:
+        with runs.run_directory(checkpoint_path(run, progress.step), overwrite=False) as folder:
             runs.write_model(folder, stepper.model_config, weights)
             (folder / TOKENIZER).write_bytes(tokenizer)
             save_file(_flatten(state), folder / OPTIMIZER)
@@ -91,17 +77,15 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
     """Restores the model, the optimizer and the position in the data; returns the progress."""
     model, optimizer = stepper.model, stepper.optimizer
     try:
-        weights: dict[str, Any] = _read_weights(path, stepper.model_config)
+        weights: Any = runs.read_weights(path, runs.make_bare_model(stepper.model_config))
         data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
         progress = Progress(**{name: data[name] for name in PROGRESS_SHAPE})
         if checkpoint_path(path.parents[1], progress.step) != path:
             raise ValueError(f"{PROGRESS} belongs to step {progress.step}")
-        if not all(0 <= value < math.inf for value in progress.meter.values()):
-            raise ValueError(f"{PROGRESS} has a sum that is negative or not finite")
         batches.restore(progress.data)
         tensors = load_file(path / OPTIMIZER)
-        for name in (OPTIMIZER, PROGRESS):
-            check_checksum(path / name)
+        check_checksum(path / OPTIMIZER)
+        check_checksum(path / PROGRESS)
         options = state_dict.StateDictOptions(full_state_dict=True)
         state_dict.set_model_state_dict(model, weights, options=options)
         state = state_dict.get_optimizer_state_dict(model, optimizer, options=options)
@@ -128,10 +112,6 @@ def _flatten(state: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def _read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    return runs.read_weights(path, runs.make_bare_model(config))
-
-
 def _damaged(path: Path, error: Exception) -> RunError:
     reason = error.fault if isinstance(error, DamagedRun) else error
     return RunError(
@@ -140,43 +120,20 @@ def _damaged(path: Path, error: Exception) -> RunError:
     )
 
 
-def best_checkpoint(run: Path, dev: dict[str, float]) -> Path | None:
-    """The checkpoint with the lowest dev loss."""
-    scored = [
-        (dev[str(step)], step, path) for step, path in list_checkpoints(run) if str(step) in dev
-    ]
-    return min(scored)[2] if scored else None
-
-
 def prune_checkpoints(run: Path, keep: int, dev: dict[str, float]) -> None:
-    """Deletes all checkpoints except the last `keep` and the best."""
-    best = best_checkpoint(run, dev)
-    for _, path in list_checkpoints(run)[:-keep]:
+    """Deletes all checkpoints except the last `keep` and the one with the lowest dev loss."""
+    checkpoints = list_checkpoints(run)
+    scored = [(dev[str(step)], path) for step, path in checkpoints if str(step) in dev]
+    best = min(scored)[1] if scored else None
+    for _, path in checkpoints[:-keep]:
         if path != best:
             remove_directory(path)
 
 
 def remove_leftovers(run: Path) -> None:
-    """Deletes what a crash left half written; restores a checkpoint that was being replaced."""
-    checkpoints = run / CHECKPOINTS
-    for old in checkpoints.glob(".step-*.old"):
-        path = old.with_name(old.name.split(".")[1])
-        if not path.exists():
-            old.rename(path)
-    for path in (*checkpoints.glob(".step-*"), *run.glob(".finished"), *run.glob("..finished.*")):
+    """Deletes what a killed process left half written."""
+    for path in (*(run / CHECKPOINTS).glob(".step-*"), *run.glob("..finished.*")):
         shutil.rmtree(path)
-
-
-def find_damage(run: Path) -> str | None:
-    """What is wrong with the finished model of a run, or None."""
-    for name in (WEIGHTS, CONFIG, TOKENIZER):
-        if not (run / name).is_file():
-            return f"{name} is missing"
-        try:
-            check_checksum(run / name)
-        except DamagedRun:
-            return f"{name} does not match its checksum"
-    return None
 
 
 def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -184,7 +141,7 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            weights = _read_weights(path, config)
+            weights = runs.read_weights(path, runs.make_bare_model(config))
         except DamagedRun as error:
             raise _damaged(path, error) from error
         for name, T in weights.items():
@@ -193,21 +150,14 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
 
 
 def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) -> list[Path]:
-    """Writes a run with the mean weights of the last checkpoints; returns their paths.
-
-    With `overwrite`, replaces a run at `output`, unless its folder holds other files too.
-    """
+    """Writes a run with the mean weights of the last checkpoints; returns their paths."""
     if last < 1:
         raise ConfigError(f"last={last} must be 1 or more")
-    if not run.is_dir():
-        raise RunError(f"there is no run at {run}; check the path")
     paths = [path for _, path in list_checkpoints(run)][-last:]
-    if not paths:
-        raise RunError(f"{run} has no checkpoints; pass the folder of a training run")
     if len(paths) < last:
         raise RunError(
-            f"{run} has only {len(paths)} of the {last} checkpoints to average; average fewer, or "
-            f"train with a larger train.keep"
+            f"{run} has {len(paths)} of the {last} checkpoints to average; average fewer, or train "
+            f"with a larger train.keep"
         )
     runs.check_place(output, overwrite)
     config = runs.read_config(paths[-1])

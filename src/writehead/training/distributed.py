@@ -41,8 +41,7 @@ class World:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
-        sums: list[float] = total.tolist()
-        return sums
+        return list(map(float, total))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process."""
@@ -82,8 +81,7 @@ def parallelize(
         return DistributedDataParallel(model, device_ids=index)
     if config.optimizer == "adafactor":
         raise ConfigError(
-            "Adafactor factors whole matrices, which FSDP shards; use parallel=ddp, or "
-            "optimizer=adamw"
+            "FSDP shards what Adafactor factors; use parallel=ddp, or optimizer=adamw"
         )
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:

@@ -26,7 +26,7 @@ from writehead.util.extras import requires
 BATCH_TOKENS = 8192
 SEARCHES = {
     "greedy": DecodeConfig(beam=1, alpha=0.0),
-    "beam-4": DecodeConfig(beam=4, alpha=0.6),  # §4.2
+    "beam-4": DecodeConfig(beam=4, alpha=0.6),
 }
 
 
@@ -53,13 +53,11 @@ def likelihood(
     limit: int | None = None,
 ) -> Likelihood:
     """The likelihood of a split, or of its first `limit` sequences."""
-    was_training = model.training
+    was_training, nll, tokens = model.training, 0.0, 0
     model.eval()
-    nll, tokens = 0.0, 0
     source, target = config.source_positions or None, config.target_positions
-    for batch in padded_batches(
-        split, BATCH_TOKENS, source_length=source, target_length=target, limit=limit
-    ):
+    lengths = {"source_length": source, "target_length": target}
+    for batch in padded_batches(split, BATCH_TOKENS, **lengths, limit=limit):
         nll += batch_loss(model, batch.to(device), label_smoothing=0.0, z_loss=0.0).nll.item()
         tokens += batch.tokens
     model.train(was_training)
@@ -70,31 +68,21 @@ def text_likelihood(
     engine: Engine, targets: Sequence[str], sources: Sequence[str] | None = None
 ) -> Likelihood:
     """The likelihood of texts, or of translations given their sources."""
-    sides = {"target": _encode(engine.tokenizer, targets)}
+    sides, model = {"target": _encode(engine.tokenizer, targets)}, engine.model
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
-                f"there are {len(sources)} source lines and {len(targets)} reference lines; pass "
-                f"files of equal length"
+                f"{len(sources)} source lines and {len(targets)} reference lines differ"
             )
         sides["source"] = _encode(engine.tokenizer, sources)
-    if not targets:
-        raise DataError("there is no line to score; pass a file with text")
-    model = engine.model
     result = likelihood(model, model.config, Split("given", sides), model.device)
     if not result.tokens:
-        raise DataError(
-            f"every pair is longer than the model's {model.config.target_positions} positions; "
-            f"pass shorter lines"
-        )
+        raise DataError("there is no line to score that fits the model; pass other text")
     return result
 
 
 def evaluate_text(engine: Engine, lines: Sequence[str]) -> dict[str, Any]:
-    """The perplexity of a language model per word, as in Table 3, and ln(PPL) per subword token.
-
-    Words are separated by spaces, and the end of a line counts as one.
-    """
+    """The perplexity of a language model per word (line ends count), and ln(PPL) per token."""
     if not isinstance(engine.model, LanguageModel):
         raise DataError("a translation model is scored on pairs; pass a source and a reference")
     lines = [line for line in lines if line.strip()]
@@ -125,9 +113,6 @@ def evaluate_translation(
     for name in chosen:
         if name not in SEARCHES:
             raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
-    for side, lines in (("source", sources), ("reference", references)):
-        if lines and not any(line.strip() for line in lines):
-            raise DataError(f"every {side} line is empty; pass files with text")
     load_sacrebleu()  # raises if it is missing, before minutes of decoding
     result = text_likelihood(engine, references, sources)
     scores = {}
@@ -144,7 +129,7 @@ def evaluate_translation(
 
 
 def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
-    """Imports sacrebleu; if it is missing, raises an error that names the extra to install."""
+    """Imports sacrebleu, or raises an error that names the extra to install."""
     with requires(extra):
         import sacrebleu
     return sacrebleu
@@ -171,10 +156,7 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
         source = sacrebleu.get_source_file(name, "en-de")
         reference = sacrebleu.get_reference_files(name, "en-de")[0]
     except (OSError, SystemExit) as error:  # sacrebleu exits if a download fails
-        raise DataError(
-            f"the test set {name} could not be downloaded ({error}); without a network, pass its "
-            f"source and reference as files"
-        ) from error
+        raise DataError(f"{name} could not be downloaded ({error}); pass it as files") from error
     return list(read_lines(source)), list(read_lines(reference))
 
 
@@ -182,10 +164,10 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     """The decoded sources, or None for a language dataset, and targets of a dataset's split."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
-    targets = [decode(split.target[i]) for i in range(len(split))]
-    if data.task == "language":
-        return None, targets
-    return [decode(split.source[i]) for i in range(len(split))], targets
+    sides = {
+        name: [decode(side[i]) for i in range(len(split))] for name, side in split.sides.items()
+    }
+    return sides.get("source"), sides["target"]
 
 
 def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:

@@ -1,7 +1,4 @@
-"""The training loop: step, log, evaluate, save checkpoints; a killed run resumes exactly.
-
-A step depends only on the config, the seed and its number: dropout is seeded for each step.
-"""
+"""The training loop: step, log, evaluate, save checkpoints; a killed run resumes exactly."""
 
 import math
 import signal
@@ -10,11 +7,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from writehead import cost
 from writehead.config import ModelConfig, TrainConfig
-from writehead.data.batches import PackedBatches
+from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.errors import RunError, TrainingError
 from writehead.model.runs import CONFIG, finish_run
@@ -22,36 +17,27 @@ from writehead.training import checkpoint
 from writehead.training.checkpoint import average_weights, list_checkpoints
 from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
-from writehead.training.journal import Journal, Meter, has_tensorboard
+from writehead.training.journal import Journal, Meter
 from writehead.training.optimizer import learning_rate
-from writehead.training.plan import agree_on_plan, check_folder, fit_to_data, read_plan
+from writehead.training.plan import agree_on_plan, check_folder, fit_to_data
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
 from writehead.util.files import remove_directory
 from writehead.util.locks import locked
 
-LOCK = ".lock"
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last step, and the signal that stopped training, if any.
-
-    `late` is a signal that arrived during the last step, when nothing was left to stop.
-    """
+    """The last step, and the signal that arrived during training, if any."""
 
     step: int
     stopped_by: int | None = None
-    late: int | None = None
 
 
 def train(
     dataset: Path, run: Path, model: ModelConfig, config: TrainConfig, *, device: str = "auto"
 ) -> Outcome:
-    """Trains a model into the folder `run`, or resumes the run in it.
-
-    The model takes the dataset's vocabulary. Under `torchrun`, all processes train one model.
-    """
+    """Trains a model into the folder `run`, or resumes; under `torchrun`, on all processes."""
     data = Dataset.open(dataset)
     model = fit_to_data(data, model, config)
     check_folder(run)
@@ -65,8 +51,7 @@ def train(
             trainer.restore()
             journal = Journal(run, trainer.step, config.steps, quiet=not world.is_first)
             with deferred_signals() as signals, journal:
-                for message in trainer.messages(changes):
-                    journal.print(message)
+                trainer.print_start(journal, changes)
                 return trainer.train(journal, signals)
 
 
@@ -92,7 +77,6 @@ class Trainer:
         self.step = 0
         self.dev: dict[str, float] = {}  # ln(PPL) by step
         self.interim: Path | None = None  # the checkpoint that the next one replaces
-        self.damage: str | None = None  # of the finished model, if no step is left
         self.rate = matrix_rate(world.device, self.stepper.dtype)
 
     def restore(self) -> None:
@@ -101,22 +85,17 @@ class Trainer:
             progress = checkpoint.load_checkpoint(path, self.stepper, self.batches)
             self.step, self.dev = progress.step, progress.dev
             self.interim = path if progress.interim else None
-            self.meter = Meter(self.world, progress.meter)
-        if self.step >= self.config.steps:
-            self.damage = checkpoint.find_damage(self.run)
 
     def train(self, journal: Journal, signals: list[int]) -> Outcome:
         """Trains until the last step or a signal."""
         config = self.config
-        finish = self.step < config.steps or self.damage is not None
+        finished = self.step >= config.steps and (self.run / CONFIG).is_file()
         self.meter.start_clock()
         for step in range(self.step, config.steps):
             batch = next(self.batches)
             values = self.stepper.update(batch, step)
-            pairs = batch.visible_pairs(self.model_config.window)
-            self.meter.add(values, batch.tokens, self._operations(pairs))
+            self.meter.add(values, batch.tokens, self._operations(batch))
             self.step = step + 1
-            journal.advance(self.step)
             stop = self.world.any(bool(signals))
             log, evaluate, save = (
                 self.step == config.steps or self.step % every == 0
@@ -134,45 +113,42 @@ class Trainer:
                 self.meter.start_clock()
             if stop and self.step < config.steps:
                 return Outcome(self.step, signals[0] if signals else int(signal.SIGTERM))
-        if finish and self.world.is_first:
+        if not finished and self.world.is_first:
             self._finish(journal)
         self.world.barrier()
-        return Outcome(self.step, late=signals[0] if signals else None)
+        return Outcome(self.step, signals[0] if signals else None)
 
     def _metrics(self) -> dict[str, float]:
         """The metrics of the steps since the last log entry; raises if they are not finite."""
-        totals = self.meter.totals()
-        for name, words in (("objective", "the loss"), ("norm", "the gradient norm")):
-            if not math.isfinite(totals[name]):
-                raise TrainingError(
-                    f"{words} became {totals[name]} by step {self.step}; {checkpoint.DIVERGED}"
-                )
+        totals = self.meter.stop_clock()
+        if not math.isfinite(totals["objective"] + totals["norm"]):
+            reason = f"the loss or gradient became NaN or infinite by step {self.step}"
+            raise TrainingError(f"{reason}; {checkpoint.DIVERGED}")
         tokens, seconds = totals["tokens"], totals["seconds"]
         return {
             "loss": totals["objective"] / tokens,
             "ln_ppl": totals["nll"] / tokens,
-            "gradient_norm": totals["norm"] / totals["steps"],
+            "gradient_norm": totals["norm"],
             "learning_rate": learning_rate(self.config, self.step - 1),
             "tokens_per_second": tokens / seconds,
             "utilisation": totals["operations"] / seconds / self.rate / self.world.size,
         }
 
-    def _operations(self, pairs: cost.Pairs) -> int:
-        """The operations of this process in a step, given its visible query-memory pairs."""
-        source = self.config.source_length if self.model_config.encoder_layers else 0
-        rows = self.config.rows // self.world.size
-        setting = cost.Setting(rows, source, self.config.target_length)
-        return cost.training_step(self.model_config, setting, pairs).operations
+    def _operations(self, batch: Batch) -> int:
+        """The operations of this process in a step."""
+        model, config = self.model_config, self.config
+        source = config.source_length if model.encoder_layers else 0
+        setting = cost.Setting(config.rows // self.world.size, source, config.target_length)
+        return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations
 
     def _evaluate(self) -> dict[str, float]:
         """The ln(PPL) per token of the dev split, if the dataset has a usable one."""
         if "dev" not in self.data.splits:
             return {}
-        split, limit = self.data.split("dev"), self.config.evaluate_sequences
+        model, split = self.stepper.model, self.data.split("dev")
+        limit = self.config.evaluate_sequences
         with self.stepper.autocast():
-            result = likelihood(
-                self.stepper.model, self.model_config, split, self.world.device, limit
-            )
+            result = likelihood(model, self.model_config, split, self.world.device, limit)
         if not result.tokens:  # all lines are empty or too long
             return {}
         self.dev[str(self.step)] = result.ln_ppl
@@ -181,8 +157,7 @@ class Trainer:
     def _save(self, *, interim: bool) -> None:
         if self.world.is_first:  # the finished model must not be older than the last checkpoint
             (self.run / CONFIG).unlink(missing_ok=True)
-        state = (self.batches.state(), self.dev, self.meter.totals())
-        progress = checkpoint.Progress(self.step, *state, interim)
+        progress = checkpoint.Progress(self.step, self.batches.state(), self.dev, interim)
         tokenizer = self.data.tokenizer.model
         checkpoint.save_checkpoint(self.run, self.stepper, tokenizer, progress)
         if self.world.is_first:
@@ -193,49 +168,27 @@ class Trainer:
 
     def _finish(self, journal: Journal) -> None:
         """Writes the finished model: the last checkpoint or the mean of several."""
-        average = read_plan(self.run)["train"]["average"]  # as trained, whatever is asked for now
-        paths = [path for _, path in list_checkpoints(self.run)][-average:]
+        paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
         weights = average_weights(paths, self.model_config)
-        (self.run / CONFIG).unlink(missing_ok=True)
         finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
-        mean = f", mean of the last {len(paths)} checkpoints" if len(paths) > 1 else ""
-        best = checkpoint.best_checkpoint(self.run, self.dev)
-        dev = f"; best on dev: {best.name}" if best else ""
-        journal.print(f"{self.run} is ready: {self.step} steps{mean}{dev}")
+        journal.print(f"{self.run} is ready: {self.step} steps")
 
-    def messages(self, changes: list[str]) -> Iterator[str]:
-        """Yields the messages to print before the first step."""
-        config, device = self.config, self.world.device
+    def print_start(self, journal: Journal, changes: list[str]) -> None:
+        """Prints what is trained, on which device and from which step on."""
+        config = self.config
         if self.step >= config.steps:
-            action = "nothing to do"
-            if self.damage is not None:
-                action = f"writing the finished model again, because {self.damage}"
-            ignored = f"; ignored: {', '.join(changes)}" if changes else ""
-            yield f"{self.run} already has {self.step} steps; {action}{ignored}"
+            journal.print(f"{self.run} already has {self.step} steps; nothing to do")
             return
-        row = str(config.target_length)
+        row, count = str(config.target_length), sum(cost.parameters(self.model_config).values())
         if self.model_config.encoder_layers:
             row = f"({config.source_length} + {row})"
-        count = sum(cost.parameters(self.model_config).values())
-        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-        world = f"{self.world.size} × " if self.world.size > 1 else ""
-        yield (
-            f"{count:,} parameters on {world}{device.type}{name}; {config.steps:,} steps of "
-            f"{config.rows} × {row} tokens"
-        )
+        device = f"{self.world.size} × " * (self.world.size > 1) + self.world.device.type
+        steps = f"{config.steps:,} steps of {config.rows} × {row} tokens"
+        journal.print(f"{count:,} parameters on {device}; {steps}")
         if self.step:
-            yield "; ".join([f"resuming after step {self.step}", *changes])
+            journal.print("; ".join([f"resuming after step {self.step}", *changes]))
         if self.batches.skipped:
-            total = self.data.info["splits"]["train"]["sequences"]
-            yield (
-                f"note: {self.batches.skipped:,} of {total:,} pairs are longer than a row of {row} "
-                f"tokens and are skipped"
-            )
-        if not has_tensorboard():
-            yield (
-                "note: tensorboard is not installed, so metrics go to log.jsonl only; to install "
-                "it, run pip install 'writehead[tensorboard]'"
-            )
+            journal.print(f"note: skipping {self.batches.skipped:,} pairs longer than a row")
 
 
 @contextmanager
@@ -255,12 +208,9 @@ def deferred_signals() -> Iterator[list[int]]:
 def _locked_folder(run: Path, world: World) -> Iterator[None]:
     """Locks the run's folder; explains errors in writing to it."""
     try:
-        with locked(run / LOCK) if world.is_first else nullcontext(True) as free:
+        with locked(run / ".lock") if world.is_first else nullcontext(True) as free:
             if world.any(not free):  # raises in all processes
-                raise RunError(
-                    f"another process is training into {run}; wait for it or stop it, or choose "
-                    f"another folder"
-                )
+                raise RunError(f"another process is training into {run}; choose another folder")
             yield
     except OSError as error:
         raise RunError(

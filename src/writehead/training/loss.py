@@ -33,8 +33,7 @@ def sequence_loss(
 ) -> Loss:
     """The loss of logits [b, n, vocab_size] for labels [b, n] where mask [b, n] is true.
 
-    Label smoothing spreads that much probability over the vocabulary. The z-loss z_loss · log²Z
-    keeps the logits from drifting. Everything is computed in float32.
+    The z-loss, z_loss · log²Z, keeps the logits from drifting. All is computed in float32.
     """
     logits = logits.flatten(0, 1)
     labels = torch.where(mask, labels, -100).flatten()  # nll_loss ignores -100

@@ -15,10 +15,7 @@ NUM_STREAMS = 8  # parameters that a CUDA graph updates concurrently: each is to
 
 
 class Adafactor(torch.optim.Adafactor):
-    """PyTorch's Adafactor, with the same state and updates, but without `.item()`.
-
-    PyTorch's version synchronizes several times per parameter, so no CUDA graph can capture it.
-    """
+    """PyTorch's Adafactor without its `.item()`, which no CUDA graph can capture."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, *, compiled: bool = False) -> None:
         super().__init__(groups, lr=lr)
@@ -107,13 +104,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig, *, compiled: bool = Fa
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    rate, cuda = config.learning_rate, matrices[0].device.type == "cuda"
     if config.optimizer == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate, compiled=compiled)
-    cuda = matrices[0].device.type == "cuda"
+        return Adafactor(groups, rate, compiled=compiled)
     betas = (config.beta1, config.beta2)
-    return AdamW(
-        groups, lr=config.learning_rate, betas=betas, eps=1e-9, fused=cuda, capturable=cuda
-    )
+    return AdamW(groups, rate, betas, eps=1e-9, fused=cuda, capturable=cuda)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

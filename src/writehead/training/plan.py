@@ -17,36 +17,27 @@ from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 
 PLAN = "train.json"
-PLAN_SHAPE: dict[str, Any] = {"tokenizer": str, "dataset": str, "model": dict}
-PLAN_SHAPE |= {"train": {"average": range(1, 2**31)}}
-# settings that may change on resume: they do not affect what a step computes, or they are what a
-# user changes to rescue a run whose loss diverges
+PLAN_SHAPE = {"tokenizer": str, "dataset": str, "model": dict, "train": dict}
+# on resume: they do not affect what a step computes, or rescue a run whose loss diverges
 CHANGEABLE = {
     *("steps", "learning_rate", "warmup", "clip", "accumulate", "compile", "parallel"),
     *("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every", "keep", "average"),
 }
-MAX_DIFFERENCES = 5  # in one message
 
 
 def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """Returns the model config with the dataset's vocabulary; raises if they do not fit."""
     if data.task != model.task:
-        raise ConfigError(
-            f"the dataset is for a {data.task} model, but the preset is a {model.task} model; "
-            f"choose a preset for {data.task}"
-        )
-    for name, value in (("pad", PAD), ("bos", BOS), ("eos", EOS)):
-        if getattr(model, name) != value:
-            raise ConfigError(
-                f"model.{name} is {getattr(model, name)}, but the dataset uses {value}; leave "
-                f"model.{name}={value}"
-            )
-    for side in ("source", "target") if model.encoder_layers else ("target",):
-        length, positions = getattr(config, f"{side}_length"), getattr(model, f"{side}_positions")
+        raise ConfigError(f"the dataset is not for {model.task}; choose a preset for {data.task}")
+    if (model.pad, model.bos, model.eos) != (PAD, BOS, EOS):
+        raise ConfigError(f"the dataset needs model.pad={PAD}, model.bos={BOS}, model.eos={EOS}")
+    lengths = {"target": (config.target_length, model.target_positions)}
+    if model.encoder_layers:
+        lengths["source"] = (config.source_length, model.source_positions)
+    for side, (length, positions) in lengths.items():
         if length > positions:
             raise ConfigError(
-                f"rows of {length} tokens are longer than the model's {positions} positions; set "
-                f"train.{side}_length to {positions} or less"
+                f"train.{side}_length={length} is longer than the model's {positions} positions"
             )
     return replace(model, vocab_size=data.vocab_size)
 
@@ -58,18 +49,17 @@ def check_folder(run: Path) -> None:
 
 
 def read_plan(run: Path) -> dict[str, Any]:
-    """Reads "model" and "train", and the fingerprints "tokenizer" and "dataset", of a run."""
-    plan = read_json(run / PLAN, PLAN_SHAPE, RunError, "start in another folder")
-    return {name: plan[name] for name in PLAN_SHAPE}
+    """Reads the settings of a run, and the fingerprints of its tokenizer and dataset."""
+    plan: dict[str, Any] = read_json(run / PLAN, PLAN_SHAPE, RunError, "start in another folder")
+    return plan
 
 
 def agree_on_plan(
     run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
 ) -> list[str]:
-    """Writes the plan of a run; returns the settings that changed since its last checkpoint.
+    """Writes the plan of a run, unless no step is left; returns the settings that changed.
 
-    A run without a checkpoint accepts any settings. With no step left to train, the old plan
-    stays, because it describes how the weights were trained.
+    A run without a checkpoint accepts any settings.
     """
     plan = {
         "format": 1,
@@ -79,14 +69,11 @@ def agree_on_plan(
         "model": model.to_json(),
         "train": config.to_json(),
     }
-    changes: list[str] = []
     reached = max((step for step, _ in list_checkpoints(run)), default=0)
     if not reached and (run / CONFIG).is_file():
-        raise RunError(
-            f"{run} is finished and has no checkpoint to resume from; choose another folder"
-        )
-    if reached and (run / PLAN).is_file():
-        changes = _compare(run, read_plan(run), plan)
+        raise RunError(f"{run} is finished and has no checkpoint; choose another folder")
+    has_plan = reached and (run / PLAN).is_file()
+    changes = _compare(run, read_plan(run), plan) if has_plan else []
     world.barrier()
     if world.is_first and config.steps > reached:
         write_file(run / PLAN, json.dumps(plan, indent=2) + "\n")
@@ -101,19 +88,16 @@ def _compare(run: Path, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old["tokenizer"] != new["tokenizer"]:
         forbidden.append("the dataset has another vocabulary")
     elif old["dataset"] != new["dataset"]:
-        forbidden.append(
-            f"the dataset's fingerprint was {shown(old['dataset'])} and is {new['dataset']}"
-        )
+        forbidden.append("the dataset has another fingerprint")
     for section in ("model", "train"):
         for name, value in new[section].items():
             before = old[section].get(name)
             if before != value:
-                may_change = section == "train" and name in CHANGEABLE
-                text = f"{section}.{name} was {shown(before)} and is {value!r}"
-                (allowed if may_change else forbidden).append(text)
+                changed = allowed if section == "train" and name in CHANGEABLE else forbidden
+                changed.append(f"{section}.{name} was {shown(before)} and is {value!r}")
     if forbidden:
         raise ConfigError(
-            f"{run} was started differently: {'; '.join(forbidden[:MAX_DIFFERENCES])}. Use the "
+            f"{run} was started differently: {'; '.join(forbidden)}. Use the "
             f"same settings and dataset to resume, or another folder to start over"
         )
     return allowed

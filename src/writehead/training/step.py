@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
@@ -21,11 +22,7 @@ WARMUP_STEPS = 3  # steps before a CUDA graph is captured: they compile, tune an
 
 
 class Stepper:
-    """A model and its optimizer.
-
-    On a GPU, weights are float32 and the forward pass is bfloat16 and compiled, unless the config
-    says otherwise. With one GPU, a compiled step is also captured as a CUDA graph.
-    """
+    """A model and its optimizer; with one GPU, a compiled step is captured as a CUDA graph."""
 
     def __init__(self, model: ModelConfig, config: TrainConfig, world: World) -> None:
         self.model_config, self.config, self.world = model, config, world
@@ -48,8 +45,8 @@ class Stepper:
     def update(self, batch: Batch, step: int) -> Tensor:
         """Trains on a batch; `step` counts from 0.
 
-        Returns this process's summed objective and negative log-likelihood, and the gradient norm
-        over all processes: [3], on the device, overwritten by the next update.
+        Returns [3], overwritten by the next update: this process's summed objective and negative
+        log-likelihood, and the gradient norm over all processes.
         """
         config, world = self.config, self.world
         # dropout depends on the seed, the step and the process only, so that runs resume exactly
@@ -68,8 +65,7 @@ class Stepper:
                     loss: Loss = self._loss(self.model, part, config.label_smoothing, config.z_loss)
                 (loss.objective * self._scale).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([loss.objective.detach(), loss.nll.detach()])
-        max_norm = float("inf") if config.clip is None else config.clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        norm = clip_grad_norm_(self.model.parameters(), config.clip or float("inf"))
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         self.optimizer.step()
@@ -93,8 +89,7 @@ class Stepper:
 class CapturedStep:
     """Captures a step as a CUDA graph after `WARMUP_STEPS` calls, and replays it from then on.
 
-    All batches have one shape. The step must not synchronize, and must read everything that
-    changes between steps from tensors that stay in place.
+    The step must not synchronize, and must read what changes from tensors that stay in place.
     """
 
     def __init__(self, step: Callable[[list[Batch]], Tensor]) -> None:
@@ -102,8 +97,6 @@ class CapturedStep:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Batch] = []
-        self._output = torch.empty(0)
 
     def __call__(self, parts: list[Batch]) -> Tensor:
         """Returns what the step returns; the next call overwrites it."""
