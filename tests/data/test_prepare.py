@@ -16,7 +16,6 @@ from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, TextFiles, parallel_files, text_files
 from writehead.data.tokenizer import normalise
 from writehead.errors import DataError
-from writehead.util.progress import Reporter
 
 SMALL = PrepareConfig(task="translation", vocab_size=400, dev=0)
 REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
@@ -68,16 +67,15 @@ def test_a_language_model_keeps_long_lines_unless_a_limit_is_set(tmp_path):
 
 
 @pytest.mark.parametrize(("dev", "held_out"), [(9, 9), (2000, 20)])
-def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, capsys, dev, held_out):
+def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, dev, held_out):
     inputs, found = pair_inputs(tmp_path, pairs(400)), []
     for seed in (0, 1):
-        config, progress = replace(SMALL, dev=dev, seed=seed), Reporter()
-        dataset = prepare(tmp_path / str(seed), inputs, config, workers=1, progress=progress)
+        config = replace(SMALL, dev=dev, seed=seed)
+        dataset = prepare(tmp_path / str(seed), inputs, config, workers=1)
         found.append(texts(dataset, "dev"))
         assert sorted(texts(dataset) + found[-1]) == sorted(pairs(400))
         assert len(found[-1]) == held_out
     assert found[0] != found[1]
-    assert ("20 lines are held out" in capsys.readouterr().err) == (dev > held_out)
 
 
 def test_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
@@ -106,16 +104,20 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
     assert (files(tmp_path / "ds"), files(tmp_path / "full")) == (before, {"precious": b"x\n"})
 
 
-def test_two_preparations_of_one_dataset_at_once_are_refused(tmp_path):
-    paths = write_pairs(tmp_path, "train", pairs(100))
+def test_of_two_preparations_of_one_dataset_the_first_is_kept(tmp_path):
+    paths, made = write_pairs(tmp_path, "train", pairs(100)), []
 
     class Meanwhile(TextFiles):
         def rows(self):
-            with pytest.raises(DataError, match="another process is preparing"):
-                prepare(tmp_path / "ds", Inputs((TextFiles(paths),)), SMALL, workers=1)
+            if not made:
+                inputs = Inputs((TextFiles(paths),))
+                made.append(files(prepare(tmp_path / "ds", inputs, SMALL, workers=1).directory))
             return super().rows()
 
-    prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), SMALL, workers=1)
+    config = replace(SMALL, vocab_size=390)
+    with pytest.raises(DataError, match="File exists"):
+        prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), config, workers=1)
+    assert files(tmp_path / "ds") == made[0]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--source three --target two", "three has 3 lines and two has 2 lines"),
+        ("--source three --target two", "three and two have different numbers of lines"),
         ("--source three --target latin", "latin is not UTF-8 in line 1"),
         ("--source two --target none", "none cannot be read: No such file"),
         ("--source two", "1 source files"),

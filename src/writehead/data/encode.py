@@ -1,4 +1,4 @@
-"""Cleans and encodes lines, and trains the tokenizer, in worker processes.
+"""Cleans and encodes lines in worker processes.
 
 Workers are spawned, not forked, so that no thread of the caller is copied halfway. They exit with
 the process that started them, even if it is killed, and leave Ctrl-C to it.
@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -44,7 +45,7 @@ def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
     characters = 0
     for row in rows:
         chunk.append(row)
-        characters += sum(len(text or "") for text in row)
+        characters += sum(map(len, row))
         if len(chunk) == CHUNK_LINES or characters > CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
@@ -75,14 +76,14 @@ def encode_chunk(
     """Encodes a chunk; only the training split drops lines that a model could read."""
     # no token has more characters than MAX_PIECE, so a cut text still exceeds the limit
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1
-    texts = [tuple(normalise(text or "") for text in row) for row in chunk]
+    texts = [tuple(map(normalise, row)) for row in chunk]
     ids = [
         tokenizer.encode_all([text[:cut] for text in side], threads=1)
         for side in zip(*texts, strict=True)
     ]
     reasons = [
-        TOO_LONG if None in row else _reason(text, list(map(len, tokens)), config, is_train)
-        for row, text, tokens in zip(chunk, texts, zip(*ids, strict=True), strict=True)
+        _reason(text, list(map(len, tokens)), config, is_train)
+        for text, tokens in zip(texts, zip(*ids, strict=True), strict=True)
     ]
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     sides = [[side[i] for i in kept] for side in ids]
@@ -94,7 +95,7 @@ def encode_chunk(
         lengths=tuple(np.array(list(map(len, side)), dtype=np.int64) for side in sides),
         tokens=tuple(np.fromiter(chain.from_iterable(side), dtype=dtype) for side in sides),
         dropped=Counter(reason for reason in reasons if reason is not None),
-        normalised=sum(a != b and None not in a for a, b in zip(chunk, texts, strict=True)),
+        normalised=sum(a != b for a, b in zip(chunk, texts, strict=True)),
     )
 
 
@@ -131,53 +132,14 @@ def encode_all(
         for chunk in chunked(rows):
             yield encode_chunk(chunk, loaded, config, is_train)
         return
-    pool, pending = _pool(workers), deque[Future[Encoded]]()
-    try:
+    pending = deque[Future[Encoded]]()
+    with _pool(workers) as pool:
         for chunk in chunked(rows):
             if len(pending) == CHUNKS_PER_WORKER * workers:
                 yield pending.popleft().result()
             pending.append(_submit(pool, _encode, chunk, tokenizer, config, is_train))
         while pending:
             yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process was killed, perhaps because memory ran out; use fewer workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def train_tokenizer(
-    sample: Path, config: PrepareConfig, *, fit_vocab_size: bool, in_worker: bool
-) -> Tokenizer:
-    """Trains a tokenizer on the lines of a file; Ctrl-C can stop it only in a worker."""
-    if not in_worker:
-        return Tokenizer(_train(sample, config, fit_vocab_size))
-    pool = _pool(1)
-    try:
-        process = _submit(pool, os.getpid).result()
-        try:
-            return Tokenizer(_submit(pool, _train, sample, config, fit_vocab_size).result())
-        except (KeyboardInterrupt, SystemExit):
-            os.kill(process, signal.SIGKILL)
-            raise
-    except BrokenProcessPool as error:
-        raise DataError(
-            "the process that trains the tokenizer was killed, perhaps because memory ran out; use "
-            "a smaller sample"
-        ) from error
-    finally:
-        pool.shutdown()
-
-
-def _train(sample: Path, config: PrepareConfig, fit_vocab_size: bool) -> bytes:
-    with sample.open(encoding="utf-8", newline="\n") as file:
-        return Tokenizer.train(
-            (line.rstrip("\n") for line in file),
-            config.vocab_size,
-            seed=config.seed,
-            fit_vocab_size=fit_vocab_size,
-        ).model
 
 
 _load = cache(Tokenizer.load)
@@ -187,9 +149,18 @@ def _encode(chunk: list[Row], tokenizer: Path, config: PrepareConfig, is_train: 
     return encode_chunk(chunk, _load(tokenizer), config, is_train)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_exit_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_exit_with_parent)
+    try:
+        yield pool
+    except (BrokenProcessPool, OSError) as error:  # OSError if it is just closing its pipes
+        raise DataError(
+            "a worker process was killed, perhaps because memory ran out; use fewer workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _submit(pool: ProcessPoolExecutor, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -197,8 +168,6 @@ def _submit(pool: ProcessPoolExecutor, task: Callable[..., Any], *arguments: Any
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(task, *arguments)
-    except OSError as error:  # the pool is closing its pipes after a worker was killed
-        raise BrokenProcessPool(str(error)) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from writehead.data.sources import MAX_LINE, Corpus, Inputs, Row, file_identity
+from writehead.data.sources import Corpus, Inputs, Row, file_identity
 from writehead.errors import DataError
 from writehead.util.extras import requires
 
@@ -69,7 +69,7 @@ class ParquetRows:
 
     def _texts(self, value: Any) -> Row:
         texts = [(value or {}).get(language) for language in self.pair] if self.pair else [value]
-        return tuple((text or "") if len(text or "") <= MAX_LINE else None for text in texts)
+        return tuple(text or "" for text in texts)
 
 
 def hub_inputs(name: str, pair: str | None = None) -> Inputs:

@@ -13,19 +13,15 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from writehead.errors import DataError
 
-MAX_LINE = 1 << 20  # bytes; longer lines are not text, and are not held in memory
-COMPRESSED: dict[bytes, Any] = {
-    b"\x1f\x8b": gzip.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"BZh": bz2.open,
-}
+MAX_LINE = 1 << 22  # bytes
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 Paths = Sequence[Path]
-Row = tuple[str | None, ...]  # one line per side; None is a line longer than MAX_LINE
+Row = tuple[str, ...]  # one line per side
 
 
 class Corpus(Protocol):
@@ -86,11 +82,9 @@ class TextFiles:
         except DataError:
             raise
         except ValueError as error:
-            counts = (
-                f"{path} has {sum(1 for _ in read_lines(path)):,} lines" for path in self.paths
-            )
             raise DataError(
-                f"{' and '.join(counts)}; line i of one must translate line i of the other"
+                f"{self.paths[0]} and {self.paths[1]} have different numbers of lines; line i of "
+                f"one must translate line i of the other"
             ) from error
 
 
@@ -156,14 +150,17 @@ def file_identity(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def read_lines(path: Path) -> Iterator[str | None]:
-    """Yields the lines of a file, or None for a line of more than MAX_LINE bytes."""
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, which may be compressed."""
     number = 0
     try:
-        with path.open("rb") as raw:
-            for line in _split_lines(_decompressed(raw)):
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            lines = io.BufferedReader(file)
+            while line := lines.readline(MAX_LINE):
                 number += 1
-                yield None if line is None else line.decode()
+                if len(line) == MAX_LINE:
+                    raise DataError(f"line {number:,} of {path} is too long; split the text")
+                yield line.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 in line {number:,} (byte {error.object[error.start]:#04x}); "
@@ -174,21 +171,3 @@ def read_lines(path: Path) -> Iterator[str | None]:
         raise DataError(f"{path} cannot be read: {reason}; copy or make it again") from error
     if number == 0:
         raise DataError(f"{path} is empty; use a file with one sentence per line")
-
-
-def _decompressed(raw: BinaryIO) -> BinaryIO:
-    """Opens a file by its first bytes, whatever its name."""
-    head = raw.read(8)
-    raw.seek(0)
-    for magic, open_stream in COMPRESSED.items():
-        if head.startswith(magic):
-            return io.BufferedReader(open_stream(raw))
-    return raw
-
-
-def _split_lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    while part := stream.readline(MAX_LINE + 1):
-        is_long = len(part) > MAX_LINE and not part.endswith(b"\n")
-        yield None if is_long else part.removesuffix(b"\n")
-        while is_long and part and not part.endswith(b"\n"):
-            part = stream.readline(MAX_LINE)
