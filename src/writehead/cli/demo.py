@@ -7,7 +7,7 @@ import typer
 from typer import Option
 
 from writehead.cli.app import app
-from writehead.cli.options import Device, resumable
+from writehead.cli.options import Device
 from writehead.util.threads import use_threads
 
 
@@ -19,14 +19,16 @@ def demo_command(
 ) -> None:
     """Train a multi-head and a multi-query model, and compare their quality and speed.
 
-    First, the bundled model translates a few sentences. The demo takes about five minutes on two
-    CPU cores. If it is interrupted, the same command resumes.
+    It takes about five minutes on two CPU cores. If interrupted, the same command resumes.
 
     Example: writehead demo
     """
     use_threads(threads)
     from writehead.demo import run_demo
 
-    with resumable():
+    try:
         page = run_demo(folder, device=device)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume", err=True)
+        raise typer.Exit(130) from None
     typer.echo(f"\nresults: {page}")

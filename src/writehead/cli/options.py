@@ -1,11 +1,8 @@
 """Options that several commands share, and what their values mean."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from writehead.config import ModelConfig, TrainConfig
@@ -21,16 +18,9 @@ def _use_threads(threads: int | None) -> int | None:
 
 
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Dtype = Annotated[
-    str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU, else float32.")
-]
+Dtype = Annotated[str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU.")]
 Threads = Annotated[
-    int | None,
-    Option(
-        "--threads",
-        callback=_use_threads,
-        help="Number of CPU threads. Default: OMP_NUM_THREADS, or one per available core.",
-    ),
+    int | None, Option(callback=_use_threads, help="CPU threads. Default: one per available core.")
 ]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 ForceRun = Annotated[bool, Option("--force", help="Replace the output run if it exists.")]
@@ -38,8 +28,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON.")]
 NewRun = Annotated[Path, Argument(help="Folder of the new run.")]
 Preset = Annotated[str, Option("--preset", help="Model to train; see `writehead presets`.")]
 Settings = Annotated[
-    list[str] | None,
-    Option("--set", help="train.NAME=VALUE or model.NAME=VALUE. Repeatable."),
+    list[str] | None, Option("--set", help="train.NAME=VALUE or model.NAME=VALUE. Repeatable.")
 ]
 
 
@@ -72,13 +61,3 @@ def check_new_run(output: Path, force: bool) -> None:
     if output.exists() and not force:
         hint = ", or pass --force to replace it" if (output / "config.json").is_file() else ""
         raise RunError(f"{output} exists; choose another folder{hint}")
-
-
-@contextmanager
-def resumable() -> Iterator[None]:
-    """On Ctrl-C, prints that the command can be resumed and exits with code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("interrupted; run the same command again to resume", err=True)
-        raise typer.Exit(130) from None
