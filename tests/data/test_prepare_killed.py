@@ -91,7 +91,7 @@ main()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_worker_processes_end_with_the_command_and_ctrl_c_is_one_line(tmp_path, number, code):
+def test_worker_processes_end_with_the_command(tmp_path, number, code):
     source, target = write_pairs(tmp_path, "train", pairs(6000, longest=4))
     options = ["--source", source, "--target", target, "--vocab-size=330", "--workers=2"]
     process = subprocess.Popen(
@@ -108,5 +108,3 @@ def test_worker_processes_end_with_the_command_and_ctrl_c_is_one_line(tmp_path, 
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, b"Traceback" in errors) == (code, False)
     assert not (tmp_path / "ds").exists()
-    if number == signal.SIGINT:
-        assert errors.splitlines()[-1].startswith(b"interrupted")
