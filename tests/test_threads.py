@@ -94,7 +94,7 @@ def test_every_command_that_computes_takes_threads(writehead):
     without = {
         verb.name for verb in computing if not any("--threads" in p.opts for p in verb.params)
     }
-    assert without == {"prepare", "report", "plot"}  # prepare has --workers
+    assert without == {"report", "plot"}
     code, out, err = writehead("translate", "--threads", "0")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "threads=0 must be" in err

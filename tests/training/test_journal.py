@@ -70,7 +70,7 @@ def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
     rows[held] = ("", "")
     inputs, config = pair_inputs(tmp_path, rows), PrepareConfig(task="translation", vocab_size=330)
     for name, dev in (("without", 0), ("with", 1)):
-        data = prepare(tmp_path / name, inputs, replace(config, dev=dev), workers=1)
+        data = prepare(tmp_path / name, inputs, replace(config, dev=dev), threads=1)
         go(tmp_path / name, tmp_path / f"run-{name}")
     assert [len(data.split(name)) for name in ("train", "dev")] == [89, 0]
     assert curve(tmp_path / "run-with") == curve(tmp_path / "run-without")

@@ -8,6 +8,7 @@ from rich.table import Table
 from typer import Option
 
 from writehead.cli.app import Page, app
+from writehead.cli.options import Threads
 from writehead.config import PrepareConfig
 from writehead.errors import ConfigError
 
@@ -50,7 +51,7 @@ def prepare_command(
     keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep duplicates.")] = False,
     dev: Annotated[int, Option(help="Lines to hold out without dev text; at most 5%.")] = 2000,
     seed: Annotated[int, Option(help="Seed for the sample and the held-out lines.")] = 0,
-    workers: Annotated[int | None, Option(help="Processes. Default: one per core.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Clean text, train a tokenizer and encode the text into a dataset.
 
@@ -68,7 +69,7 @@ def prepare_command(
         **{name: context.params[name] for name in names},
     )
     fit, progress = vocab_size is None, Reporter()
-    made = prepare(dataset, inputs, config, workers=workers, progress=progress, fit_vocab_size=fit)
+    made = prepare(dataset, inputs, config, threads=threads, progress=progress, fit_vocab_size=fit)
     _print_summary(made, Page(highlight=False))
 
 

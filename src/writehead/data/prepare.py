@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from writehead import __version__
 from writehead.config import PrepareConfig
 from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
-from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_all
+from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_chunk
 from writehead.data.sources import Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
 from writehead.errors import DataError
@@ -26,7 +26,6 @@ from writehead.util.files import atomic_directory, write_file
 from writehead.util.progress import Reporter
 from writehead.util.threads import available_cores
 
-MIN_LINES_FOR_WORKERS = 20_000  # fewer lines are encoded before worker processes have started
 MAX_SAMPLE_LINE = 1000  # characters, which limits the memory of the sample
 
 
@@ -35,7 +34,7 @@ class _Job:
     inputs: Inputs
     sources: list[dict[str, Any]]
     config: PrepareConfig
-    workers: int
+    threads: int
     report: Reporter
     fit_vocab_size: bool
 
@@ -45,24 +44,22 @@ def prepare(
     inputs: Inputs,
     config: PrepareConfig,
     *,
-    workers: int | None = None,
+    threads: int | None = None,
     progress: Reporter | None = None,
     fit_vocab_size: bool = False,
 ) -> Dataset:
     """Makes a dataset, which appears when complete; the same text and config give the same bytes.
 
-    An existing dataset of the same text and config is opened; any other is an error. `workers` is
-    the number of processes, by default one per core; 1 does all work in this process. With
-    `fit_vocab_size`, a text too small for the config's vocabulary gets the largest possible one.
+    An existing dataset of the same text and config is opened; any other is an error. `threads`
+    encode the text, by default one per core. With `fit_vocab_size`, a text too small for the
+    config's vocabulary gets the largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"the task {config.task} takes {len(SIDES[config.task])} text(s) per line")
-    if workers is not None and workers < 1:
-        raise DataError(f"workers={workers} must be at least 1")
     check_vocab_size(config.vocab_size)  # before all the text is read
     splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
     sources = [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
-    job = _Job(inputs, sources, config, workers or available_cores(), report, fit_vocab_size)
+    job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
     try:
         if _is_prepared(Path(directory), job):
             report.say(f"{directory} is already prepared from the same text; nothing to do")
@@ -104,7 +101,7 @@ def _make(job: _Job, folder: Path) -> None:
     splits: dict[str, dict[str, Any]] = {}
     held_out = _HashSet()
     for split in job.inputs.splits():  # train comes last, and drops the lines of the others
-        splits |= _encode_split(job, folder, split, lines[split], held_out)
+        splits |= _encode_split(job, tokenizer, folder, split, lines[split], held_out)
     dropped = sum((Counter(split["dropped"]) for split in splits.values()), Counter[str]())
     info = {
         "format": FORMAT,
@@ -177,7 +174,7 @@ class _Reservoir:
 
 
 def _encode_split(
-    job: _Job, folder: Path, split: str, lines: int, held_out: "_HashSet"
+    job: _Job, tokenizer: Tokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
     """Writes the files of a split; of `train`, also those of the lines held out as dev."""
     is_train, config = split == "train", job.config
@@ -187,11 +184,11 @@ def _encode_split(
         dev_lines = random.Random(f"{config.seed}/dev").sample(range(lines), count)
     names = [split, "dev"] if dev_lines else [split]
     rows = chain.from_iterable(corpus.rows() for corpus in job.inputs.splits()[split])
-    workers = job.workers if lines >= MIN_LINES_FOR_WORKERS else 1
     seen, dropped, normalised, read = _HashSet(), Counter[str](), 0, 0
     with ExitStack() as files, job.report.stage(f"encoding {split}", lines) as update:
         writers = {name: _SplitWriter(folder, name, SIDES[config.task], files) for name in names}
-        for part in encode_all(rows, folder / TOKENIZER, config, is_train, workers):
+        for chunk in chunked(rows):
+            part = encode_chunk(chunk, tokenizer, config, is_train, job.threads)
             leaked = held_out.contains(part.hashes) & is_train
             keep = ~leaked
             if is_train and not config.keep_duplicates:
