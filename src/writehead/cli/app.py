@@ -56,7 +56,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="writehead",
     cls=_Commands,
-    help=HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -93,8 +92,7 @@ def main() -> None:
     except WriteheadError as error:
         _fail(str(error))
     except (MemoryError, RuntimeError) as error:  # PyTorch has no exception class for CPU memory
-        full = isinstance(error, MemoryError) or re.search("(of|ate) memory", str(error))
-        if not full:
+        if not isinstance(error, MemoryError) and not re.search("(of|ate) memory", str(error)):
             raise
         _fail("not enough memory; use a smaller batch or a smaller model")
     except OSError as error:  # errors of files that commands write have a name
@@ -119,10 +117,7 @@ class _OneLine(logging.Formatter):
 
 @contextmanager
 def _session() -> Iterator[None]:
-    """Prints the library's warnings, and makes SIGTERM raise SystemExit so that files are closed.
-
-    Commands that save their work on SIGTERM install their own handler.
-    """
+    """Prints the library's warnings, and makes SIGTERM raise SystemExit to close files."""
     log, handler = logging.getLogger("writehead"), logging.StreamHandler()
     handler.setFormatter(_OneLine())
     log.addHandler(handler)

@@ -19,7 +19,6 @@ from writehead.cli.app import app
 from writehead.cli.options import Device, Dtype, Force, Threads
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError
-from writehead.errors import shown as quoted
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding.worker import Progress
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-# lines decoded together on a CPU, in the first group and at most; an interruption loses one group
+# lines decoded together on a CPU, in the first group and at most
 CPU_LINES = (32, 1024)
 
 
@@ -94,15 +93,15 @@ def translate_command(
     config = _decode_config(context.params)
     if run is not None and not os.path.isdir(run):  # a file of text, or the text itself
         raise ConfigError(
-            f"there is no run at {quoted(run)}; RUN is the folder of a model: pass text on "
+            f"there is no run at {run!r}; RUN is the folder of a model: pass text on "
             f"standard input, or a file with --input"
         )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
-    from writehead.decoding import textio  # imports PyTorch
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
-    engine = _load_engine(context.params)
+    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
     form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
     form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
 
@@ -121,7 +120,7 @@ def translate_command(
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
     with _open_output(context, engine, config, form=form) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
-        shown = _is_counted(output_path, reader.typed)
+        shown = not reader.typed and _is_counted(output_path)
         textio.decode_lines(groups, answer, output, input_path, typed=reader.typed, shown=shown)
     for one in (reader, prefixes):
         if one is not None:
@@ -162,11 +161,11 @@ def generate_command(
     if prompt is not None and input_path != "-":
         raise ConfigError("give a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
-    from writehead.decoding import textio  # imports PyTorch
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
-    engine = _load_engine(context.params)
+    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
 
     def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         prompts = [line for line, _ in group]
@@ -189,7 +188,7 @@ def generate_command(
                     output.write(textio.plain_line(piece))
                 output.write("\n")
         else:
-            shown = _is_counted(output_path, typed)
+            shown = not typed and _is_counted(output_path)
             textio.decode_lines(groups, answer, output, input_path, typed=typed, shown=shown)
     if reader is not None:
         reader.report()
@@ -201,13 +200,6 @@ def _decode_config(given: dict[str, Any]) -> DecodeConfig:
         raise ConfigError("--seed is for sampling; set --temperature too")
     names = {field.name for field in dataclasses.fields(DecodeConfig)} & given.keys()
     return DecodeConfig(**{name: given[name] for name in names if given[name] is not None})
-
-
-def _load_engine(given: dict[str, Any]) -> "Engine":
-    from writehead.decoding import Batching, Engine
-
-    batching = Batching(tokens=given["batch_tokens"])
-    return Engine.load(given["run"], given["device"], given["dtype"], batching=batching)
 
 
 def _group_sizes(engine: "Engine") -> tuple[int, int]:
@@ -253,9 +245,8 @@ def _open_output(
         ) from error
 
 
-def _is_counted(output: str, typed: bool) -> bool:
-    """Whether to show a counter; it would mix with output on the same terminal."""
-    return not typed and (output != "-" or not sys.stdout.isatty())
+def _is_counted(output: str) -> bool:
+    return output != "-" or not sys.stdout.isatty()  # a counter would mix with the output
 
 
 def _check_files(read: list[str], output: str, force: bool) -> None:

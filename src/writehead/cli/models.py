@@ -71,7 +71,7 @@ def explain_command(
     config = with_settings(imported.config if imported else _find_model(model), changes)
     if config.task == "language" and source is not None:
         raise ConfigError(f"--source is for translation; {model} is a language model")
-    length = (128 if source is None else source) if config.task == "translation" else 0
+    length = 0 if config.task == "language" else 128 if source is None else source
     figures = {"bandwidth": bandwidth, "flops": flops, "memory": memory}
     given: dict[str, Any] = {name: value for name, value in figures.items() if value is not None}
     if given:

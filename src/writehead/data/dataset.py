@@ -73,7 +73,7 @@ class Dataset:
 
     @classmethod
     def open(cls, directory: Path | str) -> "Dataset":
-        """Opens a dataset that `writehead prepare` made, and checks the size of its files."""
+        """Opens a prepared dataset, and checks the size of its files."""
         directory = Path(directory)
         info = read_info(directory)
         try:

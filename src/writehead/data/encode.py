@@ -40,8 +40,7 @@ def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
 class Encoded:
     """The lines of a chunk that are kept, as indices into its `total` lines.
 
-    lengths, tokens: one array per side; the tokens of all lines are concatenated.
-    dropped: the number of other lines by reason. normalised: how many lines normalising changed.
+    `lengths` and `tokens` have one array per side. `dropped` counts the other lines by reason.
     """
 
     total: int
@@ -50,7 +49,7 @@ class Encoded:
     lengths: tuple[NDArray[np.int64], ...]
     tokens: tuple[NDArray[np.unsignedinteger], ...]
     dropped: Counter[str]
-    normalised: int
+    normalised: int  # lines that normalising changed
 
 
 def encode_chunk(

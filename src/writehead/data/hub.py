@@ -22,7 +22,6 @@ NAMED: dict[str, tuple[str, str | None]] = {
 # the hub converts datasets whose own files have another format to parquet in the second revision
 REVISIONS = ("main", "refs/convert/parquet")
 SPLIT_NAMES = {"train": "train", "dev": "validation|valid|dev", "test": "test"}
-ROWS_PER_READ = 1000
 
 Pair = tuple[str, str]  # source and target language
 
@@ -59,17 +58,15 @@ class ParquetRows:
                             f"{path} has {' and '.join(names)}, but not {' and '.join(missing)}; "
                             f"choose a dataset of text, or a pair of languages that it has"
                         )
-                    for batch in file.iter_batches(ROWS_PER_READ, columns=columns):
-                        yield from map(self._texts, batch.column(0).to_pylist())
+                    for batch in file.iter_batches(columns=columns):
+                        for value in batch.column(0).to_pylist():
+                            texts = map((value or {}).get, self.pair) if self.pair else [value]
+                            yield tuple(text or "" for text in texts)
             except DataError:
                 raise
             except (OSError, ValueError) as error:  # the base classes of pyarrow's errors
                 reason = str(error).splitlines()[0].rstrip(". ")
                 raise DataError(f"{path} is not parquet ({reason}); copy it again") from error
-
-    def _texts(self, value: Any) -> Row:
-        texts = [(value or {}).get(language) for language in self.pair] if self.pair else [value]
-        return tuple(text or "" for text in texts)
 
 
 def hub_inputs(name: str, pair: str | None = None) -> Inputs:

@@ -136,10 +136,8 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
 def _train(job: _Job, sample: list[str]) -> Tokenizer:
     wanted = job.config.vocab_size
     job.report.say(f"training a tokenizer with a vocabulary of {wanted:,} …")
-    texts = filter(None, map(normalise, sample))
-    tokenizer = Tokenizer.train(
-        texts, wanted, seed=job.config.seed, fit_vocab_size=job.fit_vocab_size
-    )
+    texts, seed = filter(None, map(normalise, sample)), job.config.seed
+    tokenizer = Tokenizer.train(texts, wanted, seed=seed, fit_vocab_size=job.fit_vocab_size)
     if tokenizer.vocab_size < wanted:
         job.report.say(
             f"the text is too small for a vocabulary of {wanted:,}; using the largest possible "

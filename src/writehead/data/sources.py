@@ -128,14 +128,12 @@ def text_files(text: Paths, dev_text: Paths) -> Inputs:
     return Inputs(train, dev)
 
 
-def embedded(
-    pairs: int, seed: int = 0, *, max_words: int | None = None, held_out: int = 1000
-) -> Inputs:
+def embedded(pairs: int, *, max_words: int | None = None, held_out: int = 1000) -> Inputs:
     """The built-in corpus with its held-out sets; optionally, sentences of few words only."""
     if pairs < 1:
         raise DataError(f"pairs={pairs} must be at least 1")
     counts = {"train": pairs, "dev": min(held_out, pairs), "test": min(held_out, pairs)}
-    return Inputs(**{name: (Embedded(name, n, seed, max_words),) for name, n in counts.items()})
+    return Inputs(**{name: (Embedded(name, n, max_words=max_words),) for name, n in counts.items()})
 
 
 def file_identity(path: Path) -> dict[str, Any]:

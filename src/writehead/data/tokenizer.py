@@ -41,8 +41,7 @@ _PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
 def normalise(text: str) -> str:
     """Normalises text for the tokenizer: NFC, one space between words, none at the ends.
 
-    Removes control and invisible characters, and combining marks after 30 in a row. Replaces
-    U+2581, sentencepiece's space, with an underscore. Normalising again changes nothing.
+    Replaces U+2581, sentencepiece's space, with an underscore. Normalising again changes nothing.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -78,9 +77,7 @@ class Tokenizer:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._pieces.id_to_piece(list(range(self._pieces.vocab_size())))  # each must be UTF-8
         except (RuntimeError, ValueError) as error:
-            raise DataError(
-                f"{origin} is not a sentencepiece model, or is damaged; make or copy it again"
-            ) from error
+            raise DataError(f"{origin} is not a sentencepiece model; copy it again") from error
         if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
             raise DataError(f"{origin} has other special tokens; make one with `writehead prepare`")
 
@@ -182,4 +179,4 @@ def _explain(vocab_size: int, error: str) -> str:
         return f"vocab_size={vocab_size} is too large for this text; use {largest[1]} or less"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return f"vocab_size={vocab_size} is too small for this text; use more than {smallest[1]}"
-    return f"no vocabulary of {vocab_size} can be learned ({error}); use more text or a smaller one"
+    return f"no vocabulary of {vocab_size} can be learned: {error}"
