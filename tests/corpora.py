@@ -50,13 +50,13 @@ def translation_dataset(folder: Path, count: int = 400, longest: int = 24) -> Da
     """A dataset of `pairs(count)` without a dev split."""
     config = PrepareConfig(task="translation", vocab_size=400, dev=0)
     inputs = pair_inputs(folder, pairs(count, longest=longest))
-    return prepare(folder / "translation", inputs, config, workers=1)
+    return prepare(folder / "translation", inputs, config, threads=1)
 
 
 def language_dataset(folder: Path, count: int = 300, longest: int = 60) -> Dataset:
     config = PrepareConfig(task="language", vocab_size=400, dev=0)
     text = write(folder / "text", sentences(count, seed=5, longest=longest))
-    return prepare(folder / "language", text_files([text], []), config, workers=1)
+    return prepare(folder / "language", text_files([text], []), config, threads=1)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -35,14 +35,14 @@ SETTINGS += [f"--set=train.{name}={value}" for name, value in CONFIG.to_json().i
 def pair_dataset(folder: Path, count: int = 90, vocab_size: int = 330, seed: int = 0) -> Path:
     config = PrepareConfig(task="translation", vocab_size=vocab_size, dev=9, seed=seed)
     folder.mkdir(exist_ok=True)
-    prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, workers=1)
+    prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, threads=1)
     return folder / "pairs"
 
 
 def text_dataset(folder: Path) -> Path:
     config = PrepareConfig(task="language", vocab_size=330, dev=9)
     text = write(folder / "text", sentences(90, seed=2, longest=6))
-    prepare(folder / "language", text_files([text], []), config, workers=1)
+    prepare(folder / "language", text_files([text], []), config, threads=1)
     return folder / "language"
 
 

@@ -1,6 +1,5 @@
 """From text to a dataset: what is kept, what is left out, and what an error leaves behind."""
 
-import multiprocessing
 import resource
 import tracemalloc
 from dataclasses import replace
@@ -9,14 +8,12 @@ import pytest
 
 from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
 from writehead.config import PrepareConfig
-from writehead.data import prepare as room
 from writehead.data.corpus import pairs as embedded_pairs
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, TextFiles, parallel_files, text_files
 from writehead.data.tokenizer import normalise
 from writehead.errors import DataError
-from writehead.util.progress import Reporter
 
 SMALL = PrepareConfig(task="translation", vocab_size=400, dev=0)
 REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
@@ -45,7 +42,7 @@ def test_pairs_are_kept_in_order_and_omissions_counted_by_reason(tmp_path):
     (a, b), (c, d) = (write_pairs(tmp_path, *one) for one in (("1", good), ("2", [*more, *bad])))
     e, f = write_pairs(tmp_path, "dev", [*dev, dev[0], ("same", "same"), ("", "x")])
     inputs, before = parallel_files([a, c], [b, d], [e], [f]), set(tmp_path.iterdir())
-    dataset = prepare(tmp_path / "ds", inputs, SMALL, workers=1)
+    dataset = prepare(tmp_path / "ds", inputs, SMALL, threads=1)
     assert set(tmp_path.iterdir()) == {*before, tmp_path / "ds"}
     assert texts(dataset) == good + more
     assert texts(dataset, "dev") == [*dev, dev[0], ("same", "same")]  # all that can be used
@@ -53,7 +50,7 @@ def test_pairs_are_kept_in_order_and_omissions_counted_by_reason(tmp_path):
     assert (splits["train"]["dropped"], splits["dev"]["dropped"]) == (REASONS, {"empty": 1})
     assert dataset.info["dropped"]["empty"] == 3
     assert splits["train"]["source_tokens"] == int(train.source.lengths.sum())
-    kept = prepare(tmp_path / "kept", inputs, replace(SMALL, keep_duplicates=True), workers=1)
+    kept = prepare(tmp_path / "kept", inputs, replace(SMALL, keep_duplicates=True), threads=1)
     assert texts(kept) == [*good, *more, good[3], good[5]]
 
 
@@ -61,29 +58,27 @@ def test_a_language_model_keeps_long_lines_unless_a_limit_is_set(tmp_path):
     lines = [*sentences(100, seed=2), "wort " * 2000]
     inputs = text_files([write(tmp_path / "text", lines)], [])
     config = PrepareConfig(task="language", vocab_size=400, dev=0)
-    dataset = prepare(tmp_path / "all", inputs, config, workers=1)
+    dataset = prepare(tmp_path / "all", inputs, config, threads=1)
     assert texts(dataset) == [(normalise(line),) for line in lines]
     config = replace(config, max_tokens=700)
-    assert len(prepare(tmp_path / "some", inputs, config, workers=1).split("train")) == 100
+    assert len(prepare(tmp_path / "some", inputs, config, threads=1).split("train")) == 100
 
 
 @pytest.mark.parametrize(("dev", "held_out"), [(9, 9), (2000, 20)])
-def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, capsys, dev, held_out):
+def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, dev, held_out):
     inputs, found = pair_inputs(tmp_path, pairs(400)), []
     for seed in (0, 1):
-        config, progress = replace(SMALL, dev=dev, seed=seed), Reporter()
-        dataset = prepare(tmp_path / str(seed), inputs, config, workers=1, progress=progress)
+        config = replace(SMALL, dev=dev, seed=seed)
+        dataset = prepare(tmp_path / str(seed), inputs, config, threads=1)
         found.append(texts(dataset, "dev"))
         assert sorted(texts(dataset) + found[-1]) == sorted(pairs(400))
         assert len(found[-1]) == held_out
     assert found[0] != found[1]
-    assert ("20 lines are held out" in capsys.readouterr().err) == (dev > held_out)
 
 
-def test_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "MIN_LINES_FOR_WORKERS", 0)
+def test_the_number_of_threads_changes_no_byte(tmp_path):
     inputs, config = pair_inputs(tmp_path, pairs(4500, longest=5)), replace(SMALL, dev=50)
-    one, two = (prepare(tmp_path / str(n), inputs, config, workers=n).directory for n in (1, 2))
+    one, two = (prepare(tmp_path / str(n), inputs, config, threads=n).directory for n in (1, 2))
     assert files(one) == files(two)
 
 
@@ -91,8 +86,8 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
     inputs, other = pair_inputs(tmp_path, pairs(100)), TextFiles((tmp_path / "train.b",) * 2)
     for name in ("ds", "full"):
         (tmp_path / name).mkdir()
-    before = files(prepare(tmp_path / "ds", inputs, SMALL, workers=1).directory)
-    assert files(prepare(tmp_path / "ds", inputs, SMALL, workers=2).directory) == before
+    before = files(prepare(tmp_path / "ds", inputs, SMALL, threads=1).directory)
+    assert files(prepare(tmp_path / "ds", inputs, SMALL, threads=2).directory) == before
     write(tmp_path / "full" / "precious", ["x"])
     for place, given, config, words in (
         ("ds", inputs, replace(SMALL, vocab_size=410), "another vocab_size"),
@@ -102,51 +97,39 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
         ("full/precious/ds", inputs, SMALL, "could not be made"),
     ):
         with pytest.raises(DataError, match=words):
-            prepare(tmp_path / place, given, config, workers=1)
+            prepare(tmp_path / place, given, config, threads=1)
     assert (files(tmp_path / "ds"), files(tmp_path / "full")) == (before, {"precious": b"x\n"})
 
 
-def test_two_preparations_of_one_dataset_at_once_are_refused(tmp_path):
-    paths = write_pairs(tmp_path, "train", pairs(100))
+def test_of_two_preparations_of_one_dataset_the_first_is_kept(tmp_path):
+    paths, made = write_pairs(tmp_path, "train", pairs(100)), []
 
     class Meanwhile(TextFiles):
         def rows(self):
-            with pytest.raises(DataError, match="another process is preparing"):
-                prepare(tmp_path / "ds", Inputs((TextFiles(paths),)), SMALL, workers=1)
+            if not made:
+                inputs = Inputs((TextFiles(paths),))
+                made.append(files(prepare(tmp_path / "ds", inputs, SMALL, threads=1).directory))
             return super().rows()
 
-    prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), SMALL, workers=1)
+    config = replace(SMALL, vocab_size=390)
+    with pytest.raises(DataError, match="File exists"):
+        prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), config, threads=1)
+    assert files(tmp_path / "ds") == made[0]
 
 
 @pytest.mark.parametrize(
-    ("rows", "changes", "workers", "words"),
+    ("rows", "changes", "words"),
     [
-        (pairs(100), {"vocab_size": 262}, 2, "too small"),
-        ([(line, line) for line in sentences(100, seed=0)], {}, 1, "100 train .*identical: 100"),
-        (pairs(100), {"task": "language"}, 1, "language takes 1"),
+        (pairs(100), {"vocab_size": 262}, "too small"),
+        ([(line, line) for line in sentences(100, seed=0)], {}, "100 train .*identical: 100"),
+        (pairs(100), {"task": "language"}, "language takes 1"),
     ],
 )
-def test_an_error_leaves_no_dataset(tmp_path, rows, changes, workers, words):
+def test_an_error_leaves_no_dataset(tmp_path, rows, changes, words):
     inputs = pair_inputs(tmp_path, rows)
     with pytest.raises(DataError, match=words):
-        prepare(tmp_path / "ds", inputs, replace(SMALL, **changes), workers=workers)
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"train.a", "train.b"}
-
-
-def test_a_killed_worker_is_an_error_and_leaves_no_dataset(tmp_path, monkeypatch):
-    class Deadly(TextFiles):
-        def rows(self):
-            for number, row in enumerate(super().rows()):
-                yield row
-                if number == 5000:
-                    for process in multiprocessing.active_children():
-                        process.kill()
-
-    monkeypatch.setattr(room, "MIN_LINES_FOR_WORKERS", 0)
-    corpus = Deadly(write_pairs(tmp_path, "train", pairs(9000, longest=4)))
-    with pytest.raises(DataError, match="was killed"):
-        prepare(tmp_path / "ds", Inputs(train=(corpus,)), SMALL, workers=2)
-    assert not (tmp_path / "ds").exists()
+        prepare(tmp_path / "ds", inputs, replace(SMALL, **changes))
+    assert {path.name for path in tmp_path.iterdir()} == {"train.a", "train.b"}
 
 
 class Generated:
@@ -167,7 +150,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     corpus, peaks = Generated(), []
     for corpus.lines in (2_000, 8_000):
         tracemalloc.start()
-        dataset = prepare(tmp_path / str(corpus.lines), Inputs((corpus,)), config, workers=1)
+        dataset = prepare(tmp_path / str(corpus.lines), Inputs((corpus,)), config, threads=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     # lists of the tokens would take 8 bytes each
@@ -181,7 +164,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
         try:
             with pytest.raises(DataError, match="free disk space"):
-                prepare(tmp_path / "ds", inputs, SMALL, workers=1)
+                prepare(tmp_path / "ds", inputs, SMALL, threads=1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert sorted(tmp_path.iterdir()) == before
@@ -196,7 +179,7 @@ def sizes(folder):
 def command(writehead, monkeypatch, tmp_path):
     """Runs `writehead prepare ds …` in a fresh folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    return lambda *given, folder="ds": writehead("prepare", folder, "--workers=1", *given)
+    return lambda *given, folder="ds": writehead("prepare", folder, "--threads=1", *given)
 
 
 def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
@@ -243,7 +226,7 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--source three --target two", "three has 3 lines and two has 2 lines"),
+        ("--source three --target two", "three and two have different numbers of lines"),
         ("--source three --target latin", "latin is not UTF-8 in line 1"),
         ("--source two --target none", "none cannot be read: No such file"),
         ("--source two", "1 source files"),
@@ -252,7 +235,7 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
         ("--text blank", "every line is empty"),
         ("--text two --dev-source two", "--dev-source requires --source and --target"),
         ("--text two --pair en-de", "--pair requires --hub"),
-        ("--text three --workers 0", "workers=0"),
+        ("--text three --threads 0", "threads=0"),
         ("--text three --seed -1", "seed=-1"),
         ("--embedded --pairs 0", "pairs=0"),
         ("--hub .", "no parquet files"),

@@ -1,21 +1,15 @@
 """`prepare` interrupted or killed with SIGKILL at any moment, and run again."""
 
 import os
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from corpora import files, pair_inputs, pairs, write_pairs
+from corpora import files, pair_inputs, pairs
 from writehead.config import PrepareConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
-from writehead.data.sources import Inputs, TextFiles
 from writehead.errors import DataError
-from writehead.util.progress import Reporter
 
 CONFIG = PrepareConfig(task="translation", vocab_size=330, dev=10)
 PATH = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)])
@@ -42,7 +36,7 @@ for point in range(200):
                     os.kill(os.getpid(), signal.SIGKILL)
                 left -= 1
         sys.addaudithook(hook)
-        prepare(folder / "ds", inputs, CONFIG, workers=1)
+        prepare(folder / "ds", inputs, CONFIG, threads=1)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if os.WIFEXITED(status):
@@ -53,7 +47,7 @@ for point in range(200):
 
 def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tmp_path):
     inputs = pair_inputs(tmp_path, pairs(60))
-    expected = files(prepare(tmp_path / "ds", inputs, CONFIG, workers=1).directory)
+    expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
     command, environment = [sys.executable, "-c", DRIVER, tmp_path], {"PYTHONPATH": PATH}
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
     points, status = map(int, done.stdout.split())
@@ -65,77 +59,7 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
             complete += files(Dataset.open(folder / "ds").directory) == expected
         except DataError:
             assert not (folder / "ds").exists(), point
-        again = prepare(folder / "ds", inputs, CONFIG, workers=1)
+        again = prepare(folder / "ds", inputs, CONFIG, threads=1)
         assert files(again.directory) == expected, point
-        assert {path.name for path in folder.glob(".*")} <= {".ds.lock"}, point
+        assert not list(folder.glob(".*")), point
     assert 0 < complete < points
-
-
-@pytest.mark.parametrize("change", ["nothing", "text", "vocab_size"])
-def test_an_interrupted_runs_tokenizer_is_kept_for_the_same_text_and_vocab_size(
-    tmp_path, capsys, change
-):
-    readings = []
-
-    class Interrupted(TextFiles):
-        def rows(self):
-            readings.append(self)
-            if len(readings) == 2:  # to encode the text, after the tokenizer is learned
-                raise KeyboardInterrupt
-            return super().rows()
-
-    paths = write_pairs(tmp_path, "train", pairs(60))
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "ds", Inputs((Interrupted(paths),)), CONFIG, workers=1)
-    if change == "text":
-        write_pairs(tmp_path, "train", pairs(60, seed=8))
-    config = replace(CONFIG, vocab_size=331) if change == "vocab_size" else CONFIG
-    inputs = Inputs((TextFiles(paths),))
-    again = prepare(tmp_path / "ds", inputs, config, workers=1, progress=Reporter())
-    assert ("training" in capsys.readouterr().err) == (change != "nothing")
-    fresh = prepare(tmp_path / "fresh", inputs, config, workers=1)
-    assert files(again.directory) == files(fresh.directory)
-
-
-# the command with two worker processes, which stops for good while it encodes
-STUCK = """
-import signal, sys
-from writehead.cli import main
-from writehead.data import prepare, sources
-
-prepare.MIN_LINES_FOR_WORKERS, read, readings = 0, sources.TextFiles.rows, []
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-
-def rows(self):
-    readings.append(self)
-    for number, row in enumerate(read(self)):
-        if len(readings) == 2 and number == 5000:
-            print("encoding", flush=True)
-            signal.pause()
-        yield row
-
-sources.TextFiles.rows = rows
-main()
-"""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_worker_processes_end_with_the_command_and_ctrl_c_is_one_line(tmp_path, number, code):
-    source, target = write_pairs(tmp_path, "train", pairs(6000, longest=4))
-    options = ["--source", source, "--target", target, "--vocab-size=330", "--workers=2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK, "prepare", tmp_path / "ds", *options],
-        env=os.environ | {"PYTHONPATH": PATH},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout.readline() == b"encoding\n"
-    # a terminal sends Ctrl-C to the workers too
-    (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
-    # the pipes close when the last process that holds them has ended
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, b"Traceback" in errors) == (code, False)
-    assert not (tmp_path / "ds").exists()
-    if number == signal.SIGINT:
-        assert errors.splitlines()[-1].startswith(b"interrupted")

@@ -51,7 +51,7 @@ def dataset(folder: Path, task: str) -> tuple[Path, list[tuple[str, str]]]:
     dev = write_pairs(folder, "dev", pairs[:HELD_OUT])
     inputs = parallel_files([train[0]], [train[1]], [dev[0]], [dev[1]])
     config = PrepareConfig(task="translation", vocab_size=295)
-    prepare(folder / "data", inputs, config, workers=1)
+    prepare(folder / "data", inputs, config, threads=1)
     return folder / "data", pairs[:HELD_OUT]
 
 

@@ -40,7 +40,7 @@ def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
     [held] = random.Random("0/dev").sample(range(90), 1)  # the line that `prepare` holds out
     rows[held] = ("", "")
     config = PrepareConfig(task="translation", vocab_size=330, dev=1)
-    prepare(tmp_path / "data", pair_inputs(tmp_path, rows), config, workers=1)
+    prepare(tmp_path / "data", pair_inputs(tmp_path, rows), config, threads=1)
     go(tmp_path / "data", tmp_path / "run")
     assert not any("dev_ln_ppl" in entry for entry in read_log(tmp_path / "run"))
 

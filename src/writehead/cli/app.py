@@ -4,7 +4,9 @@ PyTorch takes seconds to load, so each command imports the modules that need it 
 """
 
 import errno
+import io
 import logging
+import os
 import re
 import signal
 import sys
@@ -14,17 +16,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer import Option
 from typer.core import TyperGroup
 
 from writehead import __version__
-from writehead.cli.streams import discard_output, open_streams
 from writehead.errors import WriteheadError, one_line
 
 HELP = "Fast Transformer decoding with multi-query and grouped-query attention."
 # in the order in which people start to use them
 COMMANDS = ["demo", "presets", "explain", "prepare", "train", "average", "quantize", "evaluate"]
 COMMANDS += ["translate", "generate", "bench", "reproduce", "report"]
-OUT_OF_MEMORY = "not enough memory; use a smaller batch or a smaller model"
 STREAM_ERRORS = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -40,10 +41,7 @@ class _Commands(TyperGroup):
     """The group of commands, which exits with code 0 if the reader of the output closes it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(
-            super().list_commands(ctx),
-            key=lambda name: COMMANDS.index(name) if name in COMMANDS else len(COMMANDS),
-        )
+        return COMMANDS
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,7 +56,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="writehead",
     cls=_Commands,
-    help=HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,7 +63,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"writehead {__version__}")
         raise typer.Exit()
@@ -75,10 +72,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback(help=HELP)
 def _root(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -97,12 +91,10 @@ def main() -> None:
         sys.exit(130)
     except WriteheadError as error:
         _fail(str(error))
-    except MemoryError:
-        _fail(OUT_OF_MEMORY)
-    except RuntimeError as error:  # PyTorch has no exception class for CPU memory
-        if not re.search("out of memory|allocate memory", str(error)):
+    except (MemoryError, RuntimeError) as error:  # PyTorch has no exception class for CPU memory
+        if not isinstance(error, MemoryError) and not re.search("(of|ate) memory", str(error)):
             raise
-        _fail(OUT_OF_MEMORY)
+        _fail("not enough memory; use a smaller batch or a smaller model")
     except OSError as error:  # errors of files that commands write have a name
         discard_output()
         guess = "standard output could not be written" if error.errno in STREAM_ERRORS else None
@@ -118,22 +110,16 @@ def _fail(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-class _Warnings(logging.Handler):
-    """Prints each log record as one line on standard error."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):
-            line = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
-            print(line, file=sys.stderr, flush=True)
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {one_line(record.getMessage())}"
 
 
 @contextmanager
 def _session() -> Iterator[None]:
-    """Prints the library's warnings, and makes SIGTERM raise SystemExit so that files are closed.
-
-    Commands that save their work on SIGTERM install their own handler.
-    """
-    log, handler = logging.getLogger("writehead"), _Warnings(logging.WARNING)
+    """Prints the library's warnings, and makes SIGTERM raise SystemExit to close files."""
+    log, handler = logging.getLogger("writehead"), logging.StreamHandler()
+    handler.setFormatter(_OneLine())
     log.addHandler(handler)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -141,3 +127,26 @@ def _session() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         log.removeHandler(handler)
+
+
+def open_streams() -> None:
+    """Opens the null device for closed streams, and replaces characters that cannot be encoded.
+
+    The null device takes the descriptor of the closed stream, so that no file opened later gets it.
+    Writing to a closed standard output still fails, because its replacement is read-only.
+    """
+    for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)
+            os.set_inheritable(descriptor, True)
+            if name != "stdin":
+                opened = os.fdopen(descriptor, "w", encoding="utf-8", closefd=False)
+                setattr(sys, name, opened)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+
+
+def discard_output() -> None:
+    """Discards unwritten data of standard output, so that flushing it at exit cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from rich.table import Table
 from typer import Option
 
 from writehead.cli.app import Page, app
-from writehead.cli.options import resumable
+from writehead.cli.options import Threads, resumable
 from writehead.config import PrepareConfig
 from writehead.errors import ConfigError
 
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 Paths = list[Path] | None
 FILES = "--source and --target"
 # options of the text to prepare, and the option that each of them needs
-NEEDS = {
-    "dev_source": FILES,
-    "dev_target": FILES,
-    "dev_text": "--text",
-    "pair": "--hub",
-    "max_words": "--embedded",
-}
+NEEDS = {"dev_source": FILES, "dev_target": FILES, "dev_text": "--text", "pair": "--hub"}
+NEEDS["max_words"] = "--embedded"
 
 
 @app.command(name="prepare")
@@ -44,25 +39,19 @@ def prepare_command(
     pair: Annotated[str | None, Option(help="With --hub: languages, such as en-de.")] = None,
     embedded: Annotated[bool, Option("--embedded", help="Use the built-in en-de corpus.")] = False,
     pairs: Annotated[int, Option(help="With --embedded: number of training pairs.")] = 200_000,
-    max_words: Annotated[
-        int | None, Option(help="With --embedded: maximum words in a line.")
-    ] = None,
+    max_words: Annotated[int | None, Option(help="With --embedded: maximum words.")] = None,
     vocab_size: Annotated[
-        int | None,
-        Option(help="Default: 32000, or 2000 with --embedded; less if there is little text."),
+        int | None, Option(help="Default: 32000, or 2000 with --embedded; less for little text.")
     ] = None,
     sample: Annotated[int, Option(help="Number of lines to train the tokenizer on.")] = 500_000,
     max_tokens: Annotated[
-        int | None,
-        Option(help="Maximum tokens in a line. Default: 255 for translation, else none."),
+        int | None, Option(help="Maximum tokens in a line. Default: 255 for translation.")
     ] = None,
     max_ratio: Annotated[float, Option(help="Maximum ratio of the lengths of a pair.")] = 2.0,
-    keep_duplicates: Annotated[
-        bool, Option("--keep-duplicates", help="Keep duplicate lines.")
-    ] = False,
+    keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep duplicates.")] = False,
     dev: Annotated[int, Option(help="Lines to hold out without dev text; at most 5%.")] = 2000,
     seed: Annotated[int, Option(help="Seed for the sample and the held-out lines.")] = 0,
-    workers: Annotated[int | None, Option(help="Processes. Default: one per core.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Clean text, train a tokenizer and encode the text into a dataset.
 
@@ -79,12 +68,12 @@ def prepare_command(
         vocab_size=(2_000 if embedded else 32_000) if vocab_size is None else vocab_size,
         **{name: context.params[name] for name in names},
     )
+    fit, progress = vocab_size is None, Reporter()
     with resumable():
-        fit = vocab_size is None
         made = prepare(
-            dataset, inputs, config, workers=workers, progress=Reporter(), fit_vocab_size=fit
+            dataset, inputs, config, threads=threads, progress=progress, fit_vocab_size=fit
         )
-    _print_summary(made, Page())
+    _print_summary(made, Page(highlight=False))
 
 
 def _find_inputs(given: dict[str, Any]) -> "Inputs":
@@ -122,11 +111,7 @@ def _print_summary(dataset: "Dataset", page: Page) -> None:
     for name, counts in dataset.info["splits"].items():
         sizes = (counts[key] for key in ("lines", "sequences", "target_tokens"))
         splits.add_row(name, *(f"{size:,}" for size in sizes))
-    page.print(splits)
-    lines = sum(counts["lines"] for counts in dataset.info["splits"].values())
-    dropped = Table("dropped", "lines", "share", box=None, pad_edge=False)
+    dropped = Table("dropped", "lines", box=None, pad_edge=False)
     for reason, count in dataset.info["dropped"].items():
-        dropped.add_row(reason, f"{count:,}", f"{count / lines:.2%}")
-    page.print(
-        "", dropped, "", f"vocabulary: {dataset.vocab_size:,} tokens", sep="\n", highlight=False
-    )
+        dropped.add_row(reason, f"{count:,}")
+    page.print(splits, "", dropped, "", f"vocabulary: {dataset.vocab_size:,} tokens", sep="\n")

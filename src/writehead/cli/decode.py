@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,6 @@ from writehead.cli.app import app
 from writehead.cli.options import Device, Dtype, Force, Threads
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError
-from writehead.errors import shown as quoted
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding import Engine, textio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding.worker import Progress
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-# lines decoded together on a CPU, in the first group and at most; an interruption loses one group
+# lines decoded together on a CPU, in the first group and at most
 CPU_LINES = (32, 1024)
 
 
@@ -42,36 +42,19 @@ Input = Annotated[
     str, Option("--input", "-i", help="File to read, one text per line; - is standard input.")
 ]
 Output = Annotated[
-    str,
-    Option(
-        "--output",
-        "-o",
-        help="File to write; - is standard output. If interrupted, the same command resumes.",
-    ),
+    str, Option("--output", "-o", help="File to write, which can be resumed; - is standard output.")
 ]
 OnErrors = Annotated[
-    Errors,
-    Option(
-        "--errors",
-        help="If a line is not UTF-8: stop, replace invalid bytes by U+FFFD, or make it empty.",
-    ),
+    Errors, Option("--errors", help="Invalid UTF-8: stop, replace it by U+FFFD, or skip the line.")
 ]
 Alpha = Annotated[float, Option(help="Length penalty of beam search; 0 turns it off.")]
 MaxLength = Annotated[int | None, Option(help="Maximum output tokens, including the end token.")]
 MinLength = Annotated[int, Option(help="Minimum output tokens, including the end token.")]
-Temperature = Annotated[
-    float | None, Option(help="Sample from softmax(logits / temperature) instead of searching.")
-]
+Temperature = Annotated[float | None, Option(help="Sample from softmax(logits / temperature).")]
 TopK = Annotated[int | None, Option(help="Sample from the k most likely tokens only.")]
-TopP = Annotated[
-    float | None, Option(help="Sample from the smallest set of tokens with this probability.")
-]
-Seed = Annotated[
-    int | None, Option(help="Seed for sampling; line i, from 0, uses seed + i. Default: 0.")
-]
-BatchTokens = Annotated[
-    int | None, Option(help="Tokens per batch, including padding and beams; fewer use less memory.")
-]
+TopP = Annotated[float | None, Option(help="Sample from the most likely tokens of this mass.")]
+Seed = Annotated[int | None, Option(help="Seed for sampling; line i, from 0, uses seed + i.")]
+BatchTokens = Annotated[int | None, Option(help="Tokens per batch, including padding and beams.")]
 
 
 @app.command(name="translate")
@@ -84,9 +67,7 @@ def translate_command(
     output_path: Output = "-",
     beam: Annotated[int | None, Option(help="Beam size. Default: 4, or 1 for sampling.")] = None,
     alpha: Alpha = 0.6,
-    n_best: Annotated[
-        int | None, Option(help="Print the N best as: line ||| text ||| score.")
-    ] = None,
+    n_best: Annotated[int | None, Option(help="Print N as: line ||| text ||| score.")] = None,
     scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -94,9 +75,7 @@ def translate_command(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    prefix_file: Annotated[
-        str | None, Option(help="File with the beginning of each translation.")
-    ] = None,
+    prefix_file: Annotated[str | None, Option(help="File with prefixes of translations.")] = None,
     errors: OnErrors = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
@@ -108,25 +87,27 @@ def translate_command(
 
     Example: writehead translate --input news.en --output news.de
 
-    With a model of your own: writehead translate runs/en-de --input news.en --beam 1
-
-    An empty line stays empty. A line longer than the model's maximum input is translated in pieces.
-    A program that writes lines to standard input can wait for each translation.
+    A line longer than the model's maximum input is translated in pieces. A program that writes
+    lines to standard input can wait for each translation.
     """
     config = _decode_config(context.params)
-    _check_run(run)
+    if run is not None and not os.path.isdir(run):  # a file of text, or the text itself
+        raise ConfigError(
+            f"there is no run at {run!r}; RUN is the folder of a model: pass text on "
+            f"standard input, or a file with --input"
+        )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
-    from writehead.decoding import textio  # imports PyTorch
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
-    engine = _load_engine(context.params)
+    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+    form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
+    form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
 
     def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         lines, starts = [line for line, _ in group], [prefix for _, prefix in group]
         outputs = engine.translate(lines, config, prefixes=starts, progress=progress, first=first)
-        form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
-        form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
         for i, output in enumerate(outputs, first):
             yield "".join(
                 form.format(i=i, text=textio.plain_line(one.text), score=one.score)
@@ -137,9 +118,9 @@ def translate_command(
     if reader.typed:
         bundled = "using the bundled model, English to German; pass RUN to use another; "
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
-    with _open_output(context, engine, config, n_best=n_best, scores=scores) as output:
+    with _open_output(context, engine, config, form=form) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
-        shown = _is_counted(context.params, reader.typed)
+        shown = not reader.typed and _is_counted(output_path)
         textio.decode_lines(groups, answer, output, input_path, typed=reader.typed, shown=shown)
     for one in (reader, prefixes):
         if one is not None:
@@ -151,8 +132,7 @@ def generate_command(
     context: typer.Context,
     run: Annotated[str, Argument(metavar="RUN", help="Folder of a language model.")],
     prompt: Annotated[
-        str | None,
-        Argument(metavar="PROMPT", help="Text to continue. Default: each line of the input."),
+        str | None, Argument(metavar="PROMPT", help="Text to continue. Default: each input line.")
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
@@ -176,19 +156,16 @@ def generate_command(
     """Continue a prompt token by token, or each line of a file or of standard input, in order.
 
     Example: writehead generate runs/lm "The little dog" --temperature 0.8 --top-p 0.95
-
-    With many prompts: writehead generate runs/lm --input prompts.txt --output texts.txt
     """
     config = _decode_config(context.params)
     if prompt is not None and input_path != "-":
         raise ConfigError("give a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
-    from writehead.decoding import textio  # imports PyTorch
+    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
-    given = [] if prompt is None else [[prompt]]
     typed = reader is not None and reader.typed
-    engine = _load_engine(context.params)
+    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
 
     def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         prompts = [line for line, _ in group]
@@ -201,18 +178,17 @@ def generate_command(
     if typed:
         textio.say("type a prompt and press Enter; Ctrl-D exits")
     with _open_output(context, engine, config, samples=samples, echo=echo) as output:
-        lines = given if reader is None else reader.groups(*_group_sizes(engine))
+        lines = [[prompt or ""]] if reader is None else reader.groups(*_group_sizes(engine))
         groups = textio.paired(lines, None)
         one_at_a_time = (typed or reader is None) and samples == 1 and config.width == 1
         if one_at_a_time and isinstance(output, textio.Stream):
             for i, [(start, _)] in enumerate(groups):
                 pieces = engine.stream(start, dataclasses.replace(config, seed=config.seed + i))
-                output.write(textio.plain_line(start.rstrip()) if echo else "")
-                for piece in pieces:
+                for piece in chain([start.rstrip() * echo], pieces):
                     output.write(textio.plain_line(piece))
                 output.write("\n")
         else:
-            shown = _is_counted(context.params, typed)
+            shown = not typed and _is_counted(output_path)
             textio.decode_lines(groups, answer, output, input_path, typed=typed, shown=shown)
     if reader is not None:
         reader.report()
@@ -226,21 +202,13 @@ def _decode_config(given: dict[str, Any]) -> DecodeConfig:
     return DecodeConfig(**{name: given[name] for name in names if given[name] is not None})
 
 
-def _load_engine(given: dict[str, Any]) -> "Engine":
-    from writehead.decoding import Batching, Engine
-
-    batching = Batching(tokens=given["batch_tokens"])
-    return Engine.load(given["run"], given["device"], given["dtype"], batching=batching)
-
-
 def _group_sizes(engine: "Engine") -> tuple[int, int]:
     """Returns how many lines to decode together: at most, and in the first group."""
     from writehead.decoding import Batching
 
     if engine.model.device.type != "cpu":
         return Batching.lines, Batching.lines
-    first, most = CPU_LINES
-    return min(most, Batching.lines), first
+    return min(CPU_LINES[1], Batching.lines), CPU_LINES[0]
 
 
 @contextmanager
@@ -277,27 +245,14 @@ def _open_output(
         ) from error
 
 
-def _is_counted(given: dict[str, Any], typed: bool) -> bool:
-    """Whether to show a counter; it would mix with output on the same terminal."""
-    return not typed and (given["output_path"] != "-" or not sys.stdout.isatty())
-
-
-def _check_run(run: str | None) -> None:
-    """Raises ConfigError if RUN is not a folder, such as a file of text or the text itself."""
-    if run is not None and not os.path.isdir(run):
-        raise ConfigError(
-            f"there is no run at {quoted(run)}; RUN is the folder of a model: pass text on "
-            f"standard input, or a file with --input"
-        )
+def _is_counted(output: str) -> bool:
+    return output != "-" or not sys.stdout.isatty()  # a counter would mix with the output
 
 
 def _check_files(read: list[str], output: str, force: bool) -> None:
     """Raises ConfigError if the output would replace an input, or a file without --force."""
     if read == ["-", "-"]:
-        raise ConfigError(
-            "standard input cannot be both the text and its prefixes; name a file with --input or "
-            "--prefix-file"
-        )
+        raise ConfigError("standard input cannot be both the text and its prefixes; name a file")
     written = _regular_file(output, sys.stdout)
     if written is None:
         return

@@ -19,8 +19,7 @@ def demo_command(
 ) -> None:
     """Train a multi-head and a multi-query model, and compare their quality and speed.
 
-    First, the bundled model translates a few sentences. The demo takes about five minutes on two
-    CPU cores. If it is interrupted, the same command resumes.
+    It takes about five minutes on two CPU cores. If interrupted, the same command resumes.
 
     Example: writehead demo
     """

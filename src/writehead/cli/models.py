@@ -13,7 +13,7 @@ from writehead import cost
 from writehead.cli.app import Page, app
 from writehead.cli.options import ForceRun, Json, NewRun, Threads, check_new_run, read_settings
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.errors import ConfigError, RunError, nearest
+from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
 from writehead.hugging_face_config import find_config, import_config
 from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
@@ -56,17 +56,12 @@ def explain_command(
     bandwidth: Annotated[float | None, Option(help="Override the chip's bytes per second.")] = None,
     flops: Annotated[float | None, Option(help="Override the chip's FLOP per second.")] = None,
     memory: Annotated[float | None, Option(help="Override the chip's bytes of memory.")] = None,
-    settings: Annotated[
-        list[str] | None, Option("--set", help="model.NAME=VALUE; repeatable.")
-    ] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="model.NAME=VALUE.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a model costs to train and decode, and the minimum time on a chip.
 
     Example: writehead explain wmt14/multi-query --batch 1024 --source 128 --target 128 --chip h200
-
-    Grouped-query attention with two write-heads, and d_ff chosen to keep 211M parameters:
-    writehead explain wmt14/multi-head --set model.g=2 --set model.f=5248
 
     Features of a Hugging Face model that this library does not have are approximated and listed.
     """
@@ -76,14 +71,17 @@ def explain_command(
     config = with_settings(imported.config if imported else _find_model(model), changes)
     if config.task == "language" and source is not None:
         raise ConfigError(f"--source is for translation; {model} is a language model")
-    length = (128 if source is None else source) if config.task == "translation" else 0
-    given = {"bandwidth": bandwidth, "flops": flops, "memory": memory}
+    length = 0 if config.task == "language" else 128 if source is None else source
+    figures = {"bandwidth": bandwidth, "flops": flops, "memory": memory}
+    given: dict[str, Any] = {name: value for name, value in figures.items() if value is not None}
+    if given:
+        given |= {"name": f"{chip}, modified", "source": "from the command line"}
     answer = explain(
         Question(
             name=model,
             config=config,
             setting=cost.Setting(batch, length, target, beam),
-            chip=_change_chip(cost.find_chip(chip), given),
+            chip=dataclasses.replace(cost.find_chip(chip), **given),
             position=position,
             approximations=() if imported is None else imported.approximations,
             longest=None if imported is None else imported.longest,
@@ -109,41 +107,24 @@ def _find_model(name: str) -> ModelConfig:
     return preset(name)
 
 
-def _change_chip(chip: cost.Chip, given: dict[str, float | None]) -> cost.Chip:
-    """Replaces figures of a chip by those given on the command line."""
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        return chip
-    changes |= {"name": f"{chip.name}, modified", "source": "from the command line"}
-    return dataclasses.replace(chip, **changes)
-
-
 @app.command(name="quantize")
 def quantize_command(
     run: Annotated[Path, Argument(help="Folder of a run, or a checkpoint.")],
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
-    group: Annotated[
-        int | None, Option(help="Columns per scale, 0 for a row. Default: 0 for 8 bits, else 32.")
-    ] = None,
+    group: Annotated[int | None, Option(help="Columns per scale; 0 for a whole row.")] = None,
     force: ForceRun = False,
     threads: Threads = None,
 ) -> None:
     """Store the weight matrices of a run in fewer bits; the new run is used like any other.
 
-    Loading the run converts its weights to floating point. Quantizing therefore saves disk space,
-    not memory or time.
+    Loading converts the weights to floating point: this saves disk space, not memory or time.
 
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.data.tokenizer import Tokenizer  # imports PyTorch, which takes seconds
-    from writehead.model.runs import TOKENIZER, quantize_run, read_config
+    from writehead.model.runs import quantize_run  # imports PyTorch, which takes seconds
 
-    read_config(run)  # a missing run is reported before a missing tokenizer
-    if not (run / TOKENIZER).exists():
-        raise RunError(f"{run} has no {TOKENIZER}; save the run with its tokenizer")
-    Tokenizer.load(run / TOKENIZER)
     check_new_run(output, force)
     done = quantize_run(run, output, config, overwrite=force)
     typer.echo(

@@ -21,16 +21,9 @@ def _use_threads(threads: int | None) -> int | None:
 
 
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Dtype = Annotated[
-    str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU, else float32.")
-]
+Dtype = Annotated[str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU.")]
 Threads = Annotated[
-    int | None,
-    Option(
-        "--threads",
-        callback=_use_threads,
-        help="Number of CPU threads. Default: OMP_NUM_THREADS, or one per available core.",
-    ),
+    int | None, Option(callback=_use_threads, help="CPU threads. Default: one per available core.")
 ]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 ForceRun = Annotated[bool, Option("--force", help="Replace the output run if it exists.")]
@@ -38,8 +31,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON.")]
 NewRun = Annotated[Path, Argument(help="Folder of the new run.")]
 Preset = Annotated[str, Option("--preset", help="Model to train; see `writehead presets`.")]
 Settings = Annotated[
-    list[str] | None,
-    Option("--set", help="train.NAME=VALUE or model.NAME=VALUE. Repeatable."),
+    list[str] | None, Option("--set", help="train.NAME=VALUE or model.NAME=VALUE. Repeatable.")
 ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.cost import Pairs
-from writehead.data.dataset import Split
+from writehead.data.dataset import Side, Split
 from writehead.data.tokenizer import BOS, EOS
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
@@ -56,32 +56,30 @@ class Batch:
         rows = len(self.inputs)
         if parts < 1 or rows % parts:
             raise ConfigError(f"{rows} rows cannot be split into {parts} equal parts")
-        if parts == 1:
-            return [self]
         step = rows // parts
         return [self._rows(slice(start, start + step)) for start in range(0, rows, step)]
 
     def visible_pairs(self, window: int | None = None) -> Pairs:
         """Counts the pairs of query and memory position that attend, within each sequence."""
         positions = self.packing.positions[self.packing.segments != 0] + 1
-        causal = positions if window is None else positions.clamp(max=window)
+        causal = int((positions if window is None else positions.clamp(max=window)).sum())
         if self.source_packing is None:
-            return Pairs(0, int(causal.sum()), 0)
+            return Pairs(0, causal, 0)
         source, target = _segment_lengths(self.source_packing), _segment_lengths(self.packing)
-        return Pairs(int(source.square().sum()), int(causal.sum()), int((source * target).sum()))
+        return Pairs(int(source.square().sum()), causal, int((source * target).sum()))
 
     def _rows(self, rows: slice) -> "Batch":
         part = self._map(lambda T: T[rows])
         return replace(part, tokens=int((part.packing.segments != 0).sum()))
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> "Batch":
-        def packing(given: Packing) -> Packing:
-            return Packing(f(given.segments), f(given.positions))
+        def packing(one: Packing) -> Packing:
+            return Packing(f(one.segments), f(one.positions))
 
         return replace(
             self,
             source=None if self.source is None else f(self.source),
-            source_packing=None if self.source_packing is None else packing(self.source_packing),
+            source_packing=self.source_packing and packing(self.source_packing),
             inputs=f(self.inputs),
             labels=f(self.labels),
             packing=packing(self.packing),
@@ -100,8 +98,7 @@ def _segment_lengths(packing: Packing) -> Tensor:
     return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
 
 
-@dataclass(frozen=True, eq=False)
-class Pieces:
+class Pieces(NamedTuple):
     """Sequences, or parts of them from label `begins` on; `lengths` of each side count EOS."""
 
     indices: Ints
@@ -117,9 +114,8 @@ class Units:
     """
 
     def __init__(self, split: Split, source_length: int | None, target_length: int | None) -> None:
-        self._lengths = {
-            name: side.lengths.astype(np.int64) + 1 for name, side in split.sides.items()
-        }
+        sides = split.sides.items()
+        self._lengths = {name: side.lengths.astype(np.int64) + 1 for name, side in sides}
         targets = self._lengths["target"]
         self._limit = target_length or int(targets.max(initial=1))
         fits = np.ones(len(split), dtype=np.bool_)
@@ -182,14 +178,9 @@ class PackedBatches:
         return self
 
     def __next__(self) -> Batch:
-        units, rows, segments, sources, targets = self._fill_rows()
-        return _assemble(
-            self._split,
-            self._units.look_up(units),
-            _Places(rows // self._world, segments, {"source": sources, "target": targets}),
-            self._rows // self._world,
-            self._widths,
-        )
+        units, *places = self._fill_rows()
+        pieces, rows = self._units.look_up(units), self._rows // self._world
+        return _assemble(self._split, pieces, places, rows, self._widths)
 
     def state(self) -> dict[str, Any]:
         """The position as plain values; `restore` continues with the same batches."""
@@ -207,28 +198,18 @@ class PackedBatches:
         count = self._units.count
         shape = {"epoch": range(2**31), "cursor": range(count + 1), "carry": [range(count)]}
         check_shape(state, shape)
-        self.epoch, self._cursor = state["epoch"], state["cursor"]
-        self._carry = list(state["carry"])
-        self._order = epoch_order(self._seed, self.epoch, self._units.count)
+        self.epoch, self._cursor, self._carry = state["epoch"], state["cursor"], [*state["carry"]]
+        self._order = epoch_order(self._seed, self.epoch, count)
 
     def _identity(self) -> dict[str, int]:
-        return {
-            "seed": self._seed,
-            "units": self._units.count,
-            "rows": self._rows,
-            "source_length": self._widths["source"],
-            "target_length": self._widths["target"],
-        }
+        widths = {f"{side}_length": width for side, width in self._widths.items()}
+        return {"seed": self._seed, "units": self._units.count, "rows": self._rows, **widths}
 
     def _fill_rows(self) -> Ints:
-        """Fills the rows of all processes; returns the units of ours and their places, [5, units].
-
-        The places are the row, the segment in the row from 1, the source and the target column.
-        """
+        """Fills the rows of all processes; returns our units and their places, [5, units]."""
         source_width, target_width = self._widths.values()
-        source_used, target_used = np.zeros((2, self._rows), dtype=np.int64)
-        segments = [0] * self._rows
-        placed: list[tuple[int, int, int, int, int]] = []
+        source_used, target_used, segments = np.zeros((3, self._rows), dtype=np.int64)
+        placed: list[tuple[int, ...]] = []
         waiting, self._carry = self._carry, []
         for unit, source, target in chain(self._with_lengths(waiting), self._draw()):
             fits = (target_used <= target_width - target) & (source_used <= source_width - source)
@@ -240,9 +221,9 @@ class PackedBatches:
                     break
                 continue
             segments[row] += 1
-            columns = int(source_used[row]), int(target_used[row])
             if row % self._world == self._rank:
-                placed.append((unit, row, segments[row], *columns))
+                place = (row // self._world, segments[row], source_used[row], target_used[row])
+                placed.append((unit, *place))
             source_used[row] += source
             target_used[row] += target
         return np.array(placed, dtype=np.int64).reshape(-1, 5).T
@@ -291,27 +272,21 @@ def padded_batches(
             end, width = end + 1, max(width, widths[end])
         group = units.look_up(order[start:end])
         rows, zeros = np.arange(end - start), np.zeros(end - start, dtype=np.int64)
-        places = _Places(rows, zeros + 1, dict.fromkeys(split.sides, zeros))
         sizes = {side: int(values.max()) for side, values in group.lengths.items()}
-        yield _assemble(split, group, places, end - start, sizes)
+        yield _assemble(split, group, [rows, zeros + 1, zeros, zeros], len(rows), sizes)
         start = end
 
 
-@dataclass(frozen=True, eq=False)
-class _Places:
-    """Where pieces go: the row, the segment in the row from 1, the first column of each side."""
-
-    rows: Ints
-    segments: Ints
-    columns: dict[str, Ints]
-
-
 def _assemble(
-    split: Split, pieces: Pieces, places: _Places, rows: int, widths: dict[str, int]
+    split: Split, pieces: Pieces, places: list[Ints], rows: int, widths: dict[str, int]
 ) -> Batch:
-    filled = {
-        side: _fill(split, side, pieces, places, (rows, widths[side])) for side in split.sides
-    }
+    """Puts pieces into rows at `places`: row, segment from 1, source column, target column."""
+    row, segments, *columns = places
+    filled = {}
+    for name, column in zip(("source", "target"), columns, strict=True):
+        if name in split.sides:
+            cells, shape = row * widths[name] + column, (rows, widths[name])
+            filled[name] = _fill(split.sides[name], name, pieces, segments, cells, shape)
     labels, inputs, packing = filled["target"]
     source, _, source_packing = filled.get("source", (None, None, None))
     tokens = int(pieces.lengths["target"].sum())
@@ -319,10 +294,10 @@ def _assemble(
 
 
 def _fill(
-    split: Split, name: str, pieces: Pieces, places: _Places, shape: tuple[int, int]
+    side: Side, name: str, pieces: Pieces, segments: Ints, cells: Ints, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Packing]:
     """Puts the pieces of one side into rows; returns labels, decoder inputs and packing."""
-    side, lengths = split.sides[name], pieces.lengths[name]
+    lengths = pieces.lengths[name]
     ends = np.cumsum(lengths)
     positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     starts = side.offsets[pieces.indices].astype(np.int64) + pieces.begins
@@ -331,31 +306,28 @@ def _fill(
     labels: Ints = side.tokens[at].astype(np.int64)
     is_last = pieces.begins + lengths > side.lengths[pieces.indices]
     labels[ends[is_last] - 1] = EOS
-    cells = np.repeat(places.rows * shape[1] + places.columns[name], lengths) + positions
+    inputs = np.roll(labels, 1)  # the encoder reads the labels of the source instead
+    previous = side.tokens[np.maximum(starts - 1, 0)]
+    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, BOS)
+    cells = np.repeat(cells, lengths) + positions
 
     def spread(values: Ints) -> Tensor:
         flat = np.zeros(shape[0] * shape[1], dtype=np.int64)
         flat[cells] = values
         return torch.from_numpy(flat.reshape(shape))
 
-    packing = Packing(spread(np.repeat(places.segments, lengths)), spread(positions))
-    if name == "source":  # which the encoder reads as it is
-        return (source := spread(labels)), source, packing
-    inputs = np.roll(labels, 1)
-    previous = side.tokens[np.maximum(starts - 1, 0)]
-    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, BOS)
+    packing = Packing(spread(np.repeat(segments, lengths)), spread(positions))
     return spread(labels), spread(inputs), packing
 
 
-def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.uint32 | np.uint64]:
+def epoch_order(seed: int, epoch: int, count: int) -> Ints:
     """A permutation of 0 … count-1 that depends on the arguments alone, not on NumPy's version.
 
     It sorts the indices by splitmix64 of the index and a key, which has no ties.
     """
     seeded = _splitmix64(np.array([seed & BITS], dtype=np.uint64))
     key = _splitmix64(seeded ^ np.uint64(epoch * STEP & BITS))
-    order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64) ^ key))
-    return order.astype(np.uint32 if count <= 1 << 32 else np.uint64)
+    return np.argsort(_splitmix64(np.arange(count, dtype=np.uint64) ^ key))
 
 
 def _splitmix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from writehead.config import PrepareConfig, Task
 from writehead.data.tokenizer import Tokenizer
 from writehead.errors import ConfigError, DataError, shown
-from writehead.util.json_files import JsonError, Shape, check_shape, read_json
+from writehead.util.json_files import JsonError, check_shape, read_json
 
 FORMAT = 2
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
 COUNT = range(2**48)  # of lines, sequences or tokens
 # the fields of `dataset.json` that describe the data, but not the version that wrote them
 FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
-SIDES: dict[str, tuple[str, ...]] = {
-    "translation": ("source", "target"),
-    "language": ("target",),
-}
+SIDES: dict[str, tuple[str, ...]] = {"translation": ("source", "target"), "language": ("target",)}
 
 Tokens = NDArray[np.unsignedinteger]
 
@@ -57,11 +54,6 @@ class Split:
     @property
     def source(self) -> Side:
         """The sources of a translation dataset."""
-        if "source" not in self.sides:
-            raise DataError(
-                f"the {self.name} split has no source, only text for a language model; prepare a "
-                f"dataset of pairs"
-            )
         return self.sides["source"]
 
     @property
@@ -81,7 +73,7 @@ class Dataset:
 
     @classmethod
     def open(cls, directory: Path | str) -> "Dataset":
-        """Opens a dataset that `writehead prepare` made, and checks the size of its files."""
+        """Opens a prepared dataset, and checks the size of its files."""
         directory = Path(directory)
         info = read_info(directory)
         try:
@@ -92,10 +84,7 @@ class Dataset:
         tokenizer = dataset.tokenizer
         described = (info["task"], info["tokenizer"], info["vocab_size"])
         if described != (config.task, tokenizer.fingerprint, tokenizer.vocab_size):
-            raise DataError(
-                f"{directory / INFO} does not describe {TOKENIZER}, which has fingerprint "
-                f"{tokenizer.fingerprint}; prepare the dataset again"
-            )
+            raise DataError(f"{directory / INFO} does not describe {TOKENIZER}; prepare it again")
         for name in info["splits"]:
             dataset.split(name)
         return dataset
@@ -120,8 +109,7 @@ class Dataset:
         """Maps a split into memory."""
         if name not in self.info["splits"]:
             raise DataError(
-                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}; choose "
-                f"one of them"
+                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}"
             )
         return Split(name, {side: self._side(name, side) for side in SIDES[self.task]})
 
@@ -144,29 +132,16 @@ def read_info(directory: Path) -> dict[str, Any]:
     """Reads and checks `dataset.json`."""
     path = directory / INFO
     if not path.is_file():
-        is_folder = directory.is_dir()
-        problem = f"no {INFO} in {directory}" if is_folder else f"no dataset at {directory}"
-        raise DataError(f"there is {problem}; make a dataset with `writehead prepare`")
+        raise DataError(f"there is no {path}; make a dataset with `writehead prepare`")
     info = read_json(path, {"format": int}, DataError, "prepare the dataset again")
     if info["format"] != FORMAT:
-        advice = "install a newer version" if info["format"] > FORMAT else "prepare the text again"
         raise DataError(
-            f"{path} has format {shown(info['format'])}, but this version of writehead reads "
-            f"format {FORMAT}; {advice}"
+            f"{path} has format {shown(info['format'])}, not {FORMAT}; prepare the text again with "
+            f"this version of writehead"
         )
-    try:
-        check_shape(info, _info_shape(str(info.get("task"))))
-        if unknown := info["splits"].keys() - {"train", "dev", "test"}:
-            raise JsonError(f"has an unknown split {shown(min(unknown))}")
-    except JsonError as error:
-        raise DataError(f"{path} {error}; prepare the dataset again") from error
-    return dict(info)
-
-
-def _info_shape(task: str) -> Shape:
-    tokens = [f"{side}_tokens" for side in SIDES.get(task, ())]
+    tokens = [f"{side}_tokens" for side in SIDES.get(str(info.get("task")), ())]
     split = dict.fromkeys(("lines", "sequences", "normalised", *tokens), COUNT)
-    return {
+    shape = {
         "task": str,
         "vocab_size": COUNT,
         "tokenizer": str,
@@ -175,6 +150,13 @@ def _info_shape(task: str) -> Shape:
         "splits": {"train": {**split, "lines": COUNT[1:]}, "dev?": split, "test?": split},
         "dropped": {str: COUNT},
     }
+    try:
+        check_shape(info, shape)
+        if unknown := info["splits"].keys() - {"train", "dev", "test"}:
+            raise JsonError(f"has an unknown split {shown(min(unknown))}")
+    except JsonError as error:
+        raise DataError(f"{path} {error}; prepare the dataset again") from error
+    return dict(info)
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -1,24 +1,10 @@
-"""Cleans and encodes lines, and trains the tokenizer, in worker processes.
-
-Workers are spawned, not forked, so that no thread of the caller is copied halfway. They exit with
-the process that started them, even if it is killed, and leave Ctrl-C to it.
-"""
+"""Cleans and encodes lines of text."""
 
 import hashlib
-import multiprocessing
-import os
-import signal
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
-from multiprocessing.connection import wait
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +13,6 @@ from writehead.config import PrepareConfig
 from writehead.data.dataset import token_dtype
 from writehead.data.sources import Row
 from writehead.data.tokenizer import MAX_PIECE, Tokenizer, normalise
-from writehead.errors import DataError
 
 EMPTY, TOO_LONG, DUPLICATE = "empty", "too long", "duplicate"
 IDENTICAL, RATIO = "source and target identical", "lengths too unlike"
@@ -35,7 +20,6 @@ HELD_OUT = "also in the held-out text"
 REASONS = (EMPTY, TOO_LONG, IDENTICAL, RATIO, DUPLICATE, HELD_OUT)
 RATIO_SLACK = 4  # tokens added to the shorter side, because one word decides little in "Yes."
 CHUNK_LINES, CHUNK_CHARACTERS = 2000, 1 << 20
-CHUNKS_PER_WORKER = 2  # in progress at a time
 
 
 def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -44,7 +28,7 @@ def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
     characters = 0
     for row in rows:
         chunk.append(row)
-        characters += sum(len(text or "") for text in row)
+        characters += sum(map(len, row))
         if len(chunk) == CHUNK_LINES or characters > CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
@@ -56,8 +40,7 @@ def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
 class Encoded:
     """The lines of a chunk that are kept, as indices into its `total` lines.
 
-    lengths, tokens: one array per side; the tokens of all lines are concatenated.
-    dropped: the number of other lines by reason. normalised: how many lines normalising changed.
+    `lengths` and `tokens` have one array per side. `dropped` counts the other lines by reason.
     """
 
     total: int
@@ -66,23 +49,23 @@ class Encoded:
     lengths: tuple[NDArray[np.int64], ...]
     tokens: tuple[NDArray[np.unsignedinteger], ...]
     dropped: Counter[str]
-    normalised: int
+    normalised: int  # lines that normalising changed
 
 
 def encode_chunk(
-    chunk: list[Row], tokenizer: Tokenizer, config: PrepareConfig, is_train: bool
+    chunk: list[Row], tokenizer: Tokenizer, config: PrepareConfig, is_train: bool, threads: int
 ) -> Encoded:
     """Encodes a chunk; only the training split drops lines that a model could read."""
     # no token has more characters than MAX_PIECE, so a cut text still exceeds the limit
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1
-    texts = [tuple(normalise(text or "") for text in row) for row in chunk]
+    texts = [tuple(map(normalise, row)) for row in chunk]
     ids = [
-        tokenizer.encode_all([text[:cut] for text in side], threads=1)
+        tokenizer.encode_all([text[:cut] for text in side], threads=threads)
         for side in zip(*texts, strict=True)
     ]
     reasons = [
-        TOO_LONG if None in row else _reason(text, list(map(len, tokens)), config, is_train)
-        for row, text, tokens in zip(chunk, texts, zip(*ids, strict=True), strict=True)
+        _reason(text, list(map(len, tokens)), config, is_train)
+        for text, tokens in zip(texts, zip(*ids, strict=True), strict=True)
     ]
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     sides = [[side[i] for i in kept] for side in ids]
@@ -94,7 +77,7 @@ def encode_chunk(
         lengths=tuple(np.array(list(map(len, side)), dtype=np.int64) for side in sides),
         tokens=tuple(np.fromiter(chain.from_iterable(side), dtype=dtype) for side in sides),
         dropped=Counter(reason for reason in reasons if reason is not None),
-        normalised=sum(a != b and None not in a for a, b in zip(chunk, texts, strict=True)),
+        normalised=sum(a != b for a, b in zip(chunk, texts, strict=True)),
     )
 
 
@@ -120,96 +103,3 @@ def _hash(texts: Iterable[str]) -> int:
     """A 64-bit hash of a line, to find duplicates."""
     joined = "\n".join(texts).encode()
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
-
-
-def encode_all(
-    rows: Iterable[Row], tokenizer: Path, config: PrepareConfig, is_train: bool, workers: int
-) -> Iterator[Encoded]:
-    """Encodes rows in order, with few chunks of them in memory at a time."""
-    if workers == 1:
-        loaded = Tokenizer.load(tokenizer)
-        for chunk in chunked(rows):
-            yield encode_chunk(chunk, loaded, config, is_train)
-        return
-    pool, pending = _pool(workers), deque[Future[Encoded]]()
-    try:
-        for chunk in chunked(rows):
-            if len(pending) == CHUNKS_PER_WORKER * workers:
-                yield pending.popleft().result()
-            pending.append(_submit(pool, _encode, chunk, tokenizer, config, is_train))
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process was killed, perhaps because memory ran out; use fewer workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def train_tokenizer(
-    sample: Path, config: PrepareConfig, *, fit_vocab_size: bool, in_worker: bool
-) -> Tokenizer:
-    """Trains a tokenizer on the lines of a file; Ctrl-C can stop it only in a worker."""
-    if not in_worker:
-        return Tokenizer(_train(sample, config, fit_vocab_size))
-    pool = _pool(1)
-    try:
-        process = _submit(pool, os.getpid).result()
-        try:
-            return Tokenizer(_submit(pool, _train, sample, config, fit_vocab_size).result())
-        except (KeyboardInterrupt, SystemExit):
-            os.kill(process, signal.SIGKILL)
-            raise
-    except BrokenProcessPool as error:
-        raise DataError(
-            "the process that trains the tokenizer was killed, perhaps because memory ran out; use "
-            "a smaller sample"
-        ) from error
-    finally:
-        pool.shutdown()
-
-
-def _train(sample: Path, config: PrepareConfig, fit_vocab_size: bool) -> bytes:
-    with sample.open(encoding="utf-8", newline="\n") as file:
-        return Tokenizer.train(
-            (line.rstrip("\n") for line in file),
-            config.vocab_size,
-            seed=config.seed,
-            fit_vocab_size=fit_vocab_size,
-        ).model
-
-
-_load = cache(Tokenizer.load)
-
-
-def _encode(chunk: list[Row], tokenizer: Path, config: PrepareConfig, is_train: bool) -> Encoded:
-    return encode_chunk(chunk, _load(tokenizer), config, is_train)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_exit_with_parent)
-
-
-def _submit(pool: ProcessPoolExecutor, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Submits a task; a worker that this starts inherits the blocked SIGINT."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return pool.submit(task, *arguments)
-    except OSError as error:  # the pool is closing its pipes after a worker was killed
-        raise BrokenProcessPool(str(error)) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _exit_with_parent() -> None:
-    """Makes a worker exit as soon as its parent is gone, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

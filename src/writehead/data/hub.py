@@ -6,10 +6,11 @@ The extra `hub` installs the packages for this. `wmt14` and `lm1b` are the paper
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from writehead.data.sources import MAX_LINE, Corpus, Inputs, Row, file_identity
+from writehead.data.sources import Corpus, Inputs, Row, file_identity
 from writehead.errors import DataError
 from writehead.util.extras import requires
 
@@ -18,11 +19,9 @@ NAMED: dict[str, tuple[str, str | None]] = {
     "wmt14": ("wmt/wmt14", "en-de"),
     "lm1b": ("billion-word-benchmark/lm1b", None),
 }
-# the hub converts datasets whose own files have another format to parquet in this revision
-CONVERTED = "refs/convert/parquet"
+# the hub converts datasets whose own files have another format to parquet in the second revision
+REVISIONS = ("main", "refs/convert/parquet")
 SPLIT_NAMES = {"train": "train", "dev": "validation|valid|dev", "test": "test"}
-ROWS_PER_READ = 1000
-TIMEOUT = 20.0  # seconds to wait for the hub
 
 Pair = tuple[str, str]  # source and target language
 
@@ -46,60 +45,48 @@ class ParquetRows:
         return {"hub": self.name, "pair": list(self.pair or ()), "files": files}
 
     def rows(self) -> Iterator[Row]:
-        """Yields the rows of all files."""
+        """Yields the rows of all files; a missing text is empty."""
         with requires("hub"):
             import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-        column = "translation" if self.pair else "text"
+        columns = [f"translation.{language}" for language in self.pair] if self.pair else ["text"]
         for path in self.files:
             try:
                 with parquet.ParquetFile(path) as file:
-                    self._check_schema(path, file.schema_arrow)
-                    for batch in file.iter_batches(batch_size=ROWS_PER_READ, columns=[column]):
-                        yield from map(self._texts, batch.column(0).to_pylist())
+                    names = [column.path for column in file.schema]
+                    if missing := sorted(set(columns) - set(names)):
+                        raise DataError(
+                            f"{path} has {' and '.join(names)}, but not {' and '.join(missing)}; "
+                            f"choose a dataset of text, or a pair of languages that it has"
+                        )
+                    for batch in file.iter_batches(columns=columns):
+                        for value in batch.column(0).to_pylist():
+                            texts = map((value or {}).get, self.pair) if self.pair else [value]
+                            yield tuple(text or "" for text in texts)
             except DataError:
                 raise
             except (OSError, ValueError) as error:  # the base classes of pyarrow's errors
                 reason = str(error).splitlines()[0].rstrip(". ")
                 raise DataError(f"{path} is not parquet ({reason}); copy it again") from error
 
-    def _texts(self, value: Any) -> Row:
-        """The texts of a row; a missing one is empty."""
-        texts = [(value or {}).get(language) for language in self.pair] if self.pair else [value]
-        return tuple((text or "") if len(text or "") <= MAX_LINE else None for text in texts)
-
-    def _check_schema(self, path: Path, schema: Any) -> None:
-        names = schema.names
-        if self.pair and "translation" in names:
-            kind = schema.field("translation").type
-            names = [kind.field(i).name for i in range(kind.num_fields)]
-        if missing := sorted(set(self.pair or ["text"]) - set(names)):
-            raise DataError(
-                f"{path} has {' and '.join(names)}, but not {' and '.join(missing)}; choose a "
-                f"dataset of text, or a pair of languages that it has"
-            )
-
 
 def hub_inputs(name: str, pair: str | None = None) -> Inputs:
-    """The splits of a dataset: a folder, a parquet file, a short name, or a name on the hub.
+    """The splits of a dataset: a folder of parquet files, a short name, or a name on the hub.
 
     pair: source and target language, such as `en-de` for English into German. The dataset's own
     folder may have either order.
     """
-    path, (repository, default_pair) = Path(name), NAMED.get(name, (name, None))
-    languages = _languages(pair if pair or path.exists() else default_pair)
-    if path.is_file():
-        return Inputs(train=(ParquetRows(path.name, (path,), languages),))
-    if path.exists():
-        repository, folder = path.name, path
-        files = _choose([file.relative_to(path).as_posix() for file in path.rglob("*")], languages)
+    folder, (repository, default_pair) = Path(name), NAMED.get(name, (name, None))
+    if folder.exists():
+        repository, languages = folder.name, _languages(pair)
     else:
-        folder, files = _download(repository, languages)
+        languages = _languages(pair or default_pair)
+        folder = _download(repository, languages)
 
     def corpora(split: str) -> tuple[Corpus, ...]:
         # train-00000-of-00003.parquet or train/0000.parquet
-        pattern = re.compile(rf"(^|/)({SPLIT_NAMES[split]})([-._/][^/]*)?$")
-        found = [file for file in files if pattern.search(file.removesuffix(".parquet"))]
-        paths = tuple(folder / file for file in found)
+        pattern = re.compile(rf"(^|/)({SPLIT_NAMES[split]})([-._/][^/]*)?\.parquet$")
+        files = _parquet_files(folder, languages)
+        paths = tuple(path for path in files if pattern.search(str(path.relative_to(folder))))
         return (ParquetRows(repository, paths, languages),) if paths else ()
 
     train, dev, test = (corpora(split) for split in SPLIT_NAMES)
@@ -119,30 +106,28 @@ def _languages(pair: str | None) -> Pair | None:
     return source, target
 
 
-def _choose(files: list[str], languages: Pair | None) -> list[str]:
+def _parquet_files(folder: Path, languages: Pair | None) -> list[Path]:
     """The parquet files, sorted; only those of the pair's own folder if there is one."""
-    found = sorted(file for file in files if file.endswith(".parquet"))
-    folders = {"-".join(languages), "-".join(reversed(languages))} if languages else set()
-    return [file for file in found if folders.intersection(file.split("/")[:-1])] or found
+    found = sorted(folder.rglob("*.parquet"))
+    own = {"-".join(languages), "-".join(reversed(languages))} if languages else set()
+    return [path for path in found if own.intersection(path.relative_to(folder).parts)] or found
 
 
-def _download(repository: str, languages: Pair | None) -> tuple[Path, list[str]]:
-    """Downloads a dataset into the hub's own cache; returns the folder and the names of files."""
+def _download(repository: str, languages: Pair | None) -> Path:
+    """Downloads the parquet files, or those of the pair's own folder, into the hub's cache."""
     with requires("hub"):
-        import huggingface_hub as hub
-        from huggingface_hub.errors import HfHubHTTPError
-    client_errors: Any = HfHubHTTPError.__bases__  # the HTTP client's, which are not all wrapped
+        from huggingface_hub import snapshot_download
+    choices = [["*.parquet"]]
+    if languages:
+        choices.insert(0, [f"*{a}-{b}/*.parquet" for a, b in (languages, languages[::-1])])
     try:
-        for revision in ("main", CONVERTED):
-            info = hub.HfApi().dataset_info(repository, revision=revision, timeout=TIMEOUT)
-            files = _choose([file.rfilename for file in info.siblings or ()], languages)
-            paths = [
-                hub.hf_hub_download(repository, file, repo_type="dataset", revision=revision)
-                for file in files
-            ]
-            if paths:
-                return Path(paths[0].removesuffix(files[0])), files
-    except (OSError, ValueError, *client_errors) as error:
+        for revision, patterns in product(REVISIONS, choices):
+            path = snapshot_download(
+                repository, repo_type="dataset", revision=revision, allow_patterns=patterns
+            )
+            if _parquet_files(Path(path), languages):
+                return Path(path)
+    except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or ["no answer"])[0].rstrip(".")
         raise DataError(
             f"{repository} could not be downloaded ({type(error).__name__}: {reason}); check the "

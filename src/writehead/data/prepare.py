@@ -1,19 +1,13 @@
-"""Makes a dataset from text: samples the text, trains the tokenizer, encodes all lines.
-
-The dataset appears when it is complete. If the work is interrupted, the next call with the same
-arguments reuses the tokenizer.
-"""
+"""Makes a dataset from text: samples the text, trains the tokenizer, encodes all lines."""
 
 import json
 import math
 import os
 import random
-import shutil
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,60 +17,26 @@ from numpy.typing import NDArray
 
 from writehead import __version__
 from writehead.config import PrepareConfig
-from writehead.data.dataset import COUNT, FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
-from writehead.data.encode import (
-    DUPLICATE,
-    HELD_OUT,
-    REASONS,
-    Encoded,
-    chunked,
-    encode_all,
-    train_tokenizer,
-)
+from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
+from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_chunk
 from writehead.data.sources import Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
-from writehead.util.json_files import read_json
-from writehead.util.locks import locked
 from writehead.util.progress import Reporter
 from writehead.util.threads import available_cores
 
-MIN_LINES_FOR_WORKERS = 20_000  # fewer lines are encoded before worker processes have started
 MAX_SAMPLE_LINE = 1000  # characters, which limits the memory of the sample
-STATE, SAMPLE = "state.json", "sample.txt"
 
 
 @dataclass(frozen=True)
 class _Job:
-    directory: Path
     inputs: Inputs
+    sources: list[dict[str, Any]]
     config: PrepareConfig
-    workers: int
+    threads: int
     report: Reporter
     fit_vocab_size: bool
-
-    @cached_property
-    def sources(self) -> list[dict[str, Any]]:
-        splits = self.inputs.splits().items()
-        return [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
-
-    @property
-    def partial(self) -> Path:
-        """The hidden folder for the tokenizer of an unfinished dataset."""
-        return self.directory.parent / f".{self.directory.name}.partial"
-
-    @property
-    def lock(self) -> Path:
-        return self.directory.parent / f".{self.directory.name}.lock"
-
-    @property
-    def tokenizer_inputs(self) -> dict[str, Any]:
-        """Everything that the tokenizer and the line counts depend on."""
-        config = self.config.to_json()
-        fields = {name: config[name] for name in ("task", "vocab_size", "sample", "seed")}
-        fields["fit_vocab_size"] = self.fit_vocab_size
-        return {"writehead": __version__, "sources": self.sources, **fields}
 
 
 def prepare(
@@ -84,39 +44,28 @@ def prepare(
     inputs: Inputs,
     config: PrepareConfig,
     *,
-    workers: int | None = None,
+    threads: int | None = None,
     progress: Reporter | None = None,
     fit_vocab_size: bool = False,
 ) -> Dataset:
-    """Makes a dataset at `directory`; the same text and config give the same bytes.
+    """Makes a dataset, which appears when complete; the same text and config give the same bytes.
 
-    An existing dataset of the same text and config is opened; any other is an error. `workers` is
-    the number of processes, by default one per core; 1 does all work in this process. With
-    `fit_vocab_size`, a text too small for the config's vocabulary gets the largest possible one.
+    An existing dataset of the same text and config is opened; any other is an error. `threads`
+    encode the text, by default one per core. With `fit_vocab_size`, a text too small for the
+    config's vocabulary gets the largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"the task {config.task} takes {len(SIDES[config.task])} text(s) per line")
-    if workers is not None and workers < 1:
-        raise DataError(f"workers={workers} must be at least 1")
     check_vocab_size(config.vocab_size)  # before all the text is read
-    job = _Job(
-        Path(os.path.abspath(directory)),
-        inputs,
-        config,
-        workers or available_cores(),
-        progress or Reporter(quiet=True),
-        fit_vocab_size,
-    )
-    if _is_prepared(job):
-        job.report.say(f"{directory} is already prepared from the same text; nothing to do")
-        return Dataset.open(directory)
+    splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
+    sources = [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
+    job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
     try:
-        with locked(job.lock) as acquired:
-            if not acquired:
-                raise DataError(
-                    f"another process is preparing {job.directory}; wait for it, or stop it first"
-                )
-            _make(job)
+        if _is_prepared(Path(directory), job):
+            report.say(f"{directory} is already prepared from the same text; nothing to do")
+        else:
+            with atomic_directory(Path(os.path.abspath(directory))) as folder:
+                _make(job, folder)
     except OSError as error:
         raise DataError(
             f"{directory} could not be made: {error.strerror or error}; check the path and the "
@@ -125,19 +74,18 @@ def prepare(
     return Dataset.open(directory)
 
 
-def _is_prepared(job: _Job) -> bool:
+def _is_prepared(directory: Path, job: _Job) -> bool:
     """Whether the dataset exists; raises DataError if something else does."""
-    directory, ours = job.directory, {**job.config.to_json(), "text": job.sources}
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return False
     if not (directory / INFO).is_file():
         raise DataError(f"{directory} exists and is not a dataset; choose another path")
     info = read_info(directory)
+    ours = {**job.config.to_json(), "text": job.sources}
     theirs = {**info["config"], "text": info["sources"]}
     if not job.fit_vocab_size:
         theirs["vocab_size"] = info["vocab_size"]
-    changed = [name for name in ours if theirs.get(name) != ours[name]]
-    if changed:
+    if changed := [name for name in ours if theirs.get(name) != ours[name]]:
         raise DataError(
             f"{directory} is a dataset with another {' and '.join(changed)}; choose another path, "
             f"or remove it first"
@@ -145,106 +93,15 @@ def _is_prepared(job: _Job) -> bool:
     return True
 
 
-def _make(job: _Job) -> None:
-    try:
-        lines = _trained_before(job) or _train(job)
-        with atomic_directory(job.directory) as folder:
-            _encode_splits(job, folder, lines)
-            _remove(job.partial)
-    except OSError:
-        _remove(job.partial)
-        raise
-    finally:
-        if not (job.partial / STATE).is_file():
-            _remove(job.partial)
-
-
-def _trained_before(job: _Job) -> dict[str, int] | None:
-    """The number of lines by split, if an interrupted run trained a tokenizer of the same text."""
-    shape = {"inputs": dict, "lines": {str: COUNT}}
-    with suppress(DataError):
-        state = read_json(job.partial / STATE, shape, DataError)
-        if state["inputs"] == job.tokenizer_inputs:
-            job.report.say("reusing the tokenizer of the interrupted run")
-            return dict(state["lines"])
-    _remove(job.partial)
-    return None
-
-
-def _train(job: _Job) -> dict[str, int]:
-    """Trains the tokenizer in `job.partial`; returns the number of lines by split."""
-    job.partial.mkdir()
-    lines = _read_and_sample(job)
-    wanted = job.config.vocab_size
-    job.report.say(f"training a tokenizer with a vocabulary of {wanted:,} …")
-    tokenizer = train_tokenizer(
-        job.partial / SAMPLE,
-        job.config,
-        fit_vocab_size=job.fit_vocab_size,
-        in_worker=job.workers > 1,
-    )
-    if tokenizer.vocab_size < wanted:
-        job.report.say(
-            f"the text is too small for a vocabulary of {wanted:,}; using the largest possible "
-            f"one, {tokenizer.vocab_size:,}"
-        )
-    write_file(job.partial / TOKENIZER, tokenizer.model)
-    state = {"inputs": job.tokenizer_inputs, "lines": lines}
-    write_file(job.partial / STATE, json.dumps(state))  # last: it marks the tokenizer as complete
-    return lines
-
-
-def _read_and_sample(job: _Job) -> dict[str, int]:
-    """Reads and checks all text; writes a sample of `train` and returns the lines by split."""
-    size = -(-job.config.sample // job.inputs.sides)
-    samples = [_Reservoir(size, f"{job.config.seed}/{side}") for side in range(job.inputs.sides)]
-    lines: Counter[str] = Counter()
-    with job.report.stage("reading and sampling") as update:
-        for split, corpora in job.inputs.splits().items():
-            for chunk in chunked(chain.from_iterable(corpus.rows() for corpus in corpora)):
-                lines[split] += len(chunk)
-                if split == "train":
-                    for sample, side in zip(samples, zip(*chunk, strict=True), strict=True):
-                        sample.add(side)
-                update(lines.total())
-    with (job.partial / SAMPLE).open("w", encoding="utf-8", newline="\n") as file:
-        for line in chain.from_iterable(sample.kept for sample in samples):
-            if text := normalise(line):
-                file.write(f"{text}\n")
-    return dict(lines)
-
-
-class _Reservoir:
-    """A uniform sample of lines by Li's Algorithm L, which draws how many lines to skip."""
-
-    def __init__(self, size: int, seed: str) -> None:
-        self.kept: list[str] = []
-        self._size, self._random = size, random.Random(seed)
-        self._seen, self._next, self._weight = 0, 0, 1.0
-
-    def add(self, lines: Sequence[str | None]) -> None:
-        start = self._seen
-        self._seen += len(lines)
-        while self._next < self._seen:
-            line = (lines[self._next - start] or "")[:MAX_SAMPLE_LINE]
-            self._next += 1
-            if len(self.kept) < self._size:
-                self.kept.append(line)
-                if len(self.kept) < self._size:
-                    continue
-            else:
-                self.kept[self._random.randrange(self._size)] = line
-            self._weight *= math.exp(math.log(1.0 - self._random.random()) / self._size)
-            skip = math.log(1.0 - self._random.random()) / math.log1p(-self._weight)
-            self._next += math.floor(skip)
-
-
-def _encode_splits(job: _Job, folder: Path, lines: dict[str, int]) -> None:
+def _make(job: _Job, folder: Path) -> None:
     """Writes all files of the dataset."""
-    tokenizer, held_out = Tokenizer.load(job.partial / TOKENIZER), _HashSet()
+    lines, sample = _read_and_sample(job)
+    tokenizer = _train(job, sample)
+    write_file(folder / TOKENIZER, tokenizer.model)
     splits: dict[str, dict[str, Any]] = {}
+    held_out = _HashSet()
     for split in job.inputs.splits():  # train comes last, and drops the lines of the others
-        splits |= _encode_split(job, folder, split, lines[split], held_out)
+        splits |= _encode_split(job, tokenizer, folder, split, lines[split], held_out)
     dropped = sum((Counter(split["dropped"]) for split in splits.values()), Counter[str]())
     info = {
         "format": FORMAT,
@@ -257,23 +114,79 @@ def _encode_splits(job: _Job, folder: Path, lines: dict[str, int]) -> None:
         "splits": {name: splits[name] for name in ("train", "dev", "test") if name in splits},
         "dropped": _in_order(dropped),
     }
-    write_file(folder / TOKENIZER, tokenizer.model)
     write_file(folder / INFO, json.dumps(info, indent=2, ensure_ascii=False) + "\n")
 
 
+def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
+    """Reads and checks all text; returns the number of lines by split and a sample of `train`."""
+    size = -(-job.config.sample // job.inputs.sides)
+    samples = [_Reservoir(size, f"{job.config.seed}/{side}") for side in range(job.inputs.sides)]
+    lines: Counter[str] = Counter()
+    with job.report.stage("reading and sampling") as update:
+        for split, corpora in job.inputs.splits().items():
+            for chunk in chunked(chain.from_iterable(corpus.rows() for corpus in corpora)):
+                lines[split] += len(chunk)
+                if split == "train":
+                    for sample, side in zip(samples, zip(*chunk, strict=True), strict=True):
+                        sample.add(side)
+                update(lines.total())
+    return lines, list(chain.from_iterable(sample.kept for sample in samples))
+
+
+def _train(job: _Job, sample: list[str]) -> Tokenizer:
+    wanted = job.config.vocab_size
+    job.report.say(f"training a tokenizer with a vocabulary of {wanted:,} …")
+    texts, seed = filter(None, map(normalise, sample)), job.config.seed
+    tokenizer = Tokenizer.train(texts, wanted, seed=seed, fit_vocab_size=job.fit_vocab_size)
+    if tokenizer.vocab_size < wanted:
+        job.report.say(
+            f"the text is too small for a vocabulary of {wanted:,}; using the largest possible "
+            f"one, {tokenizer.vocab_size:,}"
+        )
+    return tokenizer
+
+
+class _Reservoir:
+    """A uniform sample of lines by Li's Algorithm L, which draws how many lines to skip."""
+
+    def __init__(self, size: int, seed: str) -> None:
+        self.kept: list[str] = []
+        self._size, self._random = size, random.Random(seed)
+        self._seen, self._next, self._weight = 0, 0, 1.0
+
+    def add(self, lines: Sequence[str]) -> None:
+        start = self._seen
+        self._seen += len(lines)
+        while self._next < self._seen:
+            line = lines[self._next - start][:MAX_SAMPLE_LINE]
+            self._next += 1
+            if len(self.kept) < self._size:
+                self.kept.append(line)
+                if len(self.kept) < self._size:
+                    continue
+            else:
+                self.kept[self._random.randrange(self._size)] = line
+            self._weight *= math.exp(math.log(1.0 - self._random.random()) / self._size)
+            skip = math.log(1.0 - self._random.random()) / math.log1p(-self._weight)
+            self._next += math.floor(skip)
+
+
 def _encode_split(
-    job: _Job, folder: Path, split: str, lines: int, held_out: "_HashSet"
+    job: _Job, tokenizer: Tokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
     """Writes the files of a split; of `train`, also those of the lines held out as dev."""
     is_train, config = split == "train", job.config
-    dev_lines = _choose_dev_lines(job, lines) if is_train and not job.inputs.dev else []
+    dev_lines: list[int] = []
+    if is_train and not job.inputs.dev:
+        count = min(config.dev, lines // 20)
+        dev_lines = random.Random(f"{config.seed}/dev").sample(range(lines), count)
     names = [split, "dev"] if dev_lines else [split]
     rows = chain.from_iterable(corpus.rows() for corpus in job.inputs.splits()[split])
-    workers = job.workers if lines >= MIN_LINES_FOR_WORKERS else 1
     seen, dropped, normalised, read = _HashSet(), Counter[str](), 0, 0
     with ExitStack() as files, job.report.stage(f"encoding {split}", lines) as update:
         writers = {name: _SplitWriter(folder, name, SIDES[config.task], files) for name in names}
-        for part in encode_all(rows, job.partial / TOKENIZER, config, is_train, workers):
+        for chunk in chunked(rows):
+            part = encode_chunk(chunk, tokenizer, config, is_train, job.threads)
             leaked = held_out.contains(part.hashes) & is_train
             keep = ~leaked
             if is_train and not config.keep_duplicates:
@@ -301,23 +214,8 @@ def _encode_split(
     return sizes
 
 
-def _choose_dev_lines(job: _Job, lines: int) -> list[int]:
-    """Chooses the training lines that become the dev split."""
-    count = min(job.config.dev, lines // 20)
-    if count < job.config.dev:
-        job.report.say(
-            f"{count:,} lines are held out as dev, a twentieth of the text, instead of "
-            f"{job.config.dev:,}"
-        )
-    return sorted(random.Random(f"{job.config.seed}/dev").sample(range(lines), count))
-
-
 def _in_order(dropped: Counter[str]) -> dict[str, int]:
     return {reason: dropped[reason] for reason in REASONS if dropped[reason]}
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class _SplitWriter:

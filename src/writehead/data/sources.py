@@ -7,26 +7,21 @@ to count and sample its lines and once to encode them, and is never held in memo
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from writehead.errors import DataError
 
-BLOCK_BYTES = 1 << 20
-MAX_LINE = 1 << 20  # bytes; longer lines are not text, and are not held in memory
+MAX_LINE = 1 << 22  # bytes
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 Paths = Sequence[Path]
-Row = tuple[str | None, ...]  # one line per side; None is a line longer than MAX_LINE
-
-_COMPRESSED: dict[bytes, Callable[[BinaryIO], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"BZh": bz2.open,
-}
+Row = tuple[str, ...]  # one line per side
 
 
 class Corpus(Protocol):
@@ -87,10 +82,9 @@ class TextFiles:
         except DataError:
             raise
         except ValueError as error:
-            (a, b), (m, n) = self.paths, (sum(1 for _ in read_lines(path)) for path in self.paths)
             raise DataError(
-                f"{a} has {m:,} lines and {b} has {n:,} lines; {a if m > n else b} is longer, but "
-                f"line i of one must translate line i of the other"
+                f"{self.paths[0]} and {self.paths[1]} have different numbers of lines; line i of "
+                f"one must translate line i of the other"
             ) from error
 
 
@@ -124,32 +118,22 @@ def parallel_files(source: Paths, target: Paths, dev_source: Paths, dev_target: 
                 f"{len(ours)} source files cannot pair with {len(theirs)} target files; pass as "
                 f"many of each"
             )
-    return Inputs(
-        train=tuple(map(TextFiles, zip(source, target, strict=True))),
-        dev=tuple(map(TextFiles, zip(dev_source, dev_target, strict=True))),
-    )
+    train, dev = zip(source, target, strict=True), zip(dev_source, dev_target, strict=True)
+    return Inputs(train=tuple(map(TextFiles, train)), dev=tuple(map(TextFiles, dev)))
 
 
 def text_files(text: Paths, dev_text: Paths) -> Inputs:
     """Text for a language model, with one sentence or paragraph per line."""
-    return Inputs(
-        train=tuple(TextFiles((path,)) for path in text),
-        dev=tuple(TextFiles((path,)) for path in dev_text),
-    )
+    train, dev = (tuple(TextFiles((path,)) for path in paths) for paths in (text, dev_text))
+    return Inputs(train, dev)
 
 
-def embedded(
-    pairs: int, seed: int = 0, *, max_words: int | None = None, held_out: int = 1000
-) -> Inputs:
+def embedded(pairs: int, *, max_words: int | None = None, held_out: int = 1000) -> Inputs:
     """The built-in corpus with its held-out sets; optionally, sentences of few words only."""
     if pairs < 1:
         raise DataError(f"pairs={pairs} must be at least 1")
-    held_out = min(held_out, pairs)
-    return Inputs(
-        train=(Embedded("train", pairs, seed, max_words),),
-        dev=(Embedded("dev", held_out, seed, max_words),),
-        test=(Embedded("test", held_out, seed, max_words),),
-    )
+    counts = {"train": pairs, "dev": min(held_out, pairs), "test": min(held_out, pairs)}
+    return Inputs(**{name: (Embedded(name, n, max_words=max_words),) for name, n in counts.items()})
 
 
 def file_identity(path: Path) -> dict[str, Any]:
@@ -164,49 +148,24 @@ def file_identity(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def read_lines(path: Path) -> Iterator[str | None]:
-    """Yields the lines of a file, or None for a line of more than MAX_LINE bytes."""
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, which may be compressed."""
     number = 0
-    for number, line in enumerate(_split_lines(_read_blocks(path)), 1):
-        try:
-            yield line.decode() if len(line) <= MAX_LINE else None
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not UTF-8 in line {number:,} (byte {line[error.start]:#04x}); convert "
-                f"it: text must be UTF-8, plain or as .gz, .xz or .bz2"
-            ) from error
-    if number == 0:
-        raise DataError(f"{path} is empty; use a file with one sentence per line")
-
-
-def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields lines; of one longer than MAX_LINE, at least one byte more than MAX_LINE."""
-    rest = b""
-    for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-        rest = rest[: MAX_LINE + 1]
-    if rest:
-        yield rest
-
-
-def _read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the decompressed content of a file."""
     try:
-        with path.open("rb") as raw:
-            stream = _decompressed(path, raw)
-            while block := stream.read(BLOCK_BYTES):
-                yield block
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            lines = io.BufferedReader(file)
+            while line := lines.readline(MAX_LINE):
+                number += 1
+                if len(line) == MAX_LINE:
+                    raise DataError(f"line {number:,} of {path} is too long; split the text")
+                yield line.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 in line {number:,} (byte {error.object[error.start]:#04x}); "
+            f"convert it: text must be UTF-8, plain or as .gz, .xz or .bz2"
+        ) from error
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}; copy or make it again") from error
-
-
-def _decompressed(path: Path, raw: BinaryIO) -> Any:
-    """Opens a file by its first bytes, whatever its name."""
-    head = raw.read(8)
-    raw.seek(0)
-    for magic, open_stream in _COMPRESSED.items():
-        if head.startswith(magic):
-            return open_stream(raw)
-    return raw
+    if number == 0:
+        raise DataError(f"{path} is empty; use a file with one sentence per line")

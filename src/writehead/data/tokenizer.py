@@ -7,8 +7,7 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,14 @@ MAX_PIECE = 16  # maximum characters per token
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 MAX_MARKS = 30
 
-# Control characters that are not white space, and invisible characters without meaning: soft
-# hyphens, zero-width spaces, byte order marks, directional and interlinear marks. Joiners are kept
-# because emoji and several scripts need them.
+# Control characters that are not white space, soft hyphens, zero-width spaces, byte order marks,
+# directional and interlinear marks. Joiners stay: emoji and several scripts need them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
     "\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
-# Runs of more than 30 characters from ranges that include all combining marks. Normalising takes
-# quadratic time in the number of consecutive marks, so Unicode's Stream-Safe Text Format allows at
-# most 30 in a row; no language needs more.
+# Long runs from ranges that include all combining marks. Normalising takes quadratic time in their
+# number, so Unicode's Stream-Safe Text Format allows at most 30 in a row; no language needs more.
 _MARKS = re.compile(
     "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
 )
@@ -44,9 +41,7 @@ _PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
 def normalise(text: str) -> str:
     """Normalises text for the tokenizer: NFC, one space between words, none at the ends.
 
-    Removes control characters, other invisible characters, and combining marks after 30 in a row.
-    Replaces U+2581, which sentencepiece uses for a space, with an underscore. Normalising a second
-    time changes nothing.
+    Replaces U+2581, sentencepiece's space, with an underscore. Normalising again changes nothing.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -70,10 +65,7 @@ def _limit_marks(run: re.Match[str]) -> str:
 def check_vocab_size(vocab_size: int) -> None:
     """Raises DataError if no text can have so small a vocabulary."""
     if vocab_size < MIN_VOCAB_SIZE:
-        raise DataError(
-            f"vocab_size={vocab_size} has no room for 256 bytes and the special tokens; use "
-            f"{MIN_VOCAB_SIZE} or more"
-        )
+        raise DataError(f"vocab_size={vocab_size} is too small; use {MIN_VOCAB_SIZE} or more")
 
 
 class Tokenizer:
@@ -85,14 +77,9 @@ class Tokenizer:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._pieces.id_to_piece(list(range(self._pieces.vocab_size())))  # each must be UTF-8
         except (RuntimeError, ValueError) as error:
-            raise DataError(
-                f"{origin} is not a sentencepiece model, or is damaged; make or copy it again"
-            ) from error
+            raise DataError(f"{origin} is not a sentencepiece model; copy it again") from error
         if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
-            raise DataError(
-                f"{origin} has pad={self._pieces.pad_id()} and eos={self._pieces.eos_id()}, not "
-                f"{PAD} and {EOS}; train one with `writehead prepare`"
-            )
+            raise DataError(f"{origin} has other special tokens; make one with `writehead prepare`")
 
     @classmethod
     def train(
@@ -167,35 +154,23 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without EOS."""
-        clean = normalise(text)
-        with self._explained():
-            ids: list[int] = self._pieces.encode(clean)
-        return ids
+        return list(self._call(self._pieces.encode, normalise(text)))
 
     def encode_all(self, texts: Iterable[str], *, threads: int = -1) -> list[list[int]]:
         """Returns the ids of many texts, without EOS; by default, uses one thread per core."""
         clean = [normalise(text) for text in texts]
-        with self._explained():
-            ids: list[list[int]] = self._pieces.encode(clean, num_threads=threads)
-        return ids
+        return list(self._call(self._pieces.encode, clean, num_threads=threads))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of some ids, ignoring PAD and EOS."""
-        known = [int(i) for i in ids if i not in (PAD, EOS)]
-        with self._explained():
-            text: str = self._pieces.decode(known)
-        return text
+        return str(self._call(self._pieces.decode, [int(i) for i in ids if i not in (PAD, EOS)]))
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:
         """Turns errors of sentencepiece into DataError."""
         try:
-            yield
+            return method(argument, **options)
         except (RuntimeError, ValueError, IndexError) as error:
-            raise DataError(
-                f"{self._origin} cannot encode or decode the input: {error}; check the input, or "
-                f"make the tokenizer again"
-            ) from error
+            raise DataError(f"{self._origin} cannot encode or decode the input: {error}") from error
 
 
 def _explain(vocab_size: int, error: str) -> str:
@@ -206,4 +181,4 @@ def _explain(vocab_size: int, error: str) -> str:
         return f"vocab_size={vocab_size} is too large for this text; use {largest[1]} or less"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return f"vocab_size={vocab_size} is too small for this text; use more than {smallest[1]}"
-    return f"no vocabulary of {vocab_size} can be learned ({error}); use more text or a smaller one"
+    return f"no vocabulary of {vocab_size} can be learned: {error}"

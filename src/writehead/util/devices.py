@@ -14,10 +14,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # two x86 flags and one ARM flag
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
 
 
@@ -26,16 +24,13 @@ def find_device(name: torch.device | str) -> torch.device:
     if str(name) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = str(name).partition(":")[0]
-    if kind not in DEVICES:
+    if kind not in DEVICES or str(name).startswith("cpu:"):
         raise ConfigError(f"unknown device {shown(str(name))}; {nearest(kind, DEVICES)}")
-    unavailable = f"device {shown(str(name))} is not available; use auto or cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(unavailable) from error
-    if device.type == "cpu" and device.index:  # accepted by PyTorch, but not for weights
-        raise ConfigError(unavailable)
+        raise ConfigError(f"device {shown(str(name))} is not available; use auto or cpu") from error
     return device
 
 
@@ -54,19 +49,11 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
 
 @functools.cache
 def warn_if_emulated() -> None:
-    """Warns, once per process, if this CPU has no bfloat16 instructions."""
-    if not has_native_bfloat16():
+    """Warns, once per process, if this CPU lists its features and bfloat16 is not among them."""
+    text = CPU_INFO.read_text(errors="replace") if CPU_INFO.is_file() else ""
+    flags = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    if flags and BFLOAT16_FLAGS.isdisjoint(flags[0].split()):
         log.warning("this CPU has no bfloat16 instructions; float32 is faster and more accurate")
-
-
-def has_native_bfloat16() -> bool:
-    """Whether this CPU has bfloat16 instructions; True if the system does not list its features."""
-    try:
-        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return True
-    flags = [line for line in lines if line.startswith(("flags", "Features"))]
-    return not flags or not BFLOAT16_FLAGS.isdisjoint(flags[0].split())
 
 
 @functools.cache

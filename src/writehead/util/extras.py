@@ -11,13 +11,8 @@ def requires(extra: str) -> Iterator[None]:
     """Turns a failed import in the block into an error that names the extra to install."""
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or str(error)).partition(".")[0]
         raise MissingPackage(
             f"{package} is not installed; install it with pip install 'writehead[{extra}]'"
-        ) from error
-    except ImportError as error:
-        raise MissingPackage(
-            f"a package of the extra {extra!r} cannot be imported ({error}); install it again with "
-            f"pip install --force-reinstall 'writehead[{extra}]'"
         ) from error

@@ -2,8 +2,8 @@
 
 They are written under a random hidden name next to their path, synced to disk and renamed. The
 writer locks the hidden name; if the lock is free, the writer was killed, and the next writer of the
-same path removes what it left. While a folder is replaced, the old one briefly has a hidden name
-too; `replaced_directory` finds it if the writer was killed at that moment.
+same path removes it. While a folder is replaced, the old one briefly has a hidden name too;
+`replaced_directory` finds it if the writer was killed at that moment.
 """
 
 import errno
@@ -34,7 +34,7 @@ def write_file(path: Path, content: bytes | str, *, replace: bool = True) -> Non
 def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     """Opens a file that appears at `path` if the block succeeds; symbolic links are followed.
 
-    Without `replace`, raises FileExistsError at the end of the block if the file exists by then.
+    Without `replace`, raises FileExistsError at the end of the block if the path exists by then.
     """
     path = link_target(path)
     _remove_abandoned(path)
@@ -52,10 +52,7 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Creates a folder that appears at `path` if the block succeeds; symbolic links are followed.
-
-    Without `replace`, raises FileExistsError at the end of the block if the folder exists by then.
-    """
+    """Creates a folder that appears at `path` if the block succeeds; see `atomic_file`."""
     path = link_target(path)
     with hidden_directory(path) as fresh:
         yield fresh
@@ -85,7 +82,7 @@ def remove_directory(path: Path) -> None:
 
 
 def replaced_directory(path: Path) -> Path | None:
-    """Returns the old folder of `path` if a writer was killed while replacing it."""
+    """The old folder of `path` if a writer was killed while replacing it."""
     return None if path.exists() else max(_hidden(path, REPLACED), default=None)
 
 
@@ -110,51 +107,40 @@ def create_hidden(path: Path, suffix: str, *, folder: bool) -> tuple[Path, int]:
     """Creates and locks a hidden file or folder next to `path`; also returns its descriptor."""
     while True:
         fresh = _new_name(path, suffix)
-        with suppress(FileExistsError):
-            if folder:
-                fresh.mkdir()
-            else:
-                os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            # until it is locked, another process may remove it as abandoned
-            with suppress(FileNotFoundError):
-                descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
-                if lock_file(descriptor) is not False and fresh.exists():
-                    return fresh, descriptor
-                os.close(descriptor)
+        if folder:
+            fresh.mkdir()
+        else:
+            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        # until it is locked, another process may remove it as abandoned
+        with suppress(FileNotFoundError):
+            descriptor = os.open(fresh, os.O_RDONLY if folder else os.O_WRONLY)
+            if lock_file(descriptor) is not False and fresh.exists():
+                return fresh, descriptor
+            os.close(descriptor)
 
 
 def abandoned(path: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """Locks and yields the hidden files and folders of `path` that killed processes left.
-
-    The caller must close the descriptors, which releases the locks.
-    """
+    """Locks and yields what killed processes left of `path`; the caller closes the descriptors."""
     for left in _hidden(path, suffix):
-        try:
+        with suppress(FileNotFoundError):
             descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        if lock_file(descriptor) and left.exists():  # else its owner has just published it
-            yield left, descriptor
-        else:
-            os.close(descriptor)
+            if lock_file(descriptor) and left.exists():  # else its owner has just published it
+                yield left, descriptor
+            else:
+                os.close(descriptor)
 
 
 def publish(fresh: Path, path: Path, *, replace: bool) -> None:
     """Moves a complete file to `path`; without `replace`, raises FileExistsError if that exists."""
-    if replace:
-        os.replace(fresh, path)
-        return
-    try:
-        os.link(fresh, path)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # reserves the name
+    if not replace:
         try:
-            os.replace(fresh, path)
-        except OSError:
-            path.unlink()
-            raise
+            os.link(fresh, path)
+            return
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # reserves the name
+    os.replace(fresh, path)
 
 
 def _new_name(path: Path, suffix: str) -> Path:
@@ -170,18 +156,17 @@ def _prefix(path: Path) -> str:
 
 
 def _hidden(path: Path, suffix: str) -> list[Path]:
-    """Lists the hidden files and folders of `path` that this user created.
-
-    In a shared folder, others could create files and links with such names.
-    """
+    """Lists the hidden files and folders of `path`, without links and files of other users."""
     name = re.compile(f"{re.escape(_prefix(path))}[0-9a-f]{{8}}{re.escape(suffix)}")
-    owned = []
     with suppress(OSError):  # the folder does not exist or cannot be read
-        for place in filter(lambda one: name.fullmatch(one.name), path.parent.iterdir()):
-            with suppress(FileNotFoundError):
-                if place.lstat().st_uid == os.geteuid() and not place.is_symlink():
-                    owned.append(place)
-    return sorted(owned)
+        return sorted(
+            Path(entry.path)
+            for entry in os.scandir(path.parent)
+            if name.fullmatch(entry.name)
+            and not entry.is_symlink()
+            and entry.stat().st_uid == os.geteuid()
+        )
+    return []
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -208,10 +193,5 @@ def _move(fresh: Path, path: Path, replace: bool) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
     old = _new_name(path, REPLACED)
     path.rename(old)
-    try:
-        fresh.rename(path)
-    except OSError:
-        if not path.exists():
-            old.rename(path)
-        raise
+    fresh.rename(path)
     shutil.rmtree(old, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ from writehead.errors import WriteheadError, shown
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 64
 MAX_DIGITS = 40  # per number: enough for any count of operations, and within the range of a float
-TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 WORDS = {dict: "an object", list: "a list", str: "text", float: "a number", int: "an integer"}
 
 Shape = Any  # see `check_shape`
@@ -40,10 +41,9 @@ def read_json(
         check_shape(value, shape)
     except OSError as fault:
         raise error(f"{path} cannot be read: {fault.strerror}{advice}") from fault
-    except JsonError as fault:
-        raise error(f"{path} {fault}{advice}") from fault
     except ValueError as fault:
-        raise error(f"{path} is not JSON: {fault}{advice}") from fault
+        problem = "" if isinstance(fault, JsonError) else "is not JSON: "
+        raise error(f"{path} {problem}{fault}{advice}") from fault
     return value
 
 
@@ -53,30 +53,30 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
     NaN and infinity, which Python writes but JSON does not have, are errors unless `allow_nan`.
     """
 
-    def integer(digits: str) -> int:
-        _check_digits(digits)
-        return int(digits)
+    def number(kind: type[int] | type[float], digits: str) -> float:
+        if len(digits) > MAX_DIGITS:
+            raise JsonError(f"has a number of {len(digits):,} digits, more than {MAX_DIGITS}")
+        value = kind(digits)
+        if not (allow_nan or math.isfinite(value)):
+            raise JsonError(f"contains {digits}, which is not a finite number")
+        return value
 
-    def number(digits: str) -> float:
-        _check_digits(digits)
-        value = float(digits)
-        return value if math.isfinite(value) else constant(digits)
-
-    def constant(name: str) -> float:
-        if not allow_nan:
-            raise JsonError(f"contains {shown(name, 30)}, which is not a finite number")
-        return float(name)
-
+    integer, real = partial(number, int), partial(number, float)
     try:
-        value = json.loads(text, parse_int=integer, parse_float=number, parse_constant=constant)
-    except RecursionError as error:
-        raise JsonError(TOO_DEEP) from error
-    level, depth = [value], 0
-    while level := [inner for outer in level for inner in _children(outer)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise JsonError(TOO_DEEP)
+        value = json.loads(text, parse_int=integer, parse_float=real, parse_constant=real)
+        too_deep = _depth(value) > MAX_DEPTH
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        raise JsonError(f"is nested more than {MAX_DEPTH} levels deep")
     return value
+
+
+def _depth(value: object) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    children = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, children), default=0)
 
 
 def check_shape(value: object, shape: Shape, place: str = "") -> None:
@@ -87,6 +87,10 @@ def check_shape(value: object, shape: Shape, place: str = "") -> None:
     {str: shape}, for an object with any names; or {"name": shape, "other?": shape}, for an object
     with at least these names, of which "other" is optional.
     """
+    for alternative in shape if isinstance(shape, tuple) else ():
+        with suppress(JsonError):
+            check_shape(value, alternative)
+            return
     if isinstance(shape, list) and isinstance(value, list):
         for i, inner in enumerate(value):
             check_shape(inner, shape[0], f"{place}[{i}]")
@@ -105,22 +109,12 @@ def check_shape(value: object, shape: Shape, place: str = "") -> None:
 
 
 def _fits(value: object, shape: Shape) -> bool:
-    """Whether a value has a shape that is a type, a range, None or a tuple of alternatives."""
-    if isinstance(shape, tuple):
-        return any(_has_shape(value, one) for one in shape)
+    """Whether a value has a shape that is a type, a range or None."""
     if value is None or isinstance(value, bool):
         return shape in (object, None if value is None else bool)
     if isinstance(shape, range):
         return isinstance(value, int) and value in shape
     return isinstance(shape, type) and isinstance(value, (int, float) if shape is float else shape)
-
-
-def _has_shape(value: object, shape: Shape) -> bool:
-    try:
-        check_shape(value, shape)
-    except JsonError:
-        return False
-    return True
 
 
 def _words(shape: Shape) -> str:
@@ -131,14 +125,3 @@ def _words(shape: Shape) -> str:
     if shape is None:
         return "null"
     return WORDS.get(shape if isinstance(shape, type) else type(shape), "true or false")
-
-
-def _children(value: object) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _check_digits(digits: str) -> None:
-    if len(digits) > MAX_DIGITS:
-        raise JsonError(f"has a number of {len(digits):,} digits, more than {MAX_DIGITS}")

@@ -16,31 +16,20 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF)
 def locked(path: Path) -> Iterator[bool]:
     """Tries to lock the file at `path` until the block ends; yields whether that succeeded.
 
-    The lock is the operating system's, not the existence of the file, so a file left by a killed
-    process is free. The file is removed at the end. On a file system without locks, every process
-    gets the lock.
+    On a file system without locks, every process gets the lock.
     """
-    file = _acquire(path)
-    try:
-        yield file is not None
-    finally:
-        if file is not None:
-            if _is_at(path, file):  # false if the file was removed or replaced by a new owner's
-                path.unlink(missing_ok=True)  # while locked, so that no new owner's file is removed
-            file.close()
-
-
-def _acquire(path: Path) -> IO[str] | None:
-    """Opens and locks the file; returns None if another process has locked it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-        if lock_file(file.fileno()) is False:
-            file.close()
-            return None
-        if _is_at(path, file):  # the previous owner may have removed it after we opened it
-            return file
-        file.close()
+        with path.open("w") as file:
+            acquired = lock_file(file.fileno()) is not False
+            if acquired and not _is_at(path, file):
+                continue  # the previous owner removed the file after it was opened here
+            try:
+                yield acquired
+            finally:
+                if acquired and _is_at(path, file):  # else it is a new owner's
+                    path.unlink(missing_ok=True)
+            return
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

@@ -5,7 +5,8 @@ OpenMP reads its settings from the environment once, when PyTorch is loaded.
 
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from writehead.errors import ConfigError, shown
 
@@ -16,8 +17,7 @@ MAX_THREADS = 1024
 def wait_passively() -> None:
     """Lets idle OpenMP threads sleep instead of spin, unless OMP_WAIT_POLICY is already set.
 
-    A spinning thread occupies a core that another process needs: two concurrent translations would
-    be many times slower than one after the other. This has no effect once PyTorch is loaded.
+    Spinning threads make several processes on the same cores many times slower.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -31,11 +31,9 @@ def use_threads(threads: int | None = None) -> None:
     """
     torch = sys.modules.get("torch")
     if threads is None:
-        if NUM_THREADS in os.environ:
-            return
         threads = available_cores()
         most = (os.cpu_count() or 1) if torch is None else torch.get_num_threads()
-        if most <= threads:
+        if NUM_THREADS in os.environ or most <= threads:
             return
     elif type(threads) is not int or not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={shown(threads)} must be an integer from 1 to {MAX_THREADS}")
@@ -45,8 +43,8 @@ def use_threads(threads: int | None = None) -> None:
         os.environ[NUM_THREADS] = str(threads)
 
 
-def available_cores(root: str = "/") -> int:
-    """Returns the number of cores allowed by the CPU affinity and the CPU limits of the cgroups.
+def available_cores(root: Path = Path("/")) -> int:
+    """The number of cores allowed by the CPU affinity and by the cgroups (version 2).
 
     A limit of 2.5 cores is rounded up to 3. `root` is the folder that contains proc and sys.
     """
@@ -54,33 +52,11 @@ def available_cores(root: str = "/") -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return min([cores, *_cgroup_limits(root)])
-
-
-def _cgroup_limits(root: str) -> Iterator[int]:
-    """Yields the CPU limits, in cores, of this process's cgroups and of their parents."""
-    mounts = os.path.join(root, "sys/fs/cgroup")
-    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        while True:  # in a container, the path may be the host's, and only its root is mounted
-            for mount in ("", "unified", "cpu", controllers):
-                folder = os.path.join(mounts, mount, path.lstrip("/"))
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-                words = " ".join(_read(os.path.join(folder, name)) for name in names).split()
-                if len(words) == 2 and all(word.isdigit() for word in words):  # otherwise no limit
-                    quota, period = map(int, words)
-                    yield max(1, -(-quota // max(1, period)))
-            if path.strip("/") == "":
-                break
-            path = os.path.dirname(path)
-
-
-def _read(path: str) -> str:
-    """Reads a file; returns an empty text if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    with suppress(OSError):
+        group = Path((root / "proc/self/cgroup").read_text().strip().rpartition(":")[2])
+        for parent in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no such file, or "max" instead of a quota
+                path = root / "sys/fs/cgroup" / str(parent).lstrip("/") / "cpu.max"
+                quota, period = map(int, path.read_text().split())
+                cores = min(cores, max(1, -(-quota // period)))
+    return cores

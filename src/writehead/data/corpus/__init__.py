@@ -15,14 +15,6 @@ SPLITS = {"train": range(0, 6), "dev": range(6, 7), "test": range(7, 8)}
 MAX_CONSECUTIVE_MISSES = 100_000
 
 
-def split_of(target: str) -> str:
-    """The split of a pair, which depends on its German sentence alone.
-
-    Case is ignored: "sie" (they) and "Sie" (you) often differ in nothing else.
-    """
-    return _split_of(_fingerprint(target))
-
-
 def pairs(
     split: str, count: int, seed: int = 0, max_words: int | None = None
 ) -> Iterator[tuple[str, str]]:
@@ -43,28 +35,19 @@ def pairs(
 
 def _pairs(split: str, count: int, seed: int, max_words: int | None) -> Iterator[tuple[str, str]]:
     dice = Dice(f"writehead {split} {seed}")
-    seen: set[int] = set()  # fingerprints take less memory than sentences
+    seen: set[int] = set()  # hashes take less memory than sentences
     misses = 0
     while len(seen) < count:
         source, target = draw(dice)
-        fingerprint = _fingerprint(target)
+        # "sie" (they) and "Sie" (you) often differ in nothing else, so case is ignored
+        digest = hashlib.blake2b(target.lower().encode(), digest_size=8).digest()
+        key = int.from_bytes(digest, "big")
         too_long = max_words is not None and len(source.split()) > max_words
-        if too_long or fingerprint in seen or _split_of(fingerprint) != split:
+        if too_long or key in seen or key % 8 not in SPLITS[split]:
             misses += 1
             if misses > MAX_CONSECUTIVE_MISSES:
-                raise DataError(
-                    f"the corpus has no more than about {len(seen):,} such pairs, not {count:,}; "
-                    f"ask for fewer"
-                )
+                raise DataError(f"there are only about {len(seen):,} such pairs; ask for fewer")
             continue
         misses = 0
-        seen.add(fingerprint)
+        seen.add(key)
         yield source, target
-
-
-def _fingerprint(target: str) -> int:
-    return int.from_bytes(hashlib.blake2b(target.lower().encode(), digest_size=8).digest(), "big")
-
-
-def _split_of(fingerprint: int) -> str:
-    return next(name for name, eighths in SPLITS.items() if fingerprint % 8 in eighths)

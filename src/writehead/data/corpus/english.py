@@ -2,31 +2,15 @@
 
 from writehead.data.corpus.syntax import THIRD, Clause, NounPhrase, Pronoun, join
 
-_ONES = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
-    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
-    "nineteen",
-]  # fmt: skip
-_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-
-
-def number(n: int) -> str:
-    """A number below 1,000 in words."""
-    if n < 20:
-        return _ONES[n]
-    if n < 100:
-        return _TENS[n // 10] + (f"-{_ONES[n % 10]}" if n % 10 else "")
-    return f"{_ONES[n // 100]} hundred" + (f" and {number(n % 100)}" if n % 100 else "")
-
 
 def noun_phrase(phrase: NounPhrase, *, is_object: bool = False) -> str:
     """The noun phrase as the subject or an object."""
     head = phrase.head
     if isinstance(head, Pronoun):
         return head.english[is_object]
-    count = number(phrase.count) if phrase.count else ""
     adjective = phrase.adjective.english if phrase.adjective else ""
-    noun = join([count, adjective, head.english_plural if phrase.plural else head.english])
+    noun = head.english_plural if phrase.plural else head.english
+    noun = join([phrase.count[0] if phrase.count else "", adjective, noun])
     determiner = phrase.determiner
     if phrase.plural:
         determiner = {"a": "", "this": "these"}.get(determiner, determiner)
@@ -36,17 +20,14 @@ def noun_phrase(phrase: NounPhrase, *, is_object: bool = False) -> str:
 
 
 def clause(part: Clause, *, lead: str = "", inverted: bool = False) -> str:
-    """The clause after its `lead`, a conjunction or a question word.
-
-    `inverted` puts the auxiliary before the subject.
-    """
+    """The clause after a conjunction or a question word; `inverted` has the auxiliary first."""
     auxiliary, verb = _verb(part, part.subject.person if part.subject else THIRD, inverted)
     subject = noun_phrase(part.subject) if part.subject else ""
     words = [lead, auxiliary, subject] if inverted else [lead, subject, auxiliary]
     if part.time and part.time_first:
         words.insert(1, part.time[0] + ("," if " " in part.time[0] else ""))
-    words += ["not" if part.negated else "", part.frequency[0] if part.frequency else "", verb]
-    return join([*words, *_after_verb(part)]).replace("can not", "cannot")
+    words += ["not" if part.negated else "", verb, *_after_verb(part)]
+    return join(words).replace("can not", "cannot")
 
 
 def infinitive(part: Clause) -> str:
@@ -90,5 +71,5 @@ def _after_verb(part: Clause) -> list[str]:
     if part.time and not part.time_first:
         words.append(part.time[0])
     if part.infinitive:
-        words += [part.infinitive_marker[0], infinitive(part.infinitive)]
+        words += ["to", infinitive(part.infinitive)]
     return words

@@ -30,23 +30,6 @@ _AUXILIARIES = {
     "sein": (("bin", "ist", "sind"), ("war", "war", "waren")),
     "werden": (("werde", "wird", "werden"), ("wurde", "wurde", "wurden")),
 }
-_ONES = [
-    "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn",
-    "elf", "zwölf", "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn",
-    "neunzehn",
-]  # fmt: skip
-_TENS = [
-    "", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig",
-]  # fmt: skip
-
-
-def number(n: int) -> str:
-    """A number below 1,000 in words; 1 is "ein", as before a noun."""
-    if n < 20:
-        return _ONES[n]
-    if n < 100:
-        return (f"{_ONES[n % 10]}und" if n % 10 else "") + _TENS[n // 10]
-    return f"{_ONES[n // 100]}hundert" + (number(n % 100) if n % 100 else "")
 
 
 def noun_phrase(phrase: NounPhrase, case: int, *, negated: bool = False) -> str:
@@ -56,7 +39,7 @@ def noun_phrase(phrase: NounPhrase, case: int, *, negated: bool = False) -> str:
         return head.german[case]
     column = 3 if phrase.plural else "mfn".index(head.gender)
     determiner, endings = _determiner(phrase, case, column, negated)
-    words = [determiner, number(phrase.count) if phrase.count else ""]
+    words = [determiner, phrase.count[1] if phrase.count else ""]
     if phrase.adjective:
         words.append(phrase.adjective.stem + endings[case][column])
     return join([*words, (head.german_plural if phrase.plural else head.german)[case]])
@@ -103,15 +86,12 @@ def clause(part: Clause, order: str, *, lead: str = "") -> str:
     if part.infinitive:
         verb = part.infinitive.verb.german
         zu = f"{verb.prefix}zu{verb.infinitive}" if verb.prefix else f"zu {verb.infinitive}"
-        text += ", " + join([part.infinitive_marker[1], *_middle_field(part.infinitive), zu])
+        text += ", " + join([*_middle_field(part.infinitive), zu])
     return text
 
 
 def _middle_field(part: Clause) -> list[str]:
-    """The words between the finite verb and the final verb.
-
-    Pronouns and known participants come first, then time, new participants and place.
-    """
+    """The words between the finite and the final verb: what is known, time, what is new, place."""
     accusative, dative = part.accusative, part.dative
     kein = part.negated and accusative is not None and not accusative.is_definite
     nicht = part.negated and not kein
@@ -126,13 +106,11 @@ def _middle_field(part: Clause) -> list[str]:
             new += [place, text]
             place = ""
         else:
-            early = nicht or part.frequency or isinstance(accusative.head, Pronoun)
+            early = nicht or isinstance(accusative.head, Pronoun)
             (known if early else new).append(text)
     time = part.time[1] if part.time and not part.time_first else ""
-    frequency = part.frequency[1] if part.frequency else ""
-    if part.tense == "progressive":
-        frequency = "gerade"
-    words = [*known, time, frequency, *new, "nicht" if nicht else "", place]
+    now = "gerade" if part.tense == "progressive" else ""
+    words = [*known, time, now, *new, "nicht" if nicht else "", place]
     if part.prepositional:
         _, preposition, case = part.verb.preposition
         words.append(prepositional(preposition, part.prepositional, case))

@@ -23,12 +23,11 @@ class Noun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjective:
-    """An adjective; `comparatives` is None if it cannot be compared, like a colour."""
+    """An adjective that describes nouns of some kinds."""
 
     english: str
     german: str
     stem: str  # before a German ending: teur-
-    comparatives: Pair | None
     kinds: frozenset[str]
 
 
@@ -106,10 +105,8 @@ def _noun(entry: str, kinds: str) -> Noun:
 
 
 def _adjective(english: str, german: str, kinds: str) -> Adjective:
-    word, comparative = (*english.split(), f"more {english}")[:2]
-    german_word, german_comparative, stem = (*german.split(), "", "")[:3]
-    comparatives = None if comparative == "-" else (comparative, german_comparative)
-    return Adjective(word, german_word, stem or german_word, comparatives, frozenset(kinds.split()))
+    word, _, stem = german.partition(" ")
+    return Adjective(english, word, stem or word, frozenset(kinds.split()))
 
 
 def _english_verb(text: str) -> EnglishVerb:

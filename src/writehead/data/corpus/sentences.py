@@ -14,7 +14,6 @@ Drawn = tuple[str, str, str]  # English, German, final punctuation mark
 
 _VERBS = tuple(verb for verb in VERBS if verb.subjects)
 _NAMED = {verb.german.infinitive: verb for verb in VERBS if not verb.subjects}
-_HAVE = next(verb for verb in _VERBS if verb.english.base == "have")
 _NAMES, _PEOPLE, _PERSON = nouns("name"), nouns("person"), NOUNS["woman"]
 _KNOWN: tuple[Noun | Pronoun, ...] = (*PRONOUNS, *_NAMES)
 _ADJECTIVES = {
@@ -25,7 +24,6 @@ _ADJECTIVES = {
 _DESCRIBED = tuple(noun for noun, adjectives in _ADJECTIVES.items() if adjectives)
 _BY_SUBJECT = {noun: tuple(v for v in _VERBS if noun in v.subjects) for noun in NOUNS.values()}
 _ACTIONS = tuple(verb for verb in _BY_SUBJECT[_PERSON] if not (verb.state or verb.event))
-_MOODS = tuple((word, ADJECTIVES[word].german) for word in ("tired", "hungry", "happy", "sad"))
 
 # repeated by frequency
 _TENSES = (
@@ -41,23 +39,17 @@ _PLACES = {
 # the verb of the first clause (any if empty), the conjunctions, the tense (any if empty)
 _CONJUNCTIONS = (
     ("", "because", "weil", ""),
-    ("", "although", "obwohl", ""),
     ("", "if", "wenn", "present"),
     ("", "when", "als", "past"),
     ("", "and", "und", ""),
     ("", "but", "aber", ""),
     ("wissen", "that", "dass", ""),
-    ("glauben", "that", "dass", ""),
     ("sagen", "that", "dass", ""),
-    ("fragen", "whether", "ob", ""),
 )
 
 
 class Dice:
-    """Random choices that are the same on every platform and Python version.
-
-    `random.Random` guarantees that for uniform floats only.
-    """
+    """Random choices from uniform floats, which are the same in every version of Python."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed).random
@@ -73,16 +65,14 @@ class Dice:
 
 def _noun_phrase(dice: Dice, head: Noun, subject: NounPhrase | None = None) -> NounPhrase:
     """A phrase about a noun; a possessive often refers to the `subject` of the clause."""
-    determiner, count = dice.choice(_DETERMINERS), 0
+    determiner, count = dice.choice(_DETERMINERS), None
     plural = bool(head.german_plural) and dice.chance(0.3)
-    if "unowned" in head.kinds and determiner == "my":
-        determiner = "the"  # "her man" would be her husband
-    elif determiner == "my" or "family" in head.kinds:
+    if determiner == "my" or "family" in head.kinds:
         pronoun = subject.pronoun() if subject and dice.chance(0.7) else None
         determiner = pronoun.possessive if pronoun else ""
         determiner = determiner or dice.choice(PRONOUNS).possessive
     elif plural and dice.chance(0.3):
-        determiner, count = dice.choice(("", "the")), dice.choice(range(2, 13))
+        determiner, count = dice.choice(("", "the")), dice.choice(lexicon.PHRASES["number"])
     elif determiner == "a" and not head.german_plural:
         determiner = ""
     return NounPhrase(head, determiner, plural, count, _adjective(dice, head, 0.3))
@@ -128,8 +118,7 @@ def _place(dice: Dice, verb: Verb) -> Pair:
 
 def _time(dice: Dice, tense: str) -> Pair:
     day, german_day = dice.choice(lexicon.PHRASES["day"])
-    n = dice.choice(range(2, 12))
-    word, german_word = english.number(n), german.number(n)
+    word, german_word = dice.choice(lexicon.PHRASES["number"])
     times = [(f"on {day}", f"am {german_day}"), (f"at {word} o'clock", f"um {german_word} Uhr")]
     if tense == "past":
         times.append((f"{word} days ago", f"vor {german_word} Tagen"))
@@ -189,13 +178,11 @@ def _negated(dice: Dice, part: Clause) -> Clause:
 
 
 def _with_adverbials(dice: Dice, part: Clause) -> Clause:
-    """The clause, sometimes with a place, and with a frequency or a time."""
+    """The clause, sometimes with a place and a time."""
     if part.verb.place == "in" and dice.chance(0.35):
         part = replace(part, place=_place(dice, part.verb))
     if part.verb.state or part.tense not in ("present", "past", "future"):
         return part
-    if part.tense == "present" and not (part.modal or part.negated) and dice.chance(0.25):
-        return replace(part, frequency=dice.choice(lexicon.PHRASES["frequency"]))
     if dice.chance(0.35):
         return replace(part, time=_time(dice, part.tense), time_first=dice.chance(0.4))
     return part
@@ -218,9 +205,6 @@ def _wh_question(dice: Dice) -> Drawn:
     part = replace(_clause(dice), time_first=False)
     verb = part.verb
     questions = [("why", "warum", part)]
-    timeless = verb.state or part.tense in ("perfect", "progressive")
-    if not (timeless or part.time or part.frequency):
-        questions.append(("when", "wann", part))
     if verb.place in ("in", "at"):
         questions.append(("where", "wo", replace(part, place=None)))
     if _PERSON in verb.subjects:
@@ -228,8 +212,6 @@ def _wh_question(dice: Dice) -> Drawn:
     if part.accusative:
         words = ("whom", "wen") if _PERSON in verb.accusatives else ("what", "was")
         questions.append((*words, replace(part, accusative=None)))
-    elif part.dative:
-        questions.append(("whom", "wem", replace(part, dative=None)))
     word, german_word, part = dice.choice(questions)
     source = english.clause(part, lead=word, inverted=part.subject is not None)
     return source, german.clause(part, "first", lead=german_word), "?"
@@ -242,38 +224,17 @@ def _request(dice: Dice) -> Drawn:
 
 
 def _quality(dice: Dice) -> Drawn:
-    """X is old, X is very old, X is older than Y."""
+    """X is old, was X old?"""
     head = dice.choice(_DESCRIBED)
     subject = replace(_noun_phrase(dice, head), adjective=None)
     if not subject.is_definite:
         subject = replace(subject, determiner="the")
     adjective = dice.choice(_ADJECTIVES[head])
-    predicate = (adjective.english, adjective.german)
-    if adjective.comparatives and dice.chance(0.2):
-        predicate = (f"very {adjective.english}", f"sehr {adjective.german}")
-    elif adjective.comparatives and dice.chance(0.3):
-        similar = [noun for noun in _DESCRIBED if noun.kinds & head.kinds & adjective.kinds]
-        other = replace(_noun_phrase(dice, dice.choice(similar)), adjective=None)
-        predicate = (
-            f"{adjective.comparatives[0]} than {english.noun_phrase(other)}",
-            f"{adjective.comparatives[1]} als {german.noun_phrase(other, lexicon.NOMINATIVE)}",
-        )
-    tense = dice.choice(("present", "present", "past"))
+    tense, predicate = dice.choice(("present", "past")), (adjective.english, adjective.german)
     part = _negated(dice, Clause(_NAMED["sein"], subject, tense, predicate=predicate))
     if dice.chance(0.2):
         return english.clause(part, inverted=True), german.clause(part, "first"), "?"
     return _main(part)
-
-
-def _amount(dice: Dice) -> Drawn:
-    """The village has … inhabitants, the coat costs … euros."""
-    verb, heads, unit = _NAMED["kosten"], nouns("clothes furniture machine"), "euro"
-    if dice.chance(0.3):
-        verb, heads, unit = _HAVE, nouns("village"), "inhabitant"
-    head = dice.choice(heads)
-    subject = NounPhrase(head, dice.choice(("the", "this")), adjective=_adjective(dice, head, 0.4))
-    amount = NounPhrase(NOUNS[unit], plural=True, count=dice.choice(range(2, 1000)))
-    return _main(Clause(verb, subject, accusative=amount))
 
 
 def _two_clauses(dice: Dice) -> Drawn:
@@ -303,38 +264,28 @@ def _two_clauses(dice: Dice) -> Drawn:
 
 
 def _second_clause(dice: Dice, first: Clause, tense: str) -> Clause:
-    """A clause about the subject of the first one, about the weather or about anybody."""
+    """A clause about the subject of the first one, or about the weather."""
     assert first.subject
     head, pronoun = first.subject.head, first.subject.pronoun()
-    if pronoun and dice.chance(0.6):
-        subject = NounPhrase(pronoun)
-        noun = _PERSON if isinstance(head, Pronoun) or head in _NAMES else head
-        if noun in _PEOPLE and dice.chance(0.5):
-            return Clause(_NAMED["sein"], subject, tense, predicate=dice.choice(_MOODS))
-        return _clause(dice, dice.choice(_BY_SUBJECT[noun]), subject, tense=tense, plain=True)
-    other = _subject(dice, _PEOPLE)
-    if other.head is head or dice.chance(0.2):
+    if not pronoun or dice.chance(0.2):
         return Clause(_NAMED["regnen"], NounPhrase(syntax.IT["n"]), tense)
-    verb = dice.choice(_BY_SUBJECT[other.head if other.head in _PEOPLE else _PERSON])
-    return _clause(dice, verb, other, tense=tense, plain=True)
+    noun = _PERSON if isinstance(head, Pronoun) or head in _NAMES else head
+    verb = dice.choice(_BY_SUBJECT[noun])
+    return _clause(dice, verb, NounPhrase(pronoun), tense=tense, plain=True)
 
 
 def _infinitive(dice: Dice) -> Drawn:
-    """Somebody tries to …, goes somewhere in order to …"""
+    """Somebody tries to …"""
     tense = dice.choice(("present", "past", "perfect"))
-    verb = _NAMED[dice.choice(("versuchen", "versprechen", "fangen"))]
-    main, marker = Clause(verb, _subject(dice, _PEOPLE), tense), ("to", "")
-    if dice.chance(0.3):
-        verb = dice.choice([verb for verb in _ACTIONS if verb.place == "to"])
-        main, marker = _clause(dice, verb, tense=tense, plain=True), ("in order to", "um")
+    main = Clause(_NAMED["versuchen"], _subject(dice, _PEOPLE), tense)
     options = [verb for verb in _ACTIONS if verb.place != "to"]
     part = _clause(dice, dice.choice(options), main.subject, tense="present", plain=True)
-    return _main(replace(main, infinitive=part, infinitive_marker=marker))
+    return _main(replace(main, infinitive=part))
 
 
 _CONSTRUCTIONS = (
     [_statement] * 20 + [_yes_no_question] * 5 + [_wh_question] * 5 + [_request] * 2
-    + [_quality] * 5 + [_amount] + [_two_clauses] * 9 + [_infinitive] * 3
+    + [_quality] * 5 + [_two_clauses] * 9 + [_infinitive] * 3
 )  # fmt: skip
 
 

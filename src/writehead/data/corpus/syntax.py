@@ -38,7 +38,7 @@ class NounPhrase:
     head: Noun | Pronoun
     determiner: str = ""
     plural: bool = False
-    count: int = 0
+    count: Pair | None = None
     adjective: Adjective | None = None
 
     @property
@@ -81,21 +81,17 @@ MUST = Modal(("must", "must", ""), ("muss", "müssen", ""))
 MUST_NOT = Modal(("must", "must", ""), ("darf", "dürfen", ""))  # the negation of MUST
 HAVE_TO = Modal(("have to", "has to", "had to"), ("muss", "müssen", "musste"), do_support=True)
 WANT = Modal(("want to", "wants to", "wanted to"), ("will", "wollen", "wollte"), do_support=True)
-SHOULD = Modal(("should", "should", ""), ("soll", "sollen", ""))
 WOULD_LIKE = Modal(("would like to", "would like to", ""), ("möchte", "möchten", ""))
-MODALS = (CAN, MUST, HAVE_TO, WANT, SHOULD, WOULD_LIKE)
+MODALS = (CAN, MUST, HAVE_TO, WANT, WOULD_LIKE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clause:
-    """A verb with its participants and adverbials; a question omits what it asks for.
-
-    `tense` is present, progressive, past, perfect or future.
-    """
+    """A verb with its participants and adverbials; a question omits what it asks for."""
 
     verb: Verb
     subject: NounPhrase | None
-    tense: str = "present"
+    tense: str = "present"  # or progressive, past, perfect, future
     modal: Modal | None = None
     negated: bool = False
     accusative: NounPhrase | None = None
@@ -105,9 +101,7 @@ class Clause:
     place: Pair | None = None
     time: Pair | None = None
     time_first: bool = False
-    frequency: Pair | None = None
     infinitive: "Clause | None" = None
-    infinitive_marker: Pair = ("to", "")  # or ("in order to", "um")
 
 
 def join(words: list[str]) -> str:
