@@ -67,12 +67,6 @@ def cache(window: int | None = None, **changes: object) -> KVCache:
     return KVCache(attention_config(window=window), **sizes)
 
 
-def rewound(r: int) -> None:
-    written = cache()
-    written.advance(written.reserve(2))
-    written.rewind(r)
-
-
 def language() -> LanguageModel:
     return model(config())
 
@@ -192,10 +186,8 @@ TOKEN: list[Case] = [
 
 CACHE: list[Case] = [
     (lambda: cache(layers=0), "layers=0 must be at least 1"),
-    (lambda: cache(rewindable=-1), "must not be negative"),
     (lambda: cache().reserve(0), "reserve at least 1"),
     (lambda: cache().reserve(n, integers(b) * 4), "from 0 to 3"),
-    (lambda: rewound(3), "a row has only 2"),
     (lambda: cache().reorder(integers(b) * 2), "from 0 to 1"),
     (lambda: cache().expand(0), "beam=0 must be at least 1"),
     (lambda: state(beam=-1), "beam=-1 must be at least 1"),

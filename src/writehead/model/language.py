@@ -30,7 +30,6 @@ class LanguageModel(Transformer):
         *,
         prompt_lengths: Tensor | None = None,
         beam: int = 1,
-        rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
         """Prefills a state with all of `prompt` but its last token, which becomes `state.first`.
@@ -41,7 +40,7 @@ class LanguageModel(Transformer):
         self._check_tokens("prompt", prompt)
         self._check_lengths("prompt_lengths", prompt_lengths, prompt, least=1)
         b, n = prompt.shape
-        cache = self._new_cache(b, 1, max_length, rewindable, padded)
+        cache = self._new_cache(b, 1, max_length, padded)
         if n > max_length:
             raise ConfigError(f"a prompt of {n} tokens exceeds max_length={max_length}; raise it")
         last = torch.full_like(prompt[:, 0], n) if prompt_lengths is None else prompt_lengths

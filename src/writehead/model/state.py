@@ -61,7 +61,3 @@ class DecoderState:
     def stop(self, rows: Tensor) -> None:
         """Stops the rows where `rows` [rows] is true; they use no more positions."""
         self.cache.stop(rows)
-
-    def rewind(self, r: int) -> None:
-        """Removes the last r positions of each row."""
-        self.cache.rewind(r)

@@ -128,9 +128,7 @@ class Transformer(nn.Module):
         weight = self.tokens.weight if self.config.tied else self.output.weight
         return nn.functional.linear(X, weight)
 
-    def _new_cache(
-        self, rows: int, beam: int, max_length: int, rewindable: int, padded: bool
-    ) -> KVCache:
+    def _new_cache(self, rows: int, beam: int, max_length: int, padded: bool) -> KVCache:
         """Returns an empty cache of rows × beam rows."""
         if self.training and self.config.dropout > 0.0:
             raise ConfigError(
@@ -150,7 +148,6 @@ class Transformer(nn.Module):
             layers=self.config.decoder_layers,
             rows=rows * beam,
             capacity=max_length,
-            rewindable=rewindable,
             padded=padded,
             dtype=self.dtype,
             device=self.device,

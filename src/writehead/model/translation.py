@@ -90,15 +90,14 @@ class TranslationModel(Transformer):
         *,
         source_lengths: Tensor | None = None,
         beam: int = 1,
-        rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
         """Encodes source [b, m] into a state of b × beam rows, to decode up to `max_length` tokens.
 
-        source_lengths [b] are for a padded source; for `rewindable` and `padded`, see `KVCache`.
+        source_lengths [b] are for a padded source; for `padded`, see `KVCache`.
         """
         self._check_tokens("source", source)
-        cache = self._new_cache(source.shape[0], beam, max_length, rewindable, padded)
+        cache = self._new_cache(source.shape[0], beam, max_length, padded)
         if beam > 1:
             cache.share()
         M = self.encode(source, source_lengths=source_lengths)
