@@ -121,11 +121,11 @@ CONFIG: list[Case] = [
     (lambda: matched_d_ff(config(d=15), config()), "matched only if d is equal"),
     (lambda: attending(scale=0.0), r"usual one is k\*\*-0.5"),
     (lambda: attending(backend="spda"), "did you mean 'sdpa'"),
-    (lambda: TranslationModel(config()), "for a LanguageModel; use that class"),
+    (lambda: TranslationModel(config()), "make_model chooses the class"),
     (lambda: make_model("tiny/multi-query"), r"preset\(name\) returns one"),
-    (lambda: sourced(length=0), "from 1 to 23"),
+    (lambda: sourced(length=0), "23 positions"),
     (lambda: prompted(length=2), "exceeds max_length=2; raise"),
-    (lambda: sourced(beam=-1), "beam=-1 must be an integer of at least 1"),
+    (lambda: sourced(beam=-1), "beam=-1 must be at least 1"),
     (lambda: Batching(tokens="4"), "tokens='4' is not an integer"),
     *(
         (
@@ -149,16 +149,19 @@ SHAPE: list[Case] = [
     (lambda: seeing(ancestors=integers(b, m) * b), "rows of K and V, from 0 to 1"),
     (lambda: shared_rows(causal=True), "a row of K and V for each"),
     (lambda: cache().reserve(n, integers(n)), r"integers \[2\]"),
+    (lambda: cache().reserve(n, integers(b) * 4), "from 0 to 3"),
+    (lambda: cache().reorder(integers(b) * 2), "from 0 to 1"),
+    (lambda: language().extend(tokens(b, n), state(), integers(b) * 4), "counts must be from 0"),
     (lambda: cache().reorder(integers(3)), r"integers \[2\]"),
-    (lambda: language()([[1, 2]]), "not list; convert it with torch.tensor"),
+    (lambda: language()([[1, 2]]), "not list; use torch.tensor"),
     (lambda: language()(ones(b, n)), "must be integers .* not torch.float"),
-    (lambda: language()(elsewhere(b, n)), "must be on cpu, not on meta"),
-    (lambda: language()(tokens(b, 24)), "longer than the 23 learned"),
+    (lambda: language()(elsewhere(b, n)), "on cpu, not .* on meta"),
+    (lambda: language()(tokens(b, 24)), "the model's 23 positions"),
     (lambda: language()(tokens(b, n), packing=packing(b, m)), r"must be integers \[2, 3\]"),
     (lambda: packed(integers(b, n), integers(b, n) * 23), "from 0 to 22"),
     (lambda: packing(n), r"segments must be \[b, n\]"),
     (lambda: translating(tokens(3, m)), "3 rows of source for 2"),
-    (lambda: translating(tokens(b, 20)), "19 learned"),
+    (lambda: translating(tokens(b, 20)), "19 positions"),
     (lambda: translating(source_packing=packing(b, m)), "both the source and the target"),
     (
         lambda: translation().encode(
@@ -169,7 +172,7 @@ SHAPE: list[Case] = [
     (lambda: translating(source_lengths=integers(3)), r"source_lengths must be integers \[2\]"),
     (lambda: translating(source_lengths=integers(b) * 6), "from 0 to 5"),
     (lambda: prompted(prompt_lengths=torch.tensor([n, 0])), "prompt_lengths must be from 1 to 3"),
-    (lambda: stepping(tokens(b, 1)), r"step takes tokens \[rows\]"),
+    (lambda: stepping(tokens(b, 1)), r"step takes a tensor \[rows\]"),
     (lambda: stepping(tokens(3)), "3 rows of tokens for a state of 2"),
     (
         lambda: stepping(tokens(b), model(config(window=2)).start(tokens(b, 1), m)),
@@ -179,21 +182,18 @@ SHAPE: list[Case] = [
 ]
 
 TOKEN: list[Case] = [
-    (lambda: language()(integers(b, n) * 37), "token 37 .* from 0 to 36"),
+    (lambda: language()(integers(b, n) * 37), "tokens must be from 0 to 36, not 37"),
     (lambda: translating(target=integers(b, n) * 40), "target"),
-    (lambda: stepping(integers(b) * 37), "token 37 in tokens"),
+    (lambda: stepping(integers(b) * 37), "not 37"),
 ]
 
 CACHE: list[Case] = [
     (lambda: cache(layers=0), "layers=0 must be at least 1"),
     (lambda: cache().reserve(0), "reserve at least 1"),
-    (lambda: cache().reserve(n, integers(b) * 4), "from 0 to 3"),
-    (lambda: cache().reorder(integers(b) * 2), "from 0 to 1"),
     (lambda: cache().expand(0), "beam=0 must be at least 1"),
     (lambda: state(beam=-1), "beam=-1 must be at least 1"),
     (lambda: state(beam=2).expand(2), "already has 2 beams"),
     (lambda: sourced(beam=2).reorder(torch.tensor([0, 2, 2, 3])), "a beam of its own sentence"),
-    (lambda: language().extend(tokens(b, n), state(), integers(b) * 4), "counts must be from 0"),
 ]
 
 CASES = {

@@ -104,20 +104,6 @@ def test_a_quantized_model_is_close_to_the_original(tmp_path, task, bits, close)
     assert 0 < (found - whole).square().mean().sqrt() / whole.std() < close
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loaded_weights_are_those_of_the_file(run, small, dtype):
-    stored, whole = load_file(small / runs.WEIGHTS), load_file(run / runs.WEIGHTS)
-    loaded = load_run(small, dtype=dtype).model.state_dict()
-    assert any("bias" in name for name in loaded)
-    for name, W in loaded.items():
-        if W.dim() == 1:  # gains and biases are left as they are
-            assert torch.equal(W, whole[name].to(dtype))
-            continue
-        codes = unpack(stored[f"{name}.integers"], 4, W.shape[1]).double() - 8
-        scales = stored[f"{name}.scales"].double().repeat_interleave(8, dim=1)
-        torch.testing.assert_close(W, (codes * scales[:, : W.shape[1]]).to(dtype))
-
-
 @pytest.mark.parametrize("config", [QuantizationConfig.of(bits) for bits in BITS], ids=str)
 def test_a_quantized_run_is_as_small_as_its_bits(tmp_path, config):
     made = make_model(helpers.config("translation", d=128, f=256, vocab_size=700))
@@ -166,7 +152,7 @@ def test_nothing_is_overwritten_and_nothing_is_left(run, small):
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e20])
 def test_a_weight_beyond_float16_is_an_error(run, value):
     edit(run, "tokens.weight", lambda W: W.index_fill(0, torch.tensor([3]), value))
-    with pytest.raises(RunError, match=r"'tokens\.weight' has a weight that is not finite"):
+    with pytest.raises(RunError, match=r"'tokens\.weight' has a weight beyond"):
         quantize_run(run, run.parent / "small")
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
@@ -174,13 +160,9 @@ def test_a_weight_beyond_float16_is_an_error(run, value):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("integers", lambda T: None, r"tokens\.weight\.integers must be .* is missing"),
-        (
-            "scales",
-            lambda T: T[:-1].clone(),
-            r"float16 \[37, 2\], but is .* \[36, 2\]",
-        ),
-        ("scales", lambda T: T.float(), r"must be torch\.float16 .* is torch\.float32"),
+        ("integers", lambda T: None, "is not stored in 4 bits"),
+        ("scales", lambda T: T[:-1].clone(), "is not stored in 4 bits"),
+        ("scales", lambda T: T.float(), "is not stored in 4 bits"),
         ("integers", lambda T: T.fill_(0xF0), "invalid code or scale"),
         *(
             ("scales", lambda T, x=x: T.fill_(x), "invalid code or scale")
@@ -199,16 +181,14 @@ def test_damage_to_a_matrix_is_an_error(small, name, change, words):
     [
         ({"bits": 7, "group": 8}, "bits=7 is not supported; choose 8, 6, 5 or 4"),
         ({"bits": 4, "grup": 8}, "did you mean 'group'"),
-        ({"bits": 4, "group": 4}, "does not match its config: .* must be"),
-        (None, "a quantization config is a JSON object"),
-        ("none", "not floating point: .*torch.uint8"),
+        ({"bits": 4, "group": 4}, "does not match its config: .* is not stored in"),
+        (7, "a quantization config is a JSON object"),
+        (None, "does not match its config"),
     ],
 )
 def test_an_invalid_quantization_config_is_an_error(small, value, words):
     data = json.loads((small / runs.CONFIG).read_text())
     data["quantization"] = value
-    if value == "none":
-        del data["quantization"]
     (small / runs.CONFIG).write_text(json.dumps(data))
     for path in small.glob("*sha256*"):
         path.unlink()

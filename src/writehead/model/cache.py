@@ -20,8 +20,34 @@ import torch
 from torch import Tensor
 
 from writehead.config import AttentionConfig
-from writehead.errors import CacheError, CacheFull, ShapeError
+from writehead.errors import CacheError, CacheFull, ShapeError, WriteheadError
 from writehead.kernels import Visibility
+
+
+def check_integers(
+    name: str,
+    T: object,
+    shape: Sequence[int],
+    device: torch.device,
+    *,
+    least: int = 0,
+    most: int,
+    error: type[WriteheadError] = ShapeError,
+) -> None:
+    """Raises ShapeError unless T is an integer tensor of this shape on this device.
+
+    Raises `error` if a value is out of range; on a GPU, that would wait for the device.
+    """
+    if not isinstance(T, Tensor):
+        raise ShapeError(f"{name} must be a tensor, not {type(T).__name__}; use torch.tensor")
+    expected, actual = list(shape), list(T.shape)
+    if actual != expected or T.device != device or T.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(
+            f"{name} must be integers {expected} on {device}, not {T.dtype} {actual} on {T.device}"
+        )
+    if device.type == "cpu" and not least <= int(T.min()) <= int(T.max()) <= most:
+        wrong = int(T.max() if T.min() >= least else T.min())
+        raise error(f"{name} must be from {least} to {most}, not {wrong}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +80,16 @@ class LayerPast:
         return self._write(self.K, K), self._write(self.V, V), self.reservation.visibility
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
-        cache, n = self.reservation.cache, new.shape[2]
-        rows, columns, slots = (
-            self.reservation.rows,
-            self.reservation.columns,
-            self.reservation.slots,
-        )
+        to, cache, n = self.reservation, self.reservation.cache, new.shape[2]
         if cache.is_ring and n > 1:
             # the write overwrites positions that the first queries still attend to
             memory = torch.cat([held, new], dim=2)
         else:
             memory = held[:, :, : cache.readable(n)]
-        if columns is None:
-            held[rows, :, slots] = new[:, :, -slots.shape[1] :].transpose(1, 2)
+        if to.columns is None:
+            held[to.rows, :, to.slots] = new[:, :, -to.slots.shape[1] :].transpose(1, 2)
         else:
-            held[rows, :, slots] = new[rows, :, columns]
+            held[to.rows, :, to.slots] = new[to.rows, :, to.columns]
         return memory
 
 
@@ -121,10 +142,7 @@ class KVCache:
         return self.size if self.padded else min(self.size, self.bound + n)
 
     def begin_search(self, limits: Sequence[int]) -> None:
-        """Starts a search of up to limits[i] tokens in row i; a cache can be searched once.
-
-        Raises CacheFull if the capacity is too small.
-        """
+        """Starts a search of up to limits[i] tokens in row i; a cache can be searched once."""
         if self._searched:
             raise CacheError("this state has been searched; start a new one")
         if self.bound + max(limits) > self.capacity:
@@ -146,7 +164,9 @@ class KVCache:
         if n < 1:
             raise CacheError(f"cannot reserve {n} positions; reserve at least 1")
         if counts is not None:
-            self._check_counts(counts, n)
+            check_integers("counts", counts, self.rows.shape, self.rows.device, most=n)
+            if self.ancestors is not None:
+                raise CacheError("rows that share K and V grow by equal counts; omit counts")
         if self.bound + n > self.capacity:
             self._check_capacity(n * self.growing if counts is None else counts)
         steps = torch.arange(n, device=self.rows.device)
@@ -185,12 +205,10 @@ class KVCache:
         The ancestor table records which row holds each position. Rows must have equal lengths, as
         the beams of a sentence do; otherwise one could overwrite what another still reads.
         """
-        self._check_integers("rows", rows)
-        if rows.device.type == "cpu":  # elsewhere, reading the values would wait for the device
-            if bool(((rows < 0) | (rows >= len(self.rows))).any()):
-                raise CacheError(f"rows must be from 0 to {len(self.rows) - 1}")
-            if not torch.equal(self.lengths[rows], self.lengths):
-                raise CacheError("rows of different lengths cannot be exchanged")
+        shape, device = self.rows.shape, self.rows.device
+        check_integers("rows", rows, shape, device, most=len(self.rows) - 1)
+        if device.type == "cpu" and not torch.equal(self.lengths[rows], self.lengths):
+            raise CacheError("rows of different lengths cannot be exchanged")
         ancestors = self.share()
         ancestors.copy_(ancestors[rows])
 
@@ -221,28 +239,8 @@ class KVCache:
         wide.bound, wide._searched = self.bound, self._searched
         return wide
 
-    def _check_integers(self, name: str, T: Tensor) -> None:
-        """Raises ShapeError unless T has an integer per row, on the device of the cache."""
-        device = self.rows.device
-        wrong = T.shape != self.rows.shape or T.dtype not in (torch.int64, torch.int32)
-        if wrong or T.device != device:
-            raise ShapeError(
-                f"{name} must be integers [{len(self.rows)}] on {device}, not {T.dtype} "
-                f"{list(T.shape)} on {T.device}"
-            )
-
-    def _check_counts(self, counts: Tensor, n: int) -> None:
-        self._check_integers("counts", counts)
-        if self.ancestors is not None:
-            raise CacheError("rows that share K and V grow by equal counts; omit counts")
-        if counts.device.type == "cpu" and bool(((counts < 0) | (counts > n)).any()):
-            raise CacheError(f"counts must be from 0 to {n}, the reserved positions")
-
     def _check_capacity(self, more: Tensor) -> None:
-        """Raises CacheFull if rows cannot grow by `more` [b]; waits for the device.
-
-        It is called only if the host's upper bound exceeds the capacity.
-        """
+        """Raises CacheFull if rows cannot grow by `more` [b]; waits for the device."""
         needed = int((self.lengths + more).max())
         if needed > self.capacity:
             raise CacheFull(

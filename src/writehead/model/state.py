@@ -36,7 +36,7 @@ class DecoderState:
     @property
     def nbytes(self) -> int:
         """Bytes of all K and V."""
-        return self.cache.nbytes + sum(memory.nbytes for memory in self.memories)
+        return self.cache.nbytes + sum(M.K.nbytes + M.V.nbytes for M in self.memories)
 
     def expand(self, beam: int) -> "DecoderState":
         """Returns a state with `beam` rows for each row; this one must not be used afterwards."""
