@@ -204,7 +204,7 @@ def test_a_captured_step_of_the_plain_path_replays_with_the_logits_of_forward(ki
         replayed.append(logits.clone())
     right = made(source, fed) if is_translation else made(fed)
     assert_close_in(torch.float32, torch.stack(replayed, dim=1), right, ulps=1024)
-    assert state.positions.tolist() == [n] * 2
+    assert state.cache.lengths.tolist() == [n] * 2
     cpu = made.cpu()
     source, fed = source.cpu(), fed.cpu()
     expected = cpu(source, fed) if is_translation else cpu(fed)

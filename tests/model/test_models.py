@@ -72,7 +72,7 @@ def test_any_backend_cache_and_pieces_equal_one_forward_pass(backend, options, s
     right = forward(plain, source, fed)
     assert_close(torch.cat(pieces, dim=1), right)
     assert_close(forward(made, source, fed), right)
-    assert state.positions.tolist() == [n] * b
+    assert state.cache.lengths.tolist() == [n] * b
 
 
 def norm(module: nn.Module, X: Tensor, cfg: ModelConfig) -> Tensor:
@@ -157,7 +157,7 @@ def test_uneven_pieces_equal_each_row_alone(window):
         for row, count in enumerate(counts):
             logits[row].append(answer[row, :count])
             taken[row] += count
-    assert state.positions.tolist() == taken == [9, 9]
+    assert state.cache.lengths.tolist() == taken == [9, 9]
     for row in range(2):
         assert_close(torch.cat(logits[row]), made(fed[row : row + 1, :9])[0])
 
@@ -172,7 +172,7 @@ def test_reordered_beams_of_uneven_rows_equal_their_own_histories(v, expand, win
     state = made.start(read, 12, beam=1 if expand else beam, **{name: lengths})
     state = state.expand(beam) if expand else state
     read = 0 if task == "translation" else lengths - 1  # all but the last token, which is fed first
-    assert_close(state.positions, (read + 0 * lengths).repeat_interleave(beam))
+    assert_close(state.cache.lengths, (read + 0 * lengths).repeat_interleave(beam))
     histories = [[] if task == "translation" else one[0, :-1].tolist() for one in alone]
     histories = [list(one) for one in histories for _ in range(beam)]
     fed = state.first
@@ -247,7 +247,7 @@ def test_a_step_keeps_no_graph_and_forward_reaches_every_parameter(task):
     state = start(made, source, fed, n)
     with pytest.raises(ValueError, match="from 0 to 36, not 99"):
         made.step(torch.tensor([0, 99]), state)
-    assert state.positions.tolist() == [0] * b  # a step that fails counts for nothing
+    assert state.cache.lengths.tolist() == [0] * b  # a step that fails counts for nothing
     assert not made.step(fed[:, 0], state).requires_grad
     forward(made, source, fed).square().sum().backward()
     assert [name for name, P in made.named_parameters() if P.grad is None] == []

@@ -98,8 +98,8 @@ def split_line(
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
     """Splits a text into pieces of at most `limit` tokens; returns none for an empty text.
 
-    A longer text is split into sentences, one per piece, because most models are trained on single
-    sentences. A longer sentence is split at the space nearest to its middle, or inside a word.
+    A longer text is split into sentences, on which most models are trained, and a longer sentence
+    at the space nearest to its middle, or inside a word.
     """
     tokens = encode(text)
     if not tokens:

@@ -38,14 +38,10 @@ class ScoredText:
 
 @dataclass(frozen=True)
 class Output:
-    """The output for one line: its hypotheses, best first, or its samples.
-
-    `pieces` is the number of parts the line was translated in: more than one if it was longer than
-    the model's maximum input, and 0 if it was empty.
-    """
+    """The output for one line: its hypotheses, best first, or its samples."""
 
     hypotheses: tuple[ScoredText, ...]
-    pieces: int = 1
+    pieces: int = 1  # more if the line was longer than the model's input, 0 if it was empty
 
     @property
     def text(self) -> str:

@@ -28,9 +28,8 @@ ONE_LINE: dict[int, str | None] = {
 class LineReader:
     """The lines of a UTF-8 file, or of standard input if the path is "-".
 
-    A line ends with LF or CRLF. `errors` selects what to do with a line that is not UTF-8: "strict"
-    raises DataError with `advice`, "replace" replaces invalid bytes with U+FFFD, and "skip" makes
-    the line empty.
+    If a line is not UTF-8, `errors` "strict" raises DataError with `advice`, "replace" replaces
+    invalid bytes with U+FFFD, and "skip" makes the line empty.
     """
 
     def __init__(self, path: str, errors: str = "strict", advice: str = "convert the text") -> None:

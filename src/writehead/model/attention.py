@@ -1,7 +1,7 @@
 """§2.3-2.4, §3: one attention layer with g write-heads, over a whole sequence or step by step.
 
-The keys and values of X are appended to a past, which returns the memory to attend to: `WholePast`
-returns the sequence itself, and a KV cache returns all positions so far.
+K and V of X are appended to a past, which returns the memory to attend to: `WholePast` returns the
+sequence itself, and a KV cache returns all positions so far.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ def check_integers(
 ) -> None:
     """Raises ShapeError unless T is an integer tensor of this shape on this device.
 
-    Raises `error` if a value is out of range; on a GPU, that would wait for the device.
+    On the CPU, raises `error` if a value is out of range; elsewhere, that would have to wait.
     """
     if not isinstance(T, Tensor):
         raise ShapeError(f"{name} must be a tensor, not {type(T).__name__}; use torch.tensor")
@@ -200,10 +200,9 @@ class KVCache:
         self.growing.masked_fill_(rows, 0)
 
     def reorder(self, rows: Tensor) -> None:
-        """Makes row i continue row rows[i], without moving K and V.
+        """Makes row i continue row rows[i] by updating the ancestor table, without moving K and V.
 
-        The ancestor table records which row holds each position. Rows must have equal lengths, as
-        the beams of a sentence do; otherwise one could overwrite what another still reads.
+        Rows must have equal lengths; otherwise one could overwrite what another still reads.
         """
         shape, device = self.rows.shape, self.rows.device
         check_integers("rows", rows, shape, device, most=len(self.rows) - 1)

@@ -8,7 +8,7 @@ floating point.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +74,7 @@ def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationMo
 class _SkipInit(TorchFunctionMode):
     """Skips random initialization, which on the meta device imports PyTorch's slow compiler."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
             return kwargs["tensor"]

@@ -29,11 +29,6 @@ class DecoderState:
         return len(self.cache.rows)
 
     @property
-    def positions(self) -> Tensor:
-        """Position of each row's next token: [rows]."""
-        return self.cache.lengths
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all K and V."""
         return self.cache.nbytes + sum(M.K.nbytes + M.V.nbytes for M in self.memories)

@@ -49,14 +49,7 @@ class Transformer(nn.Module):
             raise ConfigError(f"this config is for {config.task}; make_model chooses the class")
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.d)
-        self.decoder = Stack(
-            config,
-            config.decoder_attention,
-            layers=config.decoder_layers,
-            positions=config.target_positions,
-            cross=config.encoder_layers > 0,
-            backend=backend,
-        )
+        self.decoder = Stack(config, encoder=False, backend=backend)
         if not config.tied:
             self.output = nn.Linear(config.d, config.vocab_size, bias=False)
             nn.init.normal_(self.output.weight, std=config.d**-0.5)

@@ -23,14 +23,7 @@ class TranslationModel(Transformer):
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__(config, backend)
-        self.encoder = Stack(
-            config,
-            config.encoder_attention,
-            layers=config.encoder_layers,
-            positions=config.source_positions,
-            cross=False,
-            backend=backend,
-        )
+        self.encoder = Stack(config, encoder=True, backend=backend)
 
     def forward(
         self,
