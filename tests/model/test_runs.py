@@ -74,14 +74,13 @@ def test_an_existing_run_is_replaced_only_with_overwrite(run, linked):
     assert {path.name for path in run.parent.iterdir()} == {"run", place.name}
 
 
-@pytest.mark.parametrize("there", ["chapter1.tex", "checkpoints"])
-def test_a_folder_with_other_files_is_never_overwritten(run, there):
-    if there == "chapter1.tex":
-        (run / runs.CONFIG).unlink()
-    (run / there).mkdir()
-    with pytest.raises(RunError, match=r"is not a run|more than a run"):
-        save_run(run, make_model(TINY), overwrite=True)
-    assert (run / there).exists()
+def test_a_folder_with_other_files_is_never_overwritten(run):
+    (run / "chapter1.tex").touch()
+    for words in ("more than a run", "is not a run"):
+        with pytest.raises(RunError, match=words):
+            save_run(run, make_model(TINY), overwrite=True)
+        (run / runs.CONFIG).unlink(missing_ok=True)
+    assert (run / "chapter1.tex").exists()
 
 
 def test_a_failed_save_keeps_the_old_run_and_leaves_nothing(run):
@@ -135,7 +134,6 @@ def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
         ({"formatt": 1}, "did you mean 'format'"),
         ({"format": True}, "format is True"),
         ({"format": 99}, "format 99; install a newer"),
-        ({"model": {"d": 32}}, "does not match its config: .*size mismatch"),
         ({"model": {"tied": False}}, "does not match its config: .*output.weight"),
         *((text, r"config\.json") for text in (b"{", b"[]", b'{"format": 1}', b"\xff")),
     ],
