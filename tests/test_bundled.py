@@ -61,7 +61,7 @@ def test_a_missing_bundled_model_is_an_error(writehead, missing_bundled, typed, 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert str(missing_bundled) in err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RunError, match="does not contain the bundled model"):
+    with pytest.raises(RunError, match="no bundled model at"):
         Engine.load()
 
 

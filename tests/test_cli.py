@@ -56,11 +56,10 @@ def test_explain_prints_a_page_and_json(writehead):
     assert explained(writehead, "lm1b/multi-query")["setting"]["source"] == 0
 
 
-@pytest.mark.parametrize(("memory", "words"), [("24e9", "largest batch"), ("1e6", "not even one")])
-def test_explain_reports_a_batch_that_does_not_fit(writehead, memory, words):
-    options = ("wmt14/multi-head", "--batch=9999", f"--memory={memory}")
+def test_explain_reports_a_batch_that_does_not_fit(writehead):
+    options = ("wmt14/multi-head", "--batch=9999", "--memory=1e6")
     assert explained(writehead, *options)["fits"] is False
-    assert words in " ".join(writehead("explain", *options)[1].split())
+    assert "does not fit; at most 0 do" in " ".join(writehead("explain", *options)[1].split())
 
 
 def test_explain_takes_figures_of_a_chip(writehead):

@@ -73,7 +73,7 @@ def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
         assert read_quantization(place).bits == bits
     (place / "notes").write_text("mine")
     code, _, err = writehead(*command)
-    assert (code, "(notes)" in err) == (2, True)
+    assert (code, "more than a run" in err) == (2, True)
     assert (place / "notes").read_text() == "mine"
 
 

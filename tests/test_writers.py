@@ -92,8 +92,8 @@ def test_a_full_disk_is_an_error_that_names_the_run(run, tmp_path, monkeypatch):
         monkeypatch.setattr(runs, name, full)
         with pytest.raises(RunError) as caught:
             quantize_run(run, tmp_path / "new")
-        place = tmp_path / "new"
-        assert str(caught.value) == f"{place} could not be written: No space left on device"
+        assert str(tmp_path / "new") in str(caught.value)
+        assert "No space left on device" in str(caught.value)
         monkeypatch.undo()
     assert names(tmp_path) == []
 

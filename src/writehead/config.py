@@ -22,17 +22,14 @@ Task = Literal["translation", "language"]
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """The sizes of one attention layer, whose g write-heads are shared by h read-heads.
-
-    With a `window`, a query attends to its own position and the window-1 before it (§4.1).
-    """
+    """The sizes of one attention layer, whose g write-heads are shared by h read-heads."""
 
     d: int
     h: int
     g: int
     k: int
     v: int
-    window: int | None = None
+    window: int | None = None  # a query sees its own position and the window-1 before it (§4.1)
     bias: bool = False
 
     def __post_init__(self) -> None:
@@ -65,9 +62,8 @@ class AttentionConfig:
 class ModelConfig(JsonConfig):
     """A model: an encoder-decoder for translation, or a decoder-only language model.
 
-    The `g` write-heads are what others call KV heads (`num_key_value_heads`): `g = h` is multi-head
-    attention, `g = 1` multi-query, and anything between grouped-query. `window` limits the
-    decoder's self-attention only (§4.1). The defaults are those of the paper's library.
+    The `g` write-heads are what others call KV heads: `g = h` is multi-head attention, `g = 1`
+    multi-query, and anything between grouped-query. `window` limits the decoder's self-attention.
     """
 
     task: Task
@@ -102,9 +98,7 @@ class ModelConfig(JsonConfig):
             check_sizes(self, "source_positions")
             check_bounds(self, "encoder_layers", ge=1, le=MAX_LAYERS)
         elif self.encoder_layers or self.source_positions:
-            raise ConfigError(
-                "a language model has no encoder; leave encoder_layers and source_positions at 0"
-            )
+            raise ConfigError("a language model has no encoder; leave encoder_layers at 0")
         check_bounds(self, "dropout", ge=0, lt=1)
         check_bounds(self, "norm_epsilon", "logit_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
@@ -131,16 +125,8 @@ class ModelConfig(JsonConfig):
         return self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
 
     @property
-    def feed_forward_layers(self) -> int:
-        """Feed-forward layers in total."""
-        return self.encoder_layers + self.decoder_layers
-
-    @property
     def effective_logit_scale(self) -> float:
-        """Factor applied to the decoder's output before the output embedding.
-
-        Tied embeddings are initialized with unit variance, so d^-0.5 gives logits of unit variance.
-        """
+        """Factor of the decoder's output; for tied embeddings, it gives logits of unit variance."""
         if self.logit_scale is not None:
             return self.logit_scale
         return self.d**-0.5 if self.tied else 1.0
@@ -153,21 +139,15 @@ class ModelConfig(JsonConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(JsonConfig):
-    """How to turn text into a dataset.
-
-    The tokenizer is trained on `sample` lines. Pairs are dropped if a side has more than
-    `max_tokens` tokens (by default 255 for translation, and no limit for a language model) or if
-    one side is more than `max_ratio` times longer. If no dev text is given, `dev` lines are held
-    out, but at most one in twenty.
-    """
+    """How to turn text into a dataset."""
 
     task: Task
     vocab_size: int = 32_000
-    sample: int = 500_000
-    max_tokens: int | None = None
-    max_ratio: float = 2.0
+    sample: int = 500_000  # lines to train the tokenizer on
+    max_tokens: int | None = None  # per side; None: 255 for translation, else no limit
+    max_ratio: float = 2.0  # of the lengths of both sides
     keep_duplicates: bool = False
-    dev: int = 2000
+    dev: int = 2000  # lines to hold out if no dev text is given, at most one in twenty
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -187,23 +167,18 @@ class PrepareConfig(JsonConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(JsonConfig):
-    """How to train; the defaults are those of the paper's translation models and their library.
-
-    A step processes `rows` rows of `source_length` and `target_length` tokens, packed with
-    sentences, in `accumulate` micro-batches. The learning rate rises to `learning_rate` over
-    `warmup` steps, follows `schedule`, and falls to 0 over the last `decay` fraction of the steps.
-    """
+    """How to train; the defaults are those of the paper's translation models and their library."""
 
     steps: int = 100_000
-    rows: int = 128
+    rows: int = 128  # per step, each packed with sentences
     source_length: int = 256
     target_length: int = 256
-    accumulate: int = 1
+    accumulate: int = 1  # micro-batches per step
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
-    learning_rate: float = 0.01
+    learning_rate: float = 0.01  # after the warmup, and then by the schedule
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
     warmup: int = 10_000
-    decay: float = 0.1
+    decay: float = 0.1  # the last fraction of the steps, in which the learning rate falls to 0
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.98
@@ -233,18 +208,12 @@ class TrainConfig(JsonConfig):
         if self.rows % self.accumulate:
             raise ConfigError(f"accumulate={self.accumulate} must divide rows={self.rows}")
         if self.average > self.keep:
-            raise ConfigError(
-                f"average={self.average} needs as many checkpoints, but only keep={self.keep} are "
-                f"kept; raise keep"
-            )
+            raise ConfigError(f"average={self.average} exceeds keep={self.keep}; raise keep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(JsonConfig):
-    """How a run stores its matrices: `bits` per weight, and one scale per `group` columns.
-
-    Without a group, each row has one scale.
-    """
+    """How a run stores its matrices: `bits` per weight, one scale per `group` columns or row."""
 
     bits: int = 8
     group: int | None = None
@@ -257,10 +226,7 @@ class QuantizationConfig(JsonConfig):
 
     @classmethod
     def of(cls, bits: int, group: int | None = None) -> Self:
-        """Returns a config with default groups: whole rows for 8 bits, else 32 columns.
-
-        A group of 0 means whole rows.
-        """
+        """Returns a config with default groups: whole rows (also 0) for 8 bits, else 32 columns."""
         if group is None:
             group = 0 if bits == 8 else 32
         return cls(bits=bits, group=group or None)
@@ -276,21 +242,18 @@ class QuantizationConfig(JsonConfig):
 class DecodeConfig:
     """How to search: beam search, greedy (`beam=1`), or sampling if `temperature` is set.
 
-    Without a `beam`, `Engine.translate` uses 4, or 1 when sampling; everything else uses 1.
-    Sequence i is sampled with `seed` + i. The score of a hypothesis is its log probability divided
-    by ((5 + length) / 6)^alpha. `max_length` and `min_length` count the generated tokens, including
-    eos; without a `max_length`, the caller of the search sets one per row.
+    The score of a hypothesis is its log probability divided by ((5 + length) / 6)^alpha.
     """
 
-    max_length: int | None = None
+    max_length: int | None = None  # generated tokens, including eos; None: the caller sets one
     min_length: int = 0
-    beam: int | None = None
+    beam: int | None = None  # None: 4 in Engine.translate unless sampling, else 1
     alpha: float = 0.6
     n_best: int = 1
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    seed: int = 0
+    seed: int = 0  # sequence i is sampled with seed + i
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -299,19 +262,11 @@ class DecodeConfig:
         check_bounds(self, "alpha", ge=-10, le=10)
         check_bounds(self, "temperature", gt=0)
         check_bounds(self, "top_p", gt=0, le=1)
-        longest = INT32 if self.max_length is None else self.max_length
-        if not 0 <= self.min_length <= longest:
-            raise ConfigError(
-                f"min_length={self.min_length} must be between 0 and max_length={longest}"
-            )
-        if self.temperature is not None:
-            for name in ("n_best", "beam"):
-                if (getattr(self, name) or 1) > 1:
-                    raise ConfigError(
-                        f"sampling returns one sequence; set {name}={getattr(self, name)} to 1"
-                    )
-        elif self.top_k is not None or self.top_p is not None:
+        check_bounds(self, "min_length", ge=0, le=self.max_length or INT32)
+        if self.temperature is None and (self.top_k or self.top_p) is not None:
             raise ConfigError("top_k and top_p are for sampling; set temperature too")
+        if self.temperature is not None and max(self.n_best, self.width) > 1:
+            raise ConfigError("sampling returns one sequence; set beam and n_best to 1")
         if self.beam is not None and self.n_best > self.beam:
             raise ConfigError(f"n_best={self.n_best} is larger than beam={self.beam}; raise beam")
 
@@ -328,25 +283,16 @@ class DecodeConfig:
 
 
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
-    """Returns the feed-forward width that gives `variant` as many parameters as `baseline` (§4.1).
-
-    The result is rounded; for the paper's models it is exact: 5440 and 6784, 9088 and 9984.
-    """
+    """Returns the d_ff that gives `variant` as many parameters as `baseline` (§4.1), rounded."""
     for name in ("task", "vocab_size", "d", "encoder_layers", "decoder_layers", "tied", "bias"):
-        ours, theirs = getattr(variant, name), getattr(baseline, name)
-        if ours != theirs:
-            raise ConfigError(
-                f"d_ff can be matched only if {name} is equal, but it is {ours} in the variant and "
-                f"{theirs} in the baseline"
-            )
+        if getattr(variant, name) != getattr(baseline, name):
+            raise ConfigError(f"d_ff can be matched only if {name} is equal in both models")
     saved = baseline.attention_layers * (
         baseline.decoder_attention.parameters - variant.decoder_attention.parameters
     )
     column = 2 * variant.d + int(variant.bias)
-    f = round(baseline.f + saved / (variant.feed_forward_layers * column))
+    layers = variant.encoder_layers + variant.decoder_layers
+    f = round(baseline.f + saved / (layers * column))
     if f < 1:
-        raise ConfigError(
-            f"the variant's attention has more parameters than all layers of the baseline (d_ff "
-            f"would be {f}); choose fewer or smaller heads"
-        )
+        raise ConfigError(f"d_ff would be {f}; choose fewer or smaller heads")
     return f

@@ -1,13 +1,9 @@
 """Operations and bytes of any config, and a lower bound of the time they take on a chip.
 
-Counted are:
-- operations: multiplications and additions of matrix products, but not norms, softmax or sums
-- bytes of weights, of the K and V that a step reads, and of activations between parts
-- attention over visible pairs of query and memory position only
-
-The floor of a part is the larger of operations / FLOPS and bytes / bandwidth. It leaves activations
-out, because fused kernels and on-chip caches can avoid writing them to memory. The floor of a
-sequence of parts is the sum of their floors.
+Operations are the multiplications and additions of matrix products, with attention over visible
+pairs only; bytes are those of weights and of the K and V that a step reads. Norms, softmax and
+activations are left out, because fused kernels can avoid most of their memory traffic. The floor
+of a part is the larger of operations / FLOPS and bytes / bandwidth; floors of parts add up.
 """
 
 import dataclasses
@@ -17,8 +13,7 @@ from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest, shown
 from writehead.schema import check_bounds, check_types
 
-# bytes per position of a row besides K and V: two int32 of its history, one int32 of a forced
-# prefix, and an int64 of its ancestors
+# per position of a row: two int32 of history, an int32 of a forced prefix, an int64 of ancestors
 SEARCH_BYTES = 20
 
 
@@ -46,7 +41,6 @@ CHIPS = {
         Chip("h100", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM data sheet"),
         Chip("b200", 180e9, 8e12, 2250e12, "NVIDIA HGX B200 data sheet"),
         Chip("a100", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM data sheet"),
-        Chip("a100-40gb", 40e9, 1.555e12, 312e12, "NVIDIA A100 40GB SXM data sheet"),
         Chip("l40s", 48e9, 0.864e12, 362e12, "NVIDIA L40S data sheet"),
         Chip("l4", 24e9, 0.3e12, 121e12, "NVIDIA L4 data sheet"),
         Chip("rtx-4090", 24e9, 1.008e12, 165e12, "NVIDIA Ada GPU architecture white paper"),
@@ -68,16 +62,13 @@ def find_chip(name: str) -> Chip:
 
 @dataclass(frozen=True)
 class Setting:
-    """A workload: `batch` sentences with `source` and `target` tokens each.
-
-    A language model has no source tokens. `element` is the size of a weight or activation in bytes.
-    """
+    """A workload: `batch` sentences with `source` and `target` tokens each."""
 
     batch: int
-    source: int
+    source: int  # 0 for a language model
     target: int
     beam: int = 1
-    element: int = 2
+    element: int = 2  # bytes of a weight or activation
 
     def __post_init__(self) -> None:
         check_bounds(self, "batch", "target", "beam", "element", ge=1)
@@ -91,27 +82,25 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """The work of one kind of layer: operations, and bytes by category."""
+    """The work of one kind of layer: operations, and bytes of weights and of K and V."""
 
     name: str
     operations: int
     weights: int
-    kv: int
-    activations: int
+    kv: int = 0
 
     @property
     def bytes(self) -> int:
-        """All bytes accessed."""
-        return self.weights + self.kv + self.activations
+        """All bytes counted."""
+        return self.weights + self.kv
 
     def times(self, factor: int) -> "Part":
         """Returns the part repeated `factor` times."""
-        counts = (self.operations, self.weights, self.kv, self.activations)
-        return Part(self.name, *(factor * count for count in counts))
+        return Part(self.name, factor * self.operations, factor * self.weights, factor * self.kv)
 
     def floor(self, chip: Chip) -> float:
         """Lower bound of the time in seconds."""
-        return max(self.operations / chip.flops, (self.weights + self.kv) / chip.bandwidth)
+        return max(self.operations / chip.flops, self.bytes / chip.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Bytes accessed by all parts."""
+        """Bytes of all parts."""
         return sum(part.bytes for part in self.parts)
 
     def floor(self, chip: Chip) -> float:
@@ -139,17 +128,18 @@ def parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; their sum is the size of the model."""
     d, f = config.d, config.f
     feed_forward = 2 * d * f + (d + f if config.bias else 0)
-    norms = config.attention_layers + config.feed_forward_layers + 1 + bool(config.encoder_layers)
+    layers = config.encoder_layers + config.decoder_layers
+    norms = config.attention_layers + layers + 1 + bool(config.encoder_layers)
     norm_size = d * (2 if config.norm == "layer" and config.bias else 1)
+    attention = config.encoder_attention.parameters
     counts = {
         "token embedding": config.vocab_size * d,
         "output embedding": 0 if config.tied else config.vocab_size * d,
         "positions": (config.source_positions + config.target_positions) * d,
-        "encoder attention": config.encoder_layers * config.encoder_attention.parameters,
+        "encoder attention": config.encoder_layers * attention,
         "encoder feed-forward": config.encoder_layers * feed_forward,
-        "decoder self-attention": config.decoder_layers * config.decoder_attention.parameters,
-        "encoder-decoder attention": (config.attention_layers - config.feed_forward_layers)
-        * config.encoder_attention.parameters,
+        "decoder self-attention": config.decoder_layers * attention,
+        "encoder-decoder attention": (config.attention_layers - layers) * attention,
         "decoder feed-forward": config.decoder_layers * feed_forward,
         "norms": norms * norm_size,
     }
@@ -162,13 +152,8 @@ def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:
     source = position if config.encoder_layers else 0
     kept = setting.target if config.window is None else min(config.window, setting.target)
     own, encoder = setting.rows * kept * position, setting.batch * setting.source * source
-    return {
-        "target_token": position,
-        "source_token": source,
-        "self": own,
-        "encoder": encoder,
-        "total": own + encoder,
-    }
+    tokens = {"target_token": position, "source_token": source}
+    return {**tokens, "self": own, "encoder": encoder, "total": own + encoder}
 
 
 def visible_pairs(n: int, window: int | None = None) -> int:
@@ -178,10 +163,7 @@ def visible_pairs(n: int, window: int | None = None) -> int:
 
 
 def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> Work:
-    """The encoder, including the projection of its output to K and V for the decoder.
-
-    `pairs` are the visible pairs in the batch; without it, each row is one sequence.
-    """
+    """The encoder and the projection of its output to K and V; `pairs` are those of packed rows."""
     if not config.encoder_layers:
         return Work(())
     pairs = setting.batch * setting.source**2 if pairs is None else pairs
@@ -189,29 +171,23 @@ def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> 
     return Work(
         (
             _product("encoder: projections", config, tokens, e).times(layers),
-            _mixing("encoder: attention", config, tokens, pairs, 0, e).times(layers),
+            _mixing("encoder: attention", config, pairs).times(layers),
             _product("encoder: feed-forward", config, tokens, e).times(layers),
             _product("cross: K and V projected", config, tokens, e).times(config.decoder_layers),
         )
     )
 
 
-def decoder_step(
-    config: ModelConfig, setting: Setting, position: int | None = None, *, padded: bool = False
-) -> Work:
-    """One decoder step at `position` (from 0; the last by default).
-
-    If `padded`, the step reads the whole capacity of the cache, as the paper's decoder did.
-    """
+def decoder_step(config: ModelConfig, setting: Setting, position: int | None = None) -> Work:
+    """One decoder step at `position` (from 0; the last by default)."""
     position = setting.target - 1 if position is None else position
     if not 0 <= position < setting.target:
         raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
-    m = setting.target if padded else position + 1
-    return _decode(config, setting, 1, m if config.window is None else min(m, config.window))
+    return _decode(config, setting, 1, min(position + 1, config.window or setting.target))
 
 
 def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
-    """All `target` steps of the decoder."""
+    """All `target` steps; if `padded`, each reads the whole cache, as the paper's decoder did."""
     n = setting.target
     pairs = n * min(n, config.window or n) if padded else visible_pairs(n, config.window)
     return _decode(config, setting, n, pairs)
@@ -219,12 +195,12 @@ def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = Fa
 
 def _decode(config: ModelConfig, setting: Setting, steps: int, pairs: int) -> Work:
     """`steps` steps in which each row reads `pairs` positions of its own memory in total."""
-    rows, source, e = setting.rows, setting.source, setting.element
-    tokens, position = rows * steps, e * config.decoder_attention.kv_size
-    own = _mixing("self: K and V", config, tokens, rows * pairs, rows * pairs * position, e)
+    rows, source = setting.rows, setting.source
+    position = setting.element * config.decoder_attention.kv_size
+    own = _mixing("self: K and V", config, rows * pairs, rows * pairs * position)
     once = setting.batch * source * steps * position  # the beams of a sentence share K and V
-    cross = _mixing("cross: K and V", config, tokens, tokens * source, once, e)
-    return _decoder(config, rows, steps, e, own, cross)
+    cross = _mixing("cross: K and V", config, rows * steps * source, once)
+    return _decoder(config, setting, rows, steps, own, cross)
 
 
 @dataclass(frozen=True)
@@ -237,41 +213,25 @@ class Pairs:
 
 
 def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
-    """Forward and backward pass over a batch, without the optimizer.
+    """Forward and backward pass, without the optimizer; `pairs` are those of packed rows.
 
-    The backward pass computes two products for each one of the forward pass. Without `pairs`, each
-    row is one sequence; packed rows have fewer pairs.
+    The backward pass computes two products for each one of the forward pass.
     """
-    source, target, e = setting.source, setting.target, setting.element
+    source, target = setting.source, setting.target
     if pairs is None:
         own = visible_pairs(target, config.window)
         pairs = Pairs(*(setting.batch * count for count in (source**2, own, source * target)))
-    tokens = setting.batch * target
-    decoder = _decoder(
-        config,
-        tokens,
-        1,
-        e,
-        _mixing("self: attention", config, tokens, pairs.self, 0, e),
-        _mixing("cross: attention", config, tokens, pairs.cross, 0, e),
-    )
+    own_part = _mixing("self: attention", config, pairs.self)
+    cross = _mixing("cross: attention", config, pairs.cross)
+    decoder = _decoder(config, setting, setting.batch * target, 1, own_part, cross)
     parts = (*encoder(config, setting, pairs.encoder).parts, *decoder.parts)
     return Work(tuple(part.times(3) for part in parts))
 
 
-def memory_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Bytes of memory for decoding: weights, KV cache, search state and workspace."""
-    return _weight_bytes(config, setting) + setting.batch * _sentence_bytes(config, setting)
-
-
 def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
-    """The largest batch that fits in the chip's memory."""
-    free = chip.memory - _weight_bytes(config, setting)
-    return max(0, int(free // _sentence_bytes(config, setting)))
-
-
-def _weight_bytes(config: ModelConfig, setting: Setting) -> int:
-    return sum(parameters(config).values()) * setting.element
+    """The largest batch that can be decoded in the chip's memory."""
+    weights = sum(parameters(config).values()) * setting.element
+    return max(0, int((chip.memory - weights) // _sentence_bytes(config, setting)))
 
 
 def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
@@ -290,18 +250,19 @@ def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
     return kv_bytes(config, one)["total"] + search + encoding
 
 
-def _decoder(config: ModelConfig, tokens: int, steps: int, e: int, own: Part, cross: Part) -> Work:
+def _decoder(
+    config: ModelConfig, setting: Setting, tokens: int, steps: int, own: Part, cross: Part
+) -> Work:
     """`steps` passes over `tokens` positions, with the attention of one layer over all passes."""
-    layers = config.decoder_layers
-    passes = layers * steps
+    layers, e = config.decoder_layers, setting.element
     parts = [
-        _product("self: projections", config, tokens, e).times(passes),
+        _product("self: projections", config, tokens, e).times(layers * steps),
         own.times(layers),
-        _product("feed-forward", config, tokens, e).times(passes),
+        _product("feed-forward", config, tokens, e).times(layers * steps),
         _product("output", config, tokens, e).times(steps),
     ]
     if config.encoder_layers:
-        projections = _product("cross: projections", config, tokens, e).times(passes)
+        projections = _product("cross: projections", config, tokens, e).times(layers * steps)
         parts[2:2] = [projections, cross.times(layers)]
     return Work(tuple(parts))
 
@@ -310,21 +271,16 @@ def _product(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
     """The matrix products of one layer over `tokens` positions."""
     a, d, f = config.encoder_attention, config.d, config.f
     q, read, write = a.h * a.k, a.h * (a.k + a.v), a.kv_size
-    sizes = {  # weights, biases, and elements read and written per token
-        "self: projections": (d * (read + write), q + write + d, 2 * d + read + write),
-        "cross: projections": (d * read, q + d, 2 * d + read),
-        "cross: K and V projected": (d * write, write, d + write),
-        "feed-forward": (2 * d * f, d + f, 2 * (d + f)),
-        "output": (d * config.vocab_size, 0, d + config.vocab_size),
-    }
-    sizes["encoder: projections"] = sizes["self: projections"]
-    sizes["encoder: feed-forward"] = sizes["feed-forward"]
-    weights, biases, elements = sizes[name]
-    stored = weights + biases if config.bias else weights
-    return Part(name, 2 * tokens * weights, e * stored, 0, e * tokens * elements)
+    weights, biases = {
+        "projections": (d * (read + write), q + write + d),
+        "cross: projections": (d * read, q + d),
+        "cross: K and V projected": (d * write, write),
+        "feed-forward": (2 * d * f, d + f),
+        "output": (d * config.vocab_size, 0),
+    }[name.removeprefix("encoder: ").removeprefix("self: ")]
+    return Part(name, 2 * tokens * weights, e * (weights + biases if config.bias else weights))
 
 
-def _mixing(name: str, config: ModelConfig, tokens: int, pairs: int, kv: int, e: int) -> Part:
-    """Attention logits and weighted sums of `tokens` queries over `pairs` visible pairs."""
-    width = config.h * (config.k + config.v)
-    return Part(name, 2 * pairs * width, 0, kv, e * tokens * width)
+def _mixing(name: str, config: ModelConfig, pairs: int, kv: int = 0) -> Part:
+    """Attention logits and weighted sums over `pairs` visible pairs."""
+    return Part(name, 2 * pairs * config.h * (config.k + config.v), 0, kv)

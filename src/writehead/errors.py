@@ -94,5 +94,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {shown(close[0])}?"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"choose from {', '.join(one_line(one, 60) for one in names[:12])}{more}"
+    return one_line(f"choose from {', '.join(names)}", 190)

@@ -1,11 +1,12 @@
 """Validation of frozen dataclasses, and their conversion to and from JSON."""
 
 import dataclasses
+import itertools
 import json
 import math
 import operator
-import types
 from collections.abc import Mapping
+from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from writehead.errors import ConfigError, nearest, shown
@@ -14,13 +15,13 @@ from writehead.util.json_files import JsonError, parse_json
 INT32 = 2**31 - 1  # largest size or count: kernels and libraries use 32-bit integers
 INT64 = 2**63 - 1
 
-WORDS = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    types.NoneType: "null",
+LIMITS = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
 }
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
 class JsonConfig:
@@ -62,26 +63,12 @@ def with_settings(config: C, settings: Mapping[str, str]) -> C:
     return type(config).from_json({**config.to_json(), **values})
 
 
-def check_bounds(
-    config: object,
-    *names: str,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> None:
-    """Raises ConfigError if a named field is out of bounds; None is allowed."""
-    bounds = (
-        (operator.ge, "at least", ge),
-        (operator.gt, "above", gt),
-        (operator.le, "at most", le),
-        (operator.lt, "below", lt),
-    )
-    for name in names:
-        value = getattr(config, name)
-        for holds, words, bound in bounds:
-            if value is not None and bound is not None and not holds(value, bound):
-                raise ConfigError(f"{name}={shown(value)} must be {words} {bound}")
+def check_bounds(config: object, *names: str, **limits: float) -> None:
+    """Raises ConfigError if a named field is not None and violates a limit: ge, gt, le or lt."""
+    for name, (limit, bound) in itertools.product(names, limits.items()):
+        value, (holds, words) = getattr(config, name), LIMITS[limit]
+        if value is not None and not holds(value, bound):
+            raise ConfigError(f"{name}={shown(value)} must be {words} {bound}")
 
 
 def check_sizes(config: object, *names: str) -> None:
@@ -102,7 +89,7 @@ def check_types(config: Any) -> None:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
+    if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
@@ -112,7 +99,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _describe(hint: Any) -> str:
-    if get_origin(hint) in (Union, types.UnionType):
+    if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_describe, get_args(hint)))
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))

@@ -20,7 +20,7 @@ KINDS = {
     "multi-head": ({"g": 6}, {"beam": 3}),
     "multi-query": ({}, {}),
     "grouped-query": ({"g": 2, "v": 5}, {"padded": True}),
-    "multi-query local": ({"window": 3}, {"rewindable": 2}),
+    "multi-query local": ({"window": 3}, {}),
     "multi-head local": ({"g": 6, "window": 4, "v": 5}, {"padded": True}),
 }
 every_task = pytest.mark.parametrize("task", ["translation", "language"])

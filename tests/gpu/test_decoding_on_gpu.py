@@ -142,7 +142,7 @@ def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
     source, fed = read(2, 11)[0], read(2, n, seed=1)[0]
     is_translation = isinstance(made, TranslationModel)
     prompt = source if is_translation else fed[:, :1]
-    state = made.start(prompt, n, padded=True, rewindable=3)
+    state = made.start(prompt, n, padded=True)
     buffer = torch.zeros(state.rows, dtype=torch.long, device="cuda")
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -154,8 +154,7 @@ def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
     with torch.cuda.graph(graph):
         logits = made.step(buffer, state)
     # capturing runs nothing, but the host counts it as a step
-    state.cache.rewind(3)
-    state.cache.lengths.zero_()
+    state.cache.clear()
 
     replayed = []
     for column in fed.unbind(1):
@@ -165,7 +164,7 @@ def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
     made, source, fed = made.cpu(), source.cpu(), fed.cpu()
     expected = made(source, fed) if is_translation else made(fed)
     assert_close_in(torch.float32, torch.stack(replayed, dim=1).cpu(), expected, ulps=1024)
-    assert state.positions.tolist() == [n] * 2
+    assert state.cache.lengths.tolist() == [n] * 2
 
 
 @both_tasks

@@ -10,7 +10,7 @@ from writehead.config import AttentionConfig
 from writehead.kernels import Visibility, attend
 from writehead.model import Attention, KVCache
 from writehead.model.attention import WholePast
-from writehead.model.dropout import shared_dropout
+from writehead.model.dropout import SharedDropout, noise
 from writehead.paper.listings import (
     MultiheadAttentionBatched,
     MultiheadSelfAttentionIncremental,
@@ -73,10 +73,9 @@ def test_steps_through_a_cache_are_the_listings(window, g, v):
 
 
 def test_one_wide_product_in_training_has_the_biases_of_three():
-    module, X = attention(2, bias=True), random(b, m, d)
+    module, past, X = attention(2, bias=True), WholePast(Visibility(causal=True)), random(b, m, d)
     for P in (module.P_q, module.P_k, module.P_v, module.P_o):
         torch.nn.init.normal_(P.bias)
-    past = WholePast(Visibility(causal=True))
     assert_close(module.train()(X, past), module.eval()(X, past))
 
 
@@ -88,7 +87,8 @@ def test_dropout_in_training_is_that_of_the_values(depth):
     def by_hand(kv: Tensor, visibility: Visibility) -> Tensor:
         Q = module.P_q(X).unflatten(2, (h, k)).transpose(1, 2)
         K, V = module.project_kv(kv)
-        O = attend(Q, K, shared_dropout(V, 0.3, dim=3), visibility, scale=k**-0.5)  # noqa: E741
+        V = V * noise(V.shape[:3], 0.3, V.device).to(V.dtype).unsqueeze(3)
+        O = attend(Q, K, V, visibility, scale=k**-0.5)  # noqa: E741
         return module.P_o(O.transpose(1, 2).flatten(2))
 
     def by_module() -> Tensor:
@@ -104,12 +104,10 @@ def test_dropout_in_training_is_that_of_the_values(depth):
         assert_close(ours, right)
 
 
-@pytest.mark.parametrize("dim", [1, 3])
-def test_dropout_is_alike_along_one_dimension_and_keeps_the_mean(dim):
-    Y = shared_dropout(torch.ones(3, 5, 7, 11), 0.5, dim)
-    first = Y.select(dim, 0).unsqueeze(dim)
-    assert torch.equal(Y, first.expand_as(Y))
-    assert 0.2 < (first == 0).float().mean() < 0.8
-    assert set(Y.unique().tolist()) == {0.0, 2.0}
-    X = torch.randn(4, 1, 3).expand(4, 20_000, 3)
-    assert_close(shared_dropout(X, 0.25, dim=0).mean(dim=1), X.mean(dim=1), atol=0.05, rtol=0.0)
+def test_dropout_is_the_same_for_all_positions_and_keeps_the_mean():
+    dropout, X = SharedDropout(0.25), torch.ones(4000, 3, 5)
+    Y = dropout(X)
+    assert torch.equal(Y, Y[:, :1].expand_as(Y))
+    assert_close(Y.unique(), torch.tensor([0.0, 4 / 3]))
+    assert_close(Y.mean(), torch.tensor(1.0), atol=0.02, rtol=0.0)
+    assert torch.equal(dropout.eval()(X), X)

@@ -62,19 +62,18 @@ class History:
 
 
 class Caches(RuleBasedStateMachine):
-    """Any sequence of appends, rewinds, reorderings and one expansion."""
+    """Any sequence of appends, reorderings and one expansion."""
 
     capacity = 19
 
     @initialize(
         window=st.sampled_from([None, 1, 4, 30]),
-        rewindable=st.sampled_from([0, 3]),
         padded=st.booleans(),
         seed=st.integers(0, 999),
     )
-    def start(self, window, rewindable, padded, seed):
+    def start(self, window, padded, seed):
         torch.manual_seed(seed)
-        self.cache = new_cache(2, self.capacity, window, rewindable=rewindable, padded=padded)
+        self.cache = new_cache(2, self.capacity, window, padded=padded)
         self.history = History(2, window)
         self.beam = 1
 
@@ -98,25 +97,10 @@ class Caches(RuleBasedStateMachine):
     def append(self, n):
         self.write(n, None)
 
+    @precondition(lambda self: self.beam == 1)
     @rule(n=st.integers(1, 7), data=st.data())
     def append_unevenly(self, n, data):
-        sentences = len(self.history.rows) // self.beam
-        counts = data.draw(st.lists(st.integers(0, n), min_size=sentences, max_size=sentences))
-        self.write(n, [count for count in counts for _ in range(self.beam)])
-
-    @precondition(lambda self: not self.cache.is_ring)
-    @rule(n=st.integers(1, 4), data=st.data())
-    def append_to_each_beam_unevenly(self, n, data):
-        rows = len(self.history.rows)
-        self.write(n, data.draw(st.lists(st.integers(0, n), min_size=rows, max_size=rows)))
-
-    @rule(r=st.integers(0, 5))
-    def rewind(self, r):
-        try:
-            self.cache.rewind(r)
-        except CacheError:
-            return  # nothing may have changed, as the next read will tell
-        self.history.rows = [row[: len(row) - r] for row in self.history.rows]
+        self.write(n, data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2)))
 
     @precondition(lambda self: self.beam > 1)
     @rule(data=st.data())
@@ -144,48 +128,11 @@ TestAnySequence = Caches.TestCase
 TestAnySequence.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
 
 
-def grown_apart(cache: KVCache) -> None:
-    write(cache, *written(2, 5))
-    cache.reorder(torch.tensor([0, 0]))
-    write(cache, *written(2, 2), torch.tensor([0, 2]))
-    cache.rewind(1)  # row 0 would write position 4 anew, which row 1 reads there
+def test_rows_that_share_a_memory_grow_by_equal_counts():
+    with pytest.raises(CacheError, match="share K and V"):
+        new_cache(2, 40, 4).expand(2).reserve(2, torch.tensor([2, 0, 0, 0]))
 
 
-def wrapped(cache: KVCache) -> None:
-    write(cache, *written(2, 20))
-    cache.rewind(2)
-    cache.rewind(2)
-
-
-@pytest.mark.parametrize(
-    ("work", "window", "words"),
-    [
-        (wrapped, 4, r"ring of 7 keeps only 1 more .* start with rewindable=4"),
-        (grown_apart, None, "rewind before rows that share K and V"),
-        (lambda c: c.expand(2).reserve(2, torch.tensor([2, 0, 0, 0])), 4, "share a ring"),
-    ],
-)
-def test_what_would_be_overwritten_is_refused(work, window, words):
-    with pytest.raises(CacheError, match=words):
-        work(new_cache(2, 40, window, rewindable=3))
-
-
-def test_what_nothing_has_overwritten_can_be_rewound():
-    ring = new_cache(2, 40, 4, rewindable=3)
-    write(ring, *written(2, 4))
-    ring.rewind(4)
-    write(ring, *written(2, 20))
-    ring.rewind(3)
-    whole = new_cache(2, 10)
-    write(whole, *written(2, 8), torch.tensor([8, 7]))
-    whole.rewind(7)
-    assert (ring.lengths.tolist(), whole.lengths.tolist()) == ([17, 17], [1, 0])
-
-
-@pytest.mark.parametrize(
-    ("window", "rewindable", "size"),
-    [(None, 0, 13), (None, 5, 13), (4, 0, 4), (4, 3, 7), (30, 0, 13), (12, 3, 13)],
-)
-def test_bytes_are_those_of_the_positions_that_a_cache_can_hold(window, rewindable, size):
-    cache = new_cache(2, 13, window, rewindable=rewindable)
-    assert cache.nbytes == layers * 2 * g * size * (k + v) * 8
+@pytest.mark.parametrize(("window", "size"), [(None, 13), (4, 4), (30, 13)])
+def test_bytes_are_those_of_the_positions_that_a_cache_can_hold(window, size):
+    assert new_cache(2, 13, window).nbytes == layers * 2 * g * size * (k + v) * 8

@@ -21,13 +21,12 @@ WINDOW_TOKENS = 1 << 20  # limit for the lines of a window
 class Batching:
     """The sizes of batches.
 
-    `tokens` is the maximum per batch: rows × beam × (longest source or prompt + longest output),
-    including padding; by default 16,384 on a CPU and 131,072 elsewhere. `lines` is the number of
-    lines to read before decoding, so that a batch has lines of similar lengths.
+    A batch has at most `tokens`: rows × beam × (longest source or prompt + longest output). By
+    default, that is 16,384 on a CPU and 131,072 elsewhere.
     """
 
     tokens: int | None = None
-    lines: int = 4096
+    lines: int = 4096  # to read before decoding, so that a batch has lines of similar lengths
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -35,9 +34,7 @@ class Batching:
 
     def budget(self, device: str) -> int:
         """Returns the maximum number of tokens per batch on a kind of device."""
-        if self.tokens is not None:
-            return self.tokens
-        return 16_384 if device == "cpu" else 131_072
+        return self.tokens or (16_384 if device == "cpu" else 131_072)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +64,8 @@ def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
 
 def longest_first(jobs: Sequence[Job]) -> list[int]:
     """Returns indices of jobs, longest first, so that running out of memory happens early."""
-    return sorted(
-        range(len(jobs)), key=lambda i: (len(jobs[i].tokens), jobs[i].max_length), reverse=True
-    )
+    lengths = [(len(job.tokens), job.max_length) for job in jobs]
+    return sorted(range(len(jobs)), key=lengths.__getitem__, reverse=True)
 
 
 def batch_cost(jobs: Sequence[Job], beam: int) -> int:
@@ -90,11 +86,7 @@ def take_batch(jobs: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> in
 def split_line(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> tuple[list[list[int]], bool]:
-    """Splits a line like `split_text`; also returns whether it was shortened.
-
-    Words are cut to 1,000 characters and lines to 32,768 tokens, plus 50 per piece, so that the
-    time for a line is bounded.
-    """
+    """Splits a line like `split_text`; also returns whether it was shortened, to bound its time."""
     most = max(limit + EXTRA_TOKENS, LINE_TOKENS)
     short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
     pieces = split_text(short, encode, limit)
@@ -106,8 +98,8 @@ def split_line(
 def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
     """Splits a text into pieces of at most `limit` tokens; returns none for an empty text.
 
-    A longer text is split into sentences, one per piece, because most models are trained on single
-    sentences. A longer sentence is split at the space nearest to its middle, or inside a word.
+    A longer text is split into sentences, on which most models are trained, and a longer sentence
+    at the space nearest to its middle, or inside a word.
     """
     tokens = encode(text)
     if not tokens:

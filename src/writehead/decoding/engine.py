@@ -11,19 +11,13 @@ import torch
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import EOS, Tokenizer
-from writehead.decoding.batching import (
-    EXTRA_TOKENS,
-    LINE_TOKENS,
-    WORD_CHARACTERS,
-    Batching,
-    Job,
-    split_line,
-)
+from writehead.decoding.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, Job, split_line
 from writehead.decoding.search import Hypothesis, check_options, length_penalty, stream
 from writehead.decoding.worker import Progress, Worker
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
 from writehead.model.bundled import bundled_run
+from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
 from writehead.util.threads import use_threads
 
@@ -44,14 +38,10 @@ class ScoredText:
 
 @dataclass(frozen=True)
 class Output:
-    """The output for one line: its hypotheses, best first, or its samples.
-
-    `pieces` is the number of parts the line was translated in: more than one if it was longer than
-    the model's maximum input, and 0 if it was empty.
-    """
+    """The output for one line: its hypotheses, best first, or its samples."""
 
     hypotheses: tuple[ScoredText, ...]
-    pieces: int = 1
+    pieces: int = 1  # more if the line was longer than the model's input, 0 if it was empty
 
     @property
     def text(self) -> str:
@@ -78,8 +68,7 @@ class Engine:
         if tokenizer.vocab_size > config.vocab_size or config.eos != EOS:
             raise DataError(
                 f"the tokenizer ({tokenizer.vocab_size} tokens, eos={EOS}) does not fit the model "
-                f"({config.vocab_size} tokens, eos={config.eos}); use the tokenizer that the model "
-                f"was trained with"
+                f"({config.vocab_size} tokens, eos={config.eos}); use the one of its training"
             )
         self.model = model
         self.tokenizer = tokenizer
@@ -103,14 +92,9 @@ class Engine:
         CUDA graphs. `threads` sets the CPU threads of the process, by default one per core.
         """
         use_threads(threads)
-        if run is None:
-            try:
-                return cls.load(bundled_run(), device, dtype, backend, batching, graphs=graphs)
-            except (RunError, DataError) as error:
-                raise RunError(f"the bundled model: {error}; or install writehead again") from error
+        run, place = bundled_run() if run is None else run, find_device(device)
         if not isinstance(run, str | Path):
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
-        place = find_device(device)
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
             raise RunError(f"{run} has no tokenizer.model; save the run with its tokenizer")
@@ -128,9 +112,8 @@ class Engine:
     ) -> Iterator[Output]:
         """Translates lines, in order, by default with beam search of 4 beams.
 
-        `lines` may be infinite. Translation i starts with prefixes[i]. Without a max_length, it may
-        have 50 tokens more than its source. Line i is sampled with seed + i; `first` is the index
-        of the first line.
+        `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
+        have 50 tokens more than its source. `first` is the index of the first line, for seeds.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
@@ -201,18 +184,8 @@ class Engine:
     def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
         """Returns the options with the default `beam`; raises if the model does not allow them."""
         options = check_options(DecodeConfig() if options is None else options, beam)
-        if options.width > self.tokenizer.vocab_size:
-            raise ConfigError(
-                f"beam={options.width} exceeds the vocabulary of {self.tokenizer.vocab_size} "
-                f"tokens; choose a smaller beam"
-            )
-        positions = self.model.config.target_positions
-        for name in ("max_length", "min_length"):
-            if (getattr(options, name) or 0) > positions:
-                raise ConfigError(
-                    f"{name}={getattr(options, name)} exceeds the model's {positions} positions; "
-                    f"choose {positions} or less"
-                )
+        check_bounds(options, "max_length", "min_length", le=self.model.config.target_positions)
+        check_bounds(options, "beam", le=self.tokenizer.vocab_size)
         return options
 
     def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
@@ -228,9 +201,7 @@ class Engine:
         pieces, shortened = split_line(text, self.tokenizer.encode, limit)
         if shortened or len(pieces) > 1:
             what = f"longer than the {limit} tokens of the model's input"
-            if shortened:
-                most = max(limit, LINE_TOKENS)
-                what = f"cut to words of {WORD_CHARACTERS} characters and {most} tokens in total"
+            what = f"cut to {LINE_TOKENS} tokens with short words" if shortened else what
             log.warning("line %d is %s; it is translated in %d pieces", line + 1, what, len(pieces))
         forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
         jobs = []
@@ -239,12 +210,11 @@ class Engine:
             length = min(max(length, options.min_length), self.model.config.target_positions)
             if len(forced) > length:
                 raise DataError(
-                    f"the prefix of line {line + 1} has {len(forced)} tokens, more than the "
-                    f"{length} of its translation; shorten it"
+                    f"the prefix of line {line + 1} has {len(forced)} tokens, but max_length is "
+                    f"{length}; shorten it"
                 )
-            jobs.append(
-                Job([*tokens, EOS], length, options.seed + line, forced, share=1 / len(pieces))
-            )
+            seed, share = options.seed + line, 1 / len(pieces)
+            jobs.append(Job([*tokens, EOS], length, seed, forced, share))
             forced = ()
         return jobs
 
@@ -257,14 +227,11 @@ class Engine:
         room = positions - len(tokens) + 1  # the last generated token is not fed
         if room < least:
             raise DataError(
-                f"prompt {line + 1} has {len(tokens) - 1} tokens, but the model's {positions} "
-                f"positions leave room for {positions - least}; shorten it"
+                f"prompt {line + 1} has {len(tokens) - 1} tokens, but there are positions for "
+                f"{positions - least}; shorten it"
             )
-        length = min(options.max_length or room, room)
-        return [
-            Job(tokens, length, options.seed + line * samples + j, share=1 / samples)
-            for j in range(samples)
-        ]
+        length, seed = min(options.max_length or room, room), options.seed + line * samples
+        return [Job(tokens, length, seed + j, share=1 / samples) for j in range(samples)]
 
     def _scored(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> ScoredText:
         """Decodes a hypothesis as the continuation of a prompt."""
@@ -279,19 +246,12 @@ class Engine:
         if len(pieces) == 1:
             return Output(tuple(self._scored(one) for one in pieces[0]))
         joined = []
-        for rank in range(max(map(len, pieces))):
-            parts = [piece[min(rank, len(piece) - 1)] for piece in pieces]
-            texts = [self._scored(part).text for part in parts]
+        for parts in zip(*pieces, strict=False):  # a piece may have fewer hypotheses than another
+            text = " ".join(filter(None, (self._scored(part).text for part in parts)))
             total = sum(part.log_probability for part in parts)
             length = sum(len(part.tokens) + part.finished for part in parts)
-            joined.append(
-                ScoredText(
-                    " ".join(text for text in texts if text),
-                    total / float(length_penalty(length, alpha)),
-                    total,
-                    all(part.finished for part in parts),
-                )
-            )
+            score = total / float(length_penalty(length, alpha))
+            joined.append(ScoredText(text, score, total, all(part.finished for part in parts)))
         joined.sort(key=lambda one: one.score, reverse=True)
         return Output(tuple(joined), len(pieces))
 
@@ -320,6 +280,5 @@ def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tu
         return
     for i, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
         if line is None or prefix is None:
-            missing = "line" if line is None else "prefix"
-            raise DataError(f"there is no {missing} {i}; give one prefix per line")
+            raise DataError(f"line {i} or its prefix is missing; give one prefix per line")
         yield line, prefix

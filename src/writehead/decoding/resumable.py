@@ -1,12 +1,9 @@
 """Output files that keep finished lines when a command is interrupted, and resume after them.
 
 Until all lines are finished, they are kept in a hidden folder `.NAME.<hex>.part` next to the
-output, which the writing process locks. The folder contains:
-
-- `manifest.json`: everything the text depends on: the model, the tokenizer and the options
-- `output`: the text so far
-- `journal`: one record per finished input line, with a digest of the line and the offset at which
-  its text ends in `output`
+output, which the writing process locks. Its `manifest.json` has everything the text depends on, and
+`output` the text so far. Its `journal` has a record per finished input line: a digest of the line
+and the offset at which its text ends in `output`.
 """
 
 import hashlib
@@ -33,14 +30,12 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 class ResumableFile:
     """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `changed` tells whether the input differs from that of the interrupted attempt. `other_lines` is
-    the number of finished lines in an abandoned attempt with other settings.
+    `attempted` tells whether an earlier attempt has finished lines, maybe with other settings.
     """
 
-    def __init__(self, path: Path, folder: Path, descriptor: int, other_lines: int = 0) -> None:
-        self.path, self.folder, self.other_lines = path, folder, other_lines
+    def __init__(self, path: Path, folder: Path, descriptor: int, attempted: bool) -> None:
+        self.path, self.folder, self.attempted = path, folder, attempted
         self.done = 0
-        self.changed = False
         self._resuming = True  # whether lines are still compared with the journal
         self._end = 0  # offset at which the text of the last line ends
         self._texts: list[bytes] = []
@@ -60,23 +55,14 @@ class ResumableFile:
         """Returns how many of the next input lines are finished, up to the first that is not."""
         for i, source in enumerate(sources):
             record = self._journal.read(RECORD.size) if self._resuming else b""
-            if not self._matches(record, source):
+            digest, end = RECORD.unpack(record) if len(record) == RECORD.size else (b"", 0)
+            # a power failure may leave an invalid offset
+            if digest != _digest(source) or not self._end < end <= self._size:
                 self._stop_resuming()
                 return i
+            self._end = end
             self.done += 1
         return len(sources)
-
-    def _matches(self, record: bytes, source: Source) -> bool:
-        if len(record) < RECORD.size:
-            return False
-        digest, end = RECORD.unpack(record)
-        if not self._end < end <= self._size:  # a power failure left an invalid record
-            return False
-        if digest != _digest(source):
-            self.changed = True
-            return False
-        self._end = end
-        return True
 
     def _stop_resuming(self) -> None:
         """Truncates both files after the finished lines."""
@@ -104,15 +90,11 @@ class ResumableFile:
         """Moves the output to its final path; removes the folder and all abandoned attempts."""
         self._stop_resuming()
         publish(self.folder / OUTPUT, self.path, replace=replace)
-        self.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
         for folder, descriptor in abandoned(self.path, SUFFIX):
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
         sync(self.path.parent)
-
-    def remove(self) -> None:
-        """Deletes the folder; call it while the folder is locked."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Closes the files and releases the lock, so that another process can resume."""
@@ -125,10 +107,10 @@ class ResumableFile:
 def resumable_file(
     path: Path, manifest: Mapping[str, Any], *, replace: bool
 ) -> Iterator[ResumableFile]:
-    """Opens a file that appears at `path` if the block succeeds.
+    """Opens a file that appears at `path` if the block succeeds, like `util.files.atomic_file`.
 
-    `replace` is as in `util.files.atomic_file`. After an error, the finished lines are kept for the
-    next attempt with the same manifest. Once an attempt is complete, all others are removed.
+    After an error, the finished lines are kept for the next attempt with the same manifest. Once an
+    attempt is complete, all others are removed.
     """
     path = link_target(path)
     work = _open_attempt(path, json.dumps({"format": 1, **manifest}, sort_keys=True, indent=1))
@@ -137,7 +119,7 @@ def resumable_file(
         work.finish(replace=replace)
     except BaseException:
         if work.kept == 0:
-            work.remove()
+            shutil.rmtree(work.folder, ignore_errors=True)  # while it is locked
         raise
     finally:
         work.close()
@@ -146,22 +128,21 @@ def resumable_file(
 def _open_attempt(path: Path, manifest: str) -> ResumableFile:
     """Opens an abandoned attempt with this manifest, or a new one."""
     same: tuple[Path, int] | None = None
-    other_lines = 0
+    attempted = False
     for folder, descriptor in abandoned(path, SUFFIX):
-        lines, file = _finished_lines(folder), folder / MANIFEST
-        if lines and same is None and file.read_bytes() == manifest.encode():
+        lines = _finished_lines(folder)
+        attempted = attempted or lines > 0
+        if lines and same is None and (folder / MANIFEST).read_bytes() == manifest.encode():
             same = folder, descriptor
             continue
-        other_lines = max(other_lines, lines)
         if not lines:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
-    if same is not None:
-        return ResumableFile(path, *same)
-    folder, descriptor = create_hidden(path, SUFFIX, folder=True)
-    write_file(folder / MANIFEST, manifest)
-    sync(path.parent)
-    return ResumableFile(path, folder, descriptor, other_lines)
+    if same is None:
+        same = create_hidden(path, SUFFIX, folder=True)
+        write_file(same[0] / MANIFEST, manifest)
+        sync(path.parent)
+    return ResumableFile(path, *same, attempted)
 
 
 def _finished_lines(folder: Path) -> int:

@@ -130,7 +130,7 @@ def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
     length = demo.positions[-1] + 1
     shape = (demo.batch, max(length, demo.source))
     tokens = torch.randint(3, model.config.vocab_size, shape).to(model.device)
-    state = model.start(tokens[:, : demo.source], length, rewindable=1)
+    state = model.start(tokens[:, : demo.source], length)
     fastest, start_at = [], 0
     for position in demo.positions:
         model.extend(tokens[:, start_at:position], state)
@@ -141,7 +141,7 @@ def _time_steps(model: Any, demo: Demo, chip: cost.Chip) -> dict[str, Any]:
             model.step(tokens[:, position], state)
             wait_for(model.device)
             times.append(time.perf_counter() - start)
-            state.rewind(1)
+            state.cache.clear(position)
         fastest.append(min(times) * 1e3)
     setting = cost.Setting(demo.batch, demo.source, length, element=model.dtype.itemsize)
     steps = (cost.decoder_step(model.config, setting, position) for position in demo.positions)

@@ -1,7 +1,7 @@
 """§2.3-2.4, §3: one attention layer with g write-heads, over a whole sequence or step by step.
 
-The keys and values of X are appended to a past, which returns the memory to attend to: `WholePast`
-returns the sequence itself, and a KV cache returns all positions so far.
+K and V of X are appended to a past, which returns the memory to attend to: `WholePast` returns the
+sequence itself, and a KV cache returns all positions so far.
 """
 
 from dataclasses import dataclass
@@ -43,11 +43,6 @@ class Memory:
     K: Tensor
     V: Tensor
     visibility: Visibility
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of K and V."""
-        return self.K.nbytes + self.V.nbytes
 
 
 class Attention(nn.Module):
@@ -94,31 +89,21 @@ class Attention(nn.Module):
 
     def _attend_whole(self, X: Tensor, visibility: Visibility) -> Tensor:
         """Y [b, n, d] of X [b, n, d] over itself, with one wide product, for training."""
-        parts = (self.P_q, self.P_k, self.P_v)
+        c, parts = self.config, (self.P_q, self.P_k, self.P_v)
         weight = torch.cat([P.weight for P in parts])
-        bias = torch.cat([P.bias for P in parts]) if self.config.bias else None
+        bias = torch.cat([P.bias for P in parts]) if c.bias else None
         QKV = linear(X, weight, bias)  # [b, n, h k + g k + g v]
-        c = self.config
+        heads, factors = Heads(c.h, c.g, c.k, c.v), self._noise(X.shape[0], X.shape[1], X.device)
         O = attend_fused(  # noqa: E741
-            QKV,
-            Heads(c.h, c.g, c.k, c.v),
-            visibility,
-            scale=c.k**-0.5,
-            noise=self._noise(X.shape[0], X.shape[1], X.device),
-            backend=self.backend,
+            QKV, heads, visibility, scale=c.k**-0.5, noise=factors, backend=self.backend
         )
         return self._join(O)
 
     def _attend(self, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
         """Y [b, n, d] of the queries Q [b, h, n, k]."""
+        scale, factors = self.config.k**-0.5, self._noise(K.shape[0], K.shape[2], K.device)
         O = attend(  # noqa: E741
-            Q,
-            K,
-            V,
-            visibility,
-            scale=self.config.k**-0.5,
-            noise=self._noise(K.shape[0], K.shape[2], K.device),
-            backend=self.backend,
+            Q, K, V, visibility, scale=scale, noise=factors, backend=self.backend
         )
         return self._join(O)
 

@@ -8,18 +8,10 @@ from writehead.model.runs import CONFIG
 BUNDLED = Path(__file__).parents[1] / "bundled" / "en-de"
 
 
-def has_bundled_run() -> bool:
-    """Whether the package contains the bundled model."""
-    return (BUNDLED / CONFIG).is_file()
-
-
 def bundled_run() -> Path:
     """Returns the folder of the bundled model."""
-    if not has_bundled_run():
-        raise RunError(
-            f"this copy of writehead does not contain the bundled model ({BUNDLED}); install "
-            f"writehead from a wheel, or name the folder of a model"
-        )
+    if not (BUNDLED / CONFIG).is_file():
+        raise RunError(f"there is no bundled model at {BUNDLED}; install writehead from a wheel")
     return BUNDLED
 
 

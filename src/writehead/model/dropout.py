@@ -1,7 +1,4 @@
-"""Dropout whose noise is shared by all positions of a row, as in the paper's library.
-
-Sharing it makes the noise cheap to generate.
-"""
+"""Dropout whose noise is shared by all positions of a row, as in the paper's library."""
 
 from collections.abc import Sequence
 
@@ -14,15 +11,8 @@ def noise(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
     return (torch.rand(shape, device=device) >= p) / (1.0 - p)
 
 
-def shared_dropout(X: Tensor, p: float, dim: int) -> Tensor:
-    """Applies dropout with the same noise for all indices along `dim`."""
-    shape = list(X.shape)
-    shape[dim] = 1
-    return X * noise(shape, p, X.device).to(X.dtype)
-
-
 class SharedDropout(nn.Module):
-    """`shared_dropout` over the positions of X [b, n, d], in training only."""
+    """Dropout of X [b, n, d] with the same noise for all n positions, in training only."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -30,4 +20,6 @@ class SharedDropout(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         """[b, n, d] -> [b, n, d]."""
-        return shared_dropout(X, self.p, dim=1) if self.training and self.p > 0.0 else X
+        if not self.training or self.p == 0.0:
+            return X
+        return X * noise((X.shape[0], 1, X.shape[2]), self.p, X.device).to(X.dtype)

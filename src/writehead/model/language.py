@@ -3,20 +3,17 @@
 import torch
 from torch import Tensor
 
-from writehead.config import ModelConfig
+from writehead.config import Task
 from writehead.errors import ConfigError
+from writehead.model.cache import check_integers
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer, check_config
+from writehead.model.transformer import Packing, Transformer
 
 
 class LanguageModel(Transformer):
     """A decoder without an encoder. `forward` is for training; `start` and `step` decode."""
 
-    def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
-        check_config(config)
-        if config.task != "language":
-            raise ConfigError("this config is for a TranslationModel; use that class")
-        super().__init__(config, backend)
+    task: Task = "language"
 
     def forward(self, tokens: Tensor, *, packing: Packing | None = None) -> Tensor:
         """Tokens [b, n] -> logits of the next token at each position [b, n, vocab_size]."""
@@ -30,7 +27,6 @@ class LanguageModel(Transformer):
         *,
         prompt_lengths: Tensor | None = None,
         beam: int = 1,
-        rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
         """Prefills a state with all of `prompt` but its last token, which becomes `state.first`.
@@ -39,9 +35,10 @@ class LanguageModel(Transformer):
         `max_length` includes the prompt. The beams of a row share its prompt.
         """
         self._check_tokens("prompt", prompt)
-        self._check_lengths("prompt_lengths", prompt_lengths, prompt, least=1)
         b, n = prompt.shape
-        cache = self._new_cache(b, 1, max_length, rewindable, padded)
+        if prompt_lengths is not None:
+            check_integers("prompt_lengths", prompt_lengths, [b], prompt.device, least=1, most=n)
+        cache = self._new_cache(b, 1, max_length, padded)
         if n > max_length:
             raise ConfigError(f"a prompt of {n} tokens exceeds max_length={max_length}; raise it")
         last = torch.full_like(prompt[:, 0], n) if prompt_lengths is None else prompt_lengths

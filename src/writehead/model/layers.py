@@ -33,8 +33,7 @@ class FeedForward(nn.Module):
         """[b, n, d] -> [b, n, d]."""
         X = self.widen(X)
         if self.activation == "relu":
-            # dropout factors are not negative, so dropout can come first; backward then needs only
-            # the result of relu, which the next product saves anyway
+            # dropout comes first, so that backward needs only the result of relu, which is saved
             X = torch.relu(self.dropout(X))
         else:
             approximate = "tanh" if self.activation == "gelu_tanh" else "none"
@@ -51,15 +50,14 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_attention = make_norm(config)
-        self.attention = Attention(attention, dropout=config.dropout, backend=backend)
+        p = config.dropout
+        self.attention = Attention(attention, dropout=p, backend=backend)
         if cross:
             self.norm_cross = make_norm(config)
-            self.cross = Attention(
-                config.encoder_attention, dropout=config.dropout, backend=backend
-            )
+            self.cross = Attention(config.encoder_attention, dropout=p, backend=backend)
         self.norm_feed_forward = make_norm(config)
         self.feed_forward = FeedForward(config)
-        self.dropout = SharedDropout(config.dropout)
+        self.dropout = SharedDropout(p)
 
     def forward(self, X: Tensor, past: Past, memory: Memory | None = None) -> Tensor:
         """[b, n, d] -> [b, n, d]: a whole sequence or its next positions, depending on `past`."""
@@ -73,17 +71,12 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """The encoder or the decoder: learned positions, layers and a final norm."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        attention: AttentionConfig,
-        *,
-        layers: int,
-        positions: int,
-        cross: bool,
-        backend: str,
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, encoder: bool, backend: str) -> None:
         super().__init__()
+        attention = config.encoder_attention if encoder else config.decoder_attention
+        positions = config.source_positions if encoder else config.target_positions
+        layers = config.encoder_layers if encoder else config.decoder_layers
+        cross = not encoder and config.encoder_layers > 0
         self.positions = nn.Embedding(positions, config.d)
         self.layers = nn.ModuleList(
             Layer(config, attention, cross=cross, backend=backend) for _ in range(layers)

@@ -16,18 +16,6 @@ BLOCK = 2**17  # weights quantized together: few enough for the processor's cach
 FLOAT16_MIN, FLOAT16_MAX = 2.0**-24, 65504.0
 
 
-def is_quantized(shape: torch.Size) -> bool:
-    """Whether a parameter is quantized: matrices are; gains and biases are few and sensitive."""
-    return len(shape) == 2
-
-
-def stored_shapes(shape: torch.Size, config: QuantizationConfig) -> tuple[list[int], list[int]]:
-    """The shapes of the packed codes and of the scales of a matrix."""
-    rows, columns = shape
-    groups = -(-columns // _group_width(columns, config))
-    return [rows, _packed_width(columns, config.bits)], [rows, groups]
-
-
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Packs codes [rows, columns] into bytes [rows, ⌈columns × bits / 8⌉].
 
@@ -37,7 +25,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     eights = pad(codes, (0, -columns % 8)).reshape(rows, -1, 8)
     words = _join(eights, bits)  # eight codes are `bits` bytes, and fit in one word
     packed = torch.stack([(words >> (8 * j)) & 0xFF for j in range(bits)], dim=2)
-    return packed.to(torch.uint8).flatten(1)[:, : _packed_width(columns, bits)].contiguous()
+    return packed.to(torch.uint8).flatten(1)[:, : -(-columns * bits // 8)].contiguous()
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
@@ -52,7 +40,7 @@ def dequantize(codes: Tensor, scales: Tensor, config: QuantizationConfig) -> Ten
     """Returns the float32 matrix of codes [rows, columns] and scales [rows, groups]."""
     columns = codes.shape[1]
     integers = codes.float() - (1 << (config.bits - 1))
-    spread = scales.float().repeat_interleave(_group_width(columns, config), dim=1)
+    spread = scales.float().repeat_interleave(_width(columns, config), dim=1)
     return integers * spread[:, :columns]
 
 
@@ -70,7 +58,7 @@ def quantize_tensors(
     tensors: dict[str, Tensor] = {}
     errors: dict[str, float] = {}
     for name, W in weights.items():
-        if not is_quantized(W.shape):
+        if W.dim() != 2:  # gains and biases are few and sensitive
             tensors[name] = W
             continue
         codes, scales = quantize(W, config)
@@ -80,13 +68,34 @@ def quantize_tensors(
     return tensors, errors
 
 
-def _quantize_rows(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
-    """Chooses for each group the scale with the smallest squared error.
+def dequantize_tensors(
+    tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: QuantizationConfig
+) -> dict[str, Tensor]:
+    """Reverses `quantize_tensors` for weights of these shapes; raises ValueError if invalid."""
+    weights = dict(tensors)
+    for name, shape in shapes.items():
+        if len(shape) != 2:
+            continue
+        rows, columns = shape
+        groups = -(-columns // _width(columns, config))
+        expected = [
+            (torch.uint8, (rows, -(-columns * config.bits // 8))),
+            (torch.float16, (rows, groups)),
+        ]
+        stored = [weights.pop(name + kind, torch.empty(0)) for kind in (CODES, SCALES)]
+        if [(T.dtype, T.shape) for T in stored] != expected:
+            raise ValueError(f"{name} is not stored in {config.words}")
+        codes, scales = unpack(stored[0], config.bits, columns), stored[1]
+        if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
+            raise ValueError(f"{name} has an invalid code or scale")
+        weights[name] = dequantize(codes, scales, config)
+    return weights
 
-    Large weights are rare. Clipping them makes the steps finer for all others.
-    """
+
+def _quantize_rows(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
+    """Clips the rare large weights of each group where that reduces the squared error."""
     rows, columns = W.shape
-    group = _group_width(columns, config)
+    group = _width(columns, config)
     G = pad(W, (0, -columns % group)).reshape(rows, -1, group)  # zeros add no error
     most = (1 << (config.bits - 1)) - 1
     largest = G.abs().amax(dim=2, keepdim=True)  # [rows, groups, 1]
@@ -112,9 +121,5 @@ def _join(parts: Tensor, bits: int) -> Tensor:
     return words
 
 
-def _group_width(columns: int, config: QuantizationConfig) -> int:
+def _width(columns: int, config: QuantizationConfig) -> int:
     return min(config.group or columns, columns)
-
-
-def _packed_width(columns: int, bits: int) -> int:
-    return -(-columns * bits // 8)

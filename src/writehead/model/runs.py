@@ -7,15 +7,16 @@ floating point.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -24,16 +25,7 @@ from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
 from writehead.model.language import LanguageModel
-from writehead.model.quantization import (
-    CODES,
-    FLOAT16_MAX,
-    SCALES,
-    dequantize,
-    is_quantized,
-    quantize_tensors,
-    stored_shapes,
-    unpack,
-)
+from writehead.model.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
 from writehead.model.transformer import Transformer, check_config
 from writehead.model.translation import TranslationModel
 from writehead.util.devices import find_device
@@ -58,10 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The result of quantization: sizes of the runs, and the matrix with the largest error.
-
-    `error` is the relative error |W - W'| / |W| of that matrix, in the Frobenius norm.
-    """
+    """The sizes of both runs, and the matrix with the largest relative error |W - W'| / |W|."""
 
     bytes_before: int
     bytes_after: int
@@ -83,18 +72,9 @@ def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationMo
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skips the random initialization of weights.
+    """Skips random initialization, which on the meta device imports PyTorch's slow compiler."""
 
-    Drawing random numbers on the meta device would import PyTorch's compiler, which is slow.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
             return kwargs["tensor"]
@@ -151,10 +131,7 @@ def quantize_run(
     weights = read_weights(run, make_bare_model(model), dtype=torch.float32)
     for name, W in weights.items():
         if not bool((W.abs() <= FLOAT16_MAX).all()):
-            raise RunError(
-                f"{run / WEIGHTS}: {name!r} has a weight that is not finite or exceeds the range "
-                f"of float16, so it cannot be quantized"
-            )
+            raise RunError(f"{run / WEIGHTS}: {name!r} has a weight beyond the range of float16")
     with run_directory(output, overwrite=overwrite) as fresh:
         tensors, errors = quantize_tensors(weights, config)
         write_model(fresh, model, tensors, config)
@@ -170,22 +147,17 @@ def check_place(directory: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise RunError(f"{directory} exists; choose another folder, or pass overwrite=True")
-    if not (directory / CONFIG).is_file():
-        raise RunError(f"{directory} is not a run and is not overwritten; choose another folder")
-    others = sorted({path.name for path in directory.iterdir()} - FILES)
-    if others:
-        raise RunError(
-            f"{directory} holds more than a run ({', '.join(others[:3])}), which would be lost; "
-            f"choose another folder"
-        )
+    is_run = (directory / CONFIG).is_file()
+    if not is_run or {path.name for path in directory.iterdir()} - FILES:
+        what = "holds more than a run" if is_run else "is not a run"
+        raise RunError(f"{directory} {what} and is not overwritten; choose another folder")
 
 
 @contextmanager
 def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Creates a folder that becomes the run in `directory` if the block succeeds.
+    """Creates a folder that becomes the run in `directory`, with checksums, if the block succeeds.
 
-    At the end of the block, writes the checksums of its files. Raises RunError if the run cannot be
-    written or, without `overwrite`, if another process has written one in the meantime.
+    Raises RunError if, without `overwrite`, another process has written one in the meantime.
     """
     with _write_errors(directory), atomic_directory(directory, replace=overwrite) as fresh:
         yield fresh
@@ -226,39 +198,30 @@ def write_model(
 
 def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
     """Copies the file of a tokenizer into a folder."""
-    try:
-        content = tokenizer.read_bytes()
-    except OSError as error:
-        raise RunError(
-            f"the run could not be written: {tokenizer} cannot be read: {error.strerror}"
-        ) from error
-    (directory / TOKENIZER).write_bytes(content)
+    shutil.copyfile(tokenizer, directory / TOKENIZER)
 
 
 @contextmanager
 def _write_errors(directory: Path) -> Iterator[None]:
-    """Makes errors name the run instead of its temporary files."""
+    """Converts errors of the file system to RunError."""
     try:
         yield
-    except FileExistsError as error:
-        if directory.exists():
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, FileExistsError) and directory.exists():
             raise RunError(
                 f"another process has written {directory} in the meantime; choose another folder"
             ) from error
-        raise RunError(f"{directory} could not be written: its parent is not a folder") from error
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{directory} could not be written: {reason}") from error
+        raise RunError(f"{directory} could not be written: {error}") from error
 
 
 def read_config(directory: Path | str) -> ModelConfig:
     """Reads the model config of a run."""
-    return _read_configs(Path(directory) / CONFIG)[0]
+    return _read_configs(directory)[0]
 
 
 def read_quantization(directory: Path | str) -> QuantizationConfig | None:
     """Reads the quantization config of a run; returns None if it is not quantized."""
-    return _read_configs(Path(directory) / CONFIG)[1]
+    return _read_configs(directory)[1]
 
 
 def run_bytes(directory: Path) -> int:
@@ -272,49 +235,36 @@ def run_fingerprint(directory: Path) -> str:
     return sha256(directory / WEIGHTS)[:16]
 
 
-def _read_configs(path: Path) -> tuple[ModelConfig, QuantizationConfig | None]:
-    _require(path)
-    shape = {"format": range(1, 1 << 31), "model": dict}
-    data = read_json(path, shape, RunError, COPY_AGAIN)
+def _read_configs(directory: Path | str) -> tuple[ModelConfig, QuantizationConfig | None]:
+    path = _require(Path(directory) / CONFIG)
+    data = read_json(path, {"format": range(1, 1 << 31), "model": dict}, RunError, COPY_AGAIN)
     for name in data.keys() - KEYS:
         raise RunError(f"{path} has an unknown key {shown(name)}; {nearest(name, KEYS)}")
     if data["format"] > FORMAT:
-        raise RunError(
-            f"{path} has format {data['format']} (written by writehead "
-            f"{shown(data.get('writehead'))}), but writehead {__version__} reads up to format "
-            f"{FORMAT}; install a newer version"
-        )
+        raise RunError(f"{path} has format {data['format']}; install a newer writehead to read it")
     fields = data["model"]
     if data["format"] == 1:
         fields = {FORMAT_1_NAMES.get(name, name): value for name, value in fields.items()}
     try:
-        model = ModelConfig.from_json(fields)
+        model, stored = ModelConfig.from_json(fields), data.get("quantization")
         check_config(model)
-        if "quantization" not in data:
-            return model, None
-        return model, QuantizationConfig.from_json(data["quantization"])
+        return model, None if stored is None else QuantizationConfig.from_json(stored)
     except ConfigError as error:
         raise RunError(f"{path}: {error}") from error
 
 
-def _require(path: Path) -> None:
-    """Raises RunError if a file of a run does not exist."""
-    directory = path.parent
+def _require(path: Path) -> Path:
+    """Returns the path of a file in a run; raises RunError if it does not exist."""
     if path.is_file():
-        return
-    old = replaced_directory(directory)
+        return path
+    directory, old = path.parent, replaced_directory(path.parent)
     if old is not None:
-        raise RunError(
-            f"a process was killed while it replaced {directory}; the previous run is now {old}: "
-            f"move it back"
-        )
+        raise RunError(f"a writer of {directory} was killed; the run is now {old}: move it back")
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
-    if path.name == CONFIG:
-        inside = sorted([*directory.glob(f"*/{CONFIG}"), *directory.glob(f"*/*/{CONFIG}")])
-        hint = f"it contains one: {inside[-1].parent}" if inside else f"it has no {CONFIG}"
-        raise RunError(f"{directory} is not a run; {hint}")
-    raise RunError(f"{directory} has no {path.name}, so the run is incomplete; {COPY_AGAIN}")
+    inside = sorted([*directory.glob(f"*/{CONFIG}"), *directory.glob(f"*/*/{CONFIG}")])
+    hint = f"it contains one: {inside[-1].parent}" if inside else "check the path"
+    raise RunError(f"{directory} is not a run: it has no {path.name}; {hint}")
 
 
 def read_weights(
@@ -325,57 +275,24 @@ def read_weights(
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
     """Reads the weights of a run into `model`, and returns them; verifies the checksums."""
-    path = directory / WEIGHTS
-    _require(path)
+    path = _require(directory / WEIGHTS)
     quantization = read_quantization(directory)
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path, device=str(device))
         if quantization is not None:
-            tensors = _dequantize_all(tensors, model, quantization)
+            shapes = {name: W.shape for name, W in model.state_dict().items()}
+            tensors = dequantize_tensors(tensors, shapes, quantization)
         weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
-        dtypes = sorted({str(T.dtype) for T in tensors.values()})
-        if not all(T.is_floating_point() for T in tensors.values()):
-            raise RunError(f"{path} has weights that are not floating point: {', '.join(dtypes)}")
-        if len({T.dtype for T in weights.values()}) > 1:
-            raise RunError(f"{path} mixes {' and '.join(dtypes)}; pass the dtype to load it in")
         model.load_state_dict(weights, assign=True)  # checks names and shapes
+        if len({T.dtype for T in weights.values()}) > 1:
+            raise RunError(f"{path} mixes dtypes; pass the dtype to load it in")
         for name in (WEIGHTS, CONFIG, TOKENIZER):
             check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
+    except RunError:
+        raise
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, RunError):
-            raise
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
     return weights
-
-
-def _dequantize_all(
-    tensors: dict[str, torch.Tensor], model: Transformer, config: QuantizationConfig
-) -> dict[str, torch.Tensor]:
-    """Converts quantized matrices to float32; raises ValueError if one is invalid."""
-    weights = dict(tensors)
-    for name, W in model.state_dict().items():
-        if not is_quantized(W.shape):
-            continue
-        packed_shape, scales_shape = stored_shapes(W.shape, config)
-        packed = _take(weights, name + CODES, packed_shape, torch.uint8)
-        scales = _take(weights, name + SCALES, scales_shape, torch.float16)
-        codes = unpack(packed, config.bits, W.shape[1])
-        if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
-            raise ValueError(f"{name} has an invalid code or scale")
-        weights[name] = dequantize(codes, scales, config)
-    return weights
-
-
-def _take(
-    tensors: dict[str, torch.Tensor], name: str, shape: list[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """Removes and returns a tensor; raises ValueError if it is not there or has another form."""
-    T = tensors.pop(name, None)
-    if T is None or list(T.shape) != shape or T.dtype != dtype:
-        actual = "missing" if T is None else f"{T.dtype} {list(T.shape)}"
-        raise ValueError(f"{name} must be {dtype} {shape}, but is {actual}")
-    return T

@@ -29,14 +29,9 @@ class DecoderState:
         return len(self.cache.rows)
 
     @property
-    def positions(self) -> Tensor:
-        """Position of each row's next token: [rows]."""
-        return self.cache.lengths
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all K and V."""
-        return self.cache.nbytes + sum(memory.nbytes for memory in self.memories)
+        return self.cache.nbytes + sum(M.K.nbytes + M.V.nbytes for M in self.memories)
 
     def expand(self, beam: int) -> "DecoderState":
         """Returns a state with `beam` rows for each row; this one must not be used afterwards."""
@@ -61,7 +56,3 @@ class DecoderState:
     def stop(self, rows: Tensor) -> None:
         """Stops the rows where `rows` [rows] is true; they use no more positions."""
         self.cache.stop(rows)
-
-    def rewind(self, r: int) -> None:
-        """Removes the last r positions of each row."""
-        self.cache.rewind(r)

@@ -6,27 +6,24 @@ import torch
 from torch import Tensor, nn
 
 from writehead import cost
-from writehead.config import ModelConfig
+from writehead.config import ModelConfig, Task
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 from writehead.kernels import Visibility
 from writehead.model.attention import Memory, WholePast
-from writehead.model.cache import KVCache
+from writehead.model.cache import KVCache, check_integers
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
+from writehead.schema import INT32
 
 MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Several sequences in one row (§4.1).
+    """Several sequences in one row (§4.1)."""
 
-    segments: [b, n], the sequence of each position: 1, 2, …, or 0 for padding. positions: [b, n],
-    the position within the sequence.
-    """
-
-    segments: Tensor
-    positions: Tensor
+    segments: Tensor  # [b, n], the sequence of each position: 1, 2, …, or 0 for padding
+    positions: Tensor  # [b, n], the position within the sequence
 
     @classmethod
     def from_segments(cls, segments: Tensor) -> "Packing":
@@ -43,18 +40,16 @@ class Packing:
 class Transformer(nn.Module):
     """The decoder of both models. `backend` selects the implementation of `attend`."""
 
+    task: Task
+
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
+        check_config(config)
+        if config.task != self.task:
+            raise ConfigError(f"this config is for {config.task}; make_model chooses the class")
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.d)
-        self.decoder = Stack(
-            config,
-            config.decoder_attention,
-            layers=config.decoder_layers,
-            positions=config.target_positions,
-            cross=config.encoder_layers > 0,
-            backend=backend,
-        )
+        self.decoder = Stack(config, encoder=False, backend=backend)
         if not config.tied:
             self.output = nn.Linear(config.d, config.vocab_size, bias=False)
             nn.init.normal_(self.output.weight, std=config.d**-0.5)
@@ -71,12 +66,9 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feeds one token per row [rows]; returns the logits of the next [rows, vocab_size].
-
-        Does not wait for the device.
-        """
+        """Feeds one token per row [rows]; returns the logits of the next [rows, vocab_size]."""
         if not isinstance(tokens, Tensor) or tokens.dim() != 1:
-            raise ShapeError(f"step takes tokens [rows], not {_describe(tokens)}")
+            raise ShapeError(f"step takes a tensor [rows], not {shown(tokens)}")
         return self._logits(self._extend(tokens.unsqueeze(1), state)).squeeze(1)
 
     @torch.no_grad()
@@ -115,10 +107,7 @@ class Transformer(nn.Module):
         positions = self._whole_positions("target", tokens, packing, limit)
         segments = None if packing is None else packing.segments
         visibility = Visibility(
-            causal=True,
-            window=self.config.window,
-            query_segments=segments,
-            memory_segments=segments,
+            True, self.config.window, query_segments=segments, memory_segments=segments
         )
         pasts = [WholePast(visibility)] * self.config.decoder_layers
         return self._logits(self.decoder(self.tokens(tokens), positions, pasts, memories))
@@ -128,29 +117,22 @@ class Transformer(nn.Module):
         weight = self.tokens.weight if self.config.tied else self.output.weight
         return nn.functional.linear(X, weight)
 
-    def _new_cache(
-        self, rows: int, beam: int, max_length: int, rewindable: int, padded: bool
-    ) -> KVCache:
+    def _new_cache(self, rows: int, beam: int, max_length: int, padded: bool) -> KVCache:
         """Returns an empty cache of rows × beam rows."""
         if self.training and self.config.dropout > 0.0:
-            raise ConfigError(
-                "the model is in training mode, and dropout would change each step; call "
-                "model.eval() first"
-            )
-        if not isinstance(beam, int) or beam < 1:
-            raise ConfigError(f"beam={shown(beam)} must be an integer of at least 1")
+            raise ConfigError("dropout would change each step; call model.eval() first")
+        if beam < 1:
+            raise ConfigError(f"beam={beam} must be at least 1")
         positions = self.config.target_positions
-        if not isinstance(max_length, int) or not 1 <= max_length <= positions:
+        if not 1 <= max_length <= positions:
             raise ConfigError(
-                f"max_length={shown(max_length)} must be an integer from 1 to {positions}, the "
-                f"learned positions of this model"
+                f"max_length={max_length} must be from 1 to the model's {positions} positions"
             )
         return KVCache(
             self.config.decoder_attention,
             layers=self.config.decoder_layers,
             rows=rows * beam,
             capacity=max_length,
-            rewindable=rewindable,
             padded=padded,
             dtype=self.dtype,
             device=self.device,
@@ -163,65 +145,24 @@ class Transformer(nn.Module):
         if packing is None:
             if tokens.shape[1] > limit:
                 raise ShapeError(
-                    f"a {name} of {tokens.shape[1]} tokens is longer than the {limit} learned "
-                    f"positions; shorten it, or train a model with more"
+                    f"a {name} of {tokens.shape[1]} tokens exceeds the model's {limit} positions"
                 )
             return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        _check_integers(f"{name} segments", packing.segments, list(tokens.shape), tokens.device)
-        if not _within(packing.positions, 0, limit - 1):
-            raise ShapeError(f"packed {name} positions must be from 0 to {limit - 1}")
+        for T, most in ((packing.segments, INT32), (packing.positions, limit - 1)):
+            check_integers(f"the packing of {name}", T, tokens.shape, tokens.device, most=most)
         return packing.positions
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or 0 in tokens.shape:
-            raise ShapeError(
-                f"{name} must be a tensor [b, n] that is not empty, not {_describe(tokens)}"
-            )
-        _check_integers(name, tokens, list(tokens.shape), self.device)
-        if not _within(tokens, 0, self.config.vocab_size - 1):
-            outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
-            raise TokenError(
-                f"token {int(outside[0])} in {name} is outside the vocabulary; ids are from 0 to "
-                f"{self.config.vocab_size - 1}"
-            )
-
-    def _check_lengths(self, name: str, lengths: Tensor | None, tokens: Tensor, least: int) -> None:
-        if lengths is None:
-            return
-        b, n = tokens.shape
-        _check_integers(name, lengths, [b], tokens.device)
-        if not _within(lengths, least, n):
-            raise ShapeError(f"{name} must be from {least} to {n}, the number of tokens")
+        if isinstance(tokens, Tensor) and (tokens.dim() != 2 or 0 in tokens.shape):
+            raise ShapeError(f"{name} must be [b, n] and not empty, not {list(tokens.shape)}")
+        shape, most = getattr(tokens, "shape", ()), self.config.vocab_size - 1
+        check_integers(name, tokens, shape, self.device, most=most, error=TokenError)
 
 
 def check_config(config: object) -> None:
     """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
     if not isinstance(config, ModelConfig):
-        raise ConfigError(
-            f"config must be a ModelConfig, not {shown(config)}; preset(name) returns one"
-        )
+        raise ConfigError(f"{shown(config)} is not a ModelConfig; preset(name) returns one")
     count = sum(cost.parameters(config).values())
     if count > MAX_PARAMETERS:
         raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
-
-
-def _check_integers(name: str, T: object, shape: list[int], device: torch.device) -> None:
-    """Raises ShapeError unless T is an integer tensor of this shape on this device."""
-    integers = isinstance(T, Tensor) and T.dtype in (torch.int64, torch.int32)
-    if not isinstance(T, Tensor) or not integers or list(T.shape) != shape:
-        raise ShapeError(f"{name} must be integers {shape}, not {_describe(T)}")
-    if T.device != device:
-        raise ShapeError(f"{name} must be on {device}, not on {T.device}")
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {list(value.shape)}"
-    return f"{type(value).__name__}; convert it with torch.tensor"
-
-
-def _within(values: Tensor, least: int, most: int) -> bool:
-    """Whether all values are in range; on other devices than the CPU, they are not checked."""
-    if values.device.type != "cpu":
-        return True
-    return least <= int(values.min()) and int(values.max()) <= most

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
-from writehead.config import ModelConfig
-from writehead.errors import ConfigError, ShapeError
+from writehead.config import ModelConfig, Task
+from writehead.errors import ShapeError
 from writehead.kernels import Visibility
 from writehead.model.attention import WholePast
+from writehead.model.cache import check_integers
 from writehead.model.layers import Stack
 from writehead.model.state import DecoderState
-from writehead.model.transformer import Packing, Transformer, check_config
+from writehead.model.transformer import Packing, Transformer
 
 
 class TranslationModel(Transformer):
@@ -18,19 +19,11 @@ class TranslationModel(Transformer):
     The token embedding is shared by source, target and, if `tied`, the output.
     """
 
+    task: Task = "translation"
+
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
-        check_config(config)
-        if config.task != "translation":
-            raise ConfigError("this config is for a LanguageModel; use that class")
         super().__init__(config, backend)
-        self.encoder = Stack(
-            config,
-            config.encoder_attention,
-            layers=config.encoder_layers,
-            positions=config.source_positions,
-            cross=False,
-            backend=backend,
-        )
+        self.encoder = Stack(config, encoder=True, backend=backend)
 
     def forward(
         self,
@@ -43,16 +36,15 @@ class TranslationModel(Transformer):
     ) -> Tensor:
         """Source [b, m] and target [b, n] -> logits of the next target token [b, n, vocab_size].
 
-        The target starts with bos. source_lengths [b] are for a padded source. With packings, a row
-        holds several sentences, and segment s of the target attends to segment s of the source.
+        The target starts with bos. source_lengths [b] are for a padded source. In packed rows,
+        segment s of the target attends to segment s of the source.
         """
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pack both the source and the target, or neither")
-        self._check_tokens("source", source)
-        self._check_tokens("target", target)
-        if len(source) != len(target):
-            raise ShapeError(f"{len(source)} rows of source for {len(target)} rows of target")
         M = self.encode(source, source_lengths=source_lengths, packing=source_packing)
+        self._check_tokens("target", target)
+        if len(M) != len(target):
+            raise ShapeError(f"{len(M)} rows of source for {len(target)} rows of target")
         visibility = Visibility(lengths=source_lengths)
         if source_packing is not None and target_packing is not None:
             visibility = Visibility(
@@ -69,7 +61,9 @@ class TranslationModel(Transformer):
     ) -> Tensor:
         """Runs the encoder: source [b, m] -> M [b, m, d]."""
         self._check_tokens("source", source)
-        self._check_lengths("source_lengths", source_lengths, source, least=0)
+        if source_lengths is not None:
+            b, m = source.shape
+            check_integers("source_lengths", source_lengths, [b], source.device, most=m)
         if source_lengths is not None and packing is not None:
             raise ShapeError("a packed source marks padding by segment 0; omit source_lengths")
         limit = self.config.source_positions
@@ -90,18 +84,16 @@ class TranslationModel(Transformer):
         *,
         source_lengths: Tensor | None = None,
         beam: int = 1,
-        rewindable: int = 0,
         padded: bool = False,
     ) -> DecoderState:
         """Encodes source [b, m] into a state of b × beam rows, to decode up to `max_length` tokens.
 
-        source_lengths [b] are for a padded source; for `rewindable` and `padded`, see `KVCache`.
+        source_lengths [b] are for a padded source; for `padded`, see `KVCache`.
         """
-        self._check_tokens("source", source)
-        cache = self._new_cache(source.shape[0], beam, max_length, rewindable, padded)
+        M = self.encode(source, source_lengths=source_lengths)
+        cache = self._new_cache(source.shape[0], beam, max_length, padded)
         if beam > 1:
             cache.share()
-        M = self.encode(source, source_lengths=source_lengths)
         memories = self.decoder.memorize(M, Visibility(lengths=source_lengths))
         first = torch.full((source.shape[0] * beam,), self.config.bos, device=source.device)
         return DecoderState(cache, memories, first, beam)
