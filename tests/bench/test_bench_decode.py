@@ -1,137 +1,152 @@
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import config, model
 from writehead import cost
-from writehead.bench import decode, peers, timing
-from writehead.bench.decode import Place, plain_decode, translation_row
+from writehead.bench import decode
+from writehead.bench.decode import Place, decode_row, search_config
+from writehead.bench.floor import decode_floor
+from writehead.bench.plain_torch import PlainDecoder
+from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.decoding import beam_search
-from writehead.errors import BackendError
+from writehead.kernels import choose
 
 CPU = torch.device("cpu")
-SMALL = ("--device=cpu", "--vocab-size=50", "--batch=3", "--repeats=2")
-TINY = (*SMALL, "--source=5", "--target=6")
-ROWS = "--rows=multi-head,multi-query"
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CHIP = cost.Chip("slow", 1e9, 1.0, 1e30, "a byte per second, and operations for nothing")
+SMALL = ("--device=cpu", "--batch=3", "--repeats=2", "--no-peers", "--length=6")
 
 
 @pytest.fixture
 def bench(writehead, quick_chip, tmp_path):
-    def run(verb, *options):
+    def run(*options):
         path = tmp_path / "record.json"
-        code, out, err = writehead("bench", verb, *options, "--output", path)
+        code, out, err = writehead("bench", "decode", *SMALL, *options, "--output", path)
         return code, out, err, json.loads(path.read_text()) if path.exists() else None
 
     return run
 
 
 def test_a_record_says_what_was_measured_and_adds_up(bench):
-    code, _, err, result = bench("decode", "--preset=tiny", ROWS, *TINY, "--no-peers")
-    assert code == 0
+    code, _, err, result = bench("--preset=tiny/multi-head", "--preset=tiny/multi-query")
+    assert code == 0, err
     assert "tiny/multi-query, batch 3, beam 4: ours, true lengths" in err
     assert "partial" not in result
-    assert result["environment"]["command"].startswith("writehead bench decode --preset=tiny")
+    assert result["environment"]["command"].startswith("writehead bench decode --device=cpu")
     assert result["chip"]["bandwidth"] > 0
-    assert result["config"]["beams"] == [1, 4]
-    assert len(result["rows"]) == 4
+    assert [row["setting"]["beam"] for row in result["rows"]] == [1, 1, 4, 4]
     for row in result["rows"]:
-        assert row["model"]["vocab_size"] == 50
-        assert set(row["measured"]) == {"ours, padded", "ours, true lengths"}
-        for kind, found in zip(("padded", "true"), row["measured"].values(), strict=True):
-            step, encoder = found["step_ms"]["median"], found["encoder_ms"]["median"]
-            assert len(found["step_ms"]["repeats"]) == len(found["encoder_ms"]["repeats"]) == 2
-            assert found["us_per_token"]["decoder"] == pytest.approx(step * 1e3 / 3)
-            assert found["us_per_token"]["encoder"] == pytest.approx(encoder * 1e3 / (3 * 5))
-            assert found["floor_step_ms"] == row["floor"]["step_ms"][kind]
-            assert found["share_of_floor"] == pytest.approx(found["floor_step_ms"] / step)
+        [found] = row["measured"].values()
+        step, encoder = found["step_ms"]["median"], found["encoder_ms"]["median"]
+        assert len(found["step_ms"]["repeats"]) == len(found["encoder_ms"]["repeats"]) == 2
+        assert found["us_per_token"]["decoder"] == pytest.approx(step * 1e3 / 3)
+        assert found["us_per_token"]["encoder"] == pytest.approx(encoder * 1e3 / (3 * 6))
 
 
-def test_a_language_model_is_timed_after_its_contexts(bench):
-    contexts = ("--context=6", "--context=10")
-    code, _, _, result = bench("context", "--preset=tiny-lm", ROWS, *contexts, *SMALL)
-    assert code == 0
-    assert [row["context"] for row in result["rows"]] == [6, 6, 10, 10]
-    heads, query = result["rows"][2:]
-    assert heads["kv_bytes"] == 2 * 3 * 10 * 8 * 32 * 4  # layers, rows, positions, heads, k + v
-    assert query["kv_bytes"] * 8 == heads["kv_bytes"]
+def test_a_language_model_is_timed_at_the_end_of_its_context(bench):
+    code, _, err, result = bench("--preset=tiny-lm", "--length=300")
+    assert code == 0, err
+    assert {row["kind"] for row in result["rows"]} == {"multi-head", "multi-query"}
+    assert [row["setting"]["target"] for row in result["rows"]] == [6, 6, 300, 300]
     for row in result["rows"]:
-        measured = row["measured"]["ours"]
-        assert measured["us_per_token"] == pytest.approx(measured["step_ms"]["median"] * 1e3 / 3)
+        assert (row["setting"]["source"], row["setting"]["beam"]) == (0, 1)
+        [found] = row["measured"].values()
+        assert found["us_per_token"] == {
+            "decoder": pytest.approx(found["step_ms"]["median"] * 1e3 / 3)
+        }
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [(KeyboardInterrupt(), 130), (BackendError("no kernel"), 2)]
-)
-def test_rows_measured_before_a_failure_of_ours_are_kept(bench, monkeypatch, error, expected):
-    calls = []
-
-    def fails_later(*given, **options):
-        calls.append(given)
-        if len(calls) > 1:
-            raise error
-        return plain_decode(*given, **options)
-
-    monkeypatch.setattr(decode, "plain_decode", fails_later)
-    code, out, _, result = bench("decode", "--preset=tiny", ROWS, *TINY, "--no-peers", "--padded")
-    assert (code, out, result["partial"]) == (expected, "", True)
-    [row] = result["rows"]
-    assert (row["preset"], list(row["measured"])) == ("tiny/multi-head", ["ours, padded"])
-
-
-@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_plain_pytorch_in_a_graph_decodes_what_plain_steps_do(monkeypatch, beam, window):
-    def capture(work, device):
-        for _ in range(timing.WARMUP_CALLS + 1):  # the last one stands for the capture
-            work()
-        return SimpleNamespace(replay=work)
-
-    monkeypatch.setattr(peers, "capture", capture)
-    made = model(config("translation", window=window, tied=False))
-    setting = Setting(batch=4, source=7, target=9, beam=beam)
-    torch.manual_seed(1)
-    decoded = peers.graph_decode(made, setting)
-    torch.manual_seed(1)
-    source = peers.random_source(made, setting)
-    state = made.start(source, setting.target, beam=beam)
-    found = beam_search(made.step, state, peers.search_config(setting), eos=1)
-    expected = [best.tokens for [best] in found]
+@pytest.mark.parametrize(
+    "changes",
+    [{"g": 6}, {"g": 2, "bias": True, "norm": "layer"}, {"g": 1}, {"g": 1, "window": 4}],
+    ids=["multi-head", "grouped-query", "multi-query", "local"],
+)
+def test_plain_pytorch_finds_our_tokens(changes, beam):
+    made = model(config("translation", h=6, tied=False, **changes), dtype=torch.float32)
+    made.output.weight.data[made.config.eos] = 0.0  # nothing ends, also not at the last step
+    source, n = torch.randint(3, made.config.vocab_size, (4, 7)), 9
+    search = DecodeConfig(beam=beam, min_length=n, max_length=n)
+    state = made.start(source, n, beam=beam)
+    expected = beam_search(made.step, state, search, eos=made.config.eos)
+    decoder = PlainDecoder(made, source, n, beam)
     for _ in range(2):  # a decoding does not depend on the one before
-        found = decoded.run()
-        if beam == 1:
-            assert found.tolist() == [tokens[-1] for tokens in expected]
-        else:
-            assert [best.tokens for [best] in found] == expected
+        assert decoder.run().tolist() == [list(best.tokens) for [best, *_] in expected]
+        decoder.encode(source)
 
 
-def test_libraries_are_timed_with_our_sizes_against_the_floor_of_true_lengths():
+@pytest.mark.usefixtures("interpreted")
+# in the kernels minus infinity is a number like others
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.parametrize("beam", [1, 2])
+@pytest.mark.parametrize("search", ["graph_search", "plain_search"])
+@pytest.mark.parametrize("task", ["translation", "language"])
+def test_a_timed_decoding_finds_what_beam_search_finds(monkeypatch, task, search, beam):
+    """Ours, with interpreted kernels where there is no GPU, and graphs of few rows."""
+    graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
+    monkeypatch.setattr(graphs, "_round_rows", lambda rows: rows)
+    if GPU.type == "cpu":
+        monkeypatch.setattr(choose, "PART", 64)
+    sizes = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
+    made = model(config(task, **sizes), dtype=torch.float32).to(GPU)
+    source = 4 if task == "translation" else 0
+    setting = Setting(batch=2, source=source, target=3, beam=beam if source else 1)
+    torch.manual_seed(1)
+    start, run = getattr(decode, search)(made, setting, padded=False)
+    torch.manual_seed(1)
+    state = made.start(decode.random_tokens(made, setting), setting.target, beam=setting.beam)
+    expected = beam_search(made.step, state, search_config(setting), eos=made.config.eos)
+    start()
+    for _ in range(2):  # a decoding leaves nothing behind for the next
+        tokens = [one.tokens for [one] in run()]
+        if source:
+            assert tokens == [one.tokens for [one] in expected]
+        else:  # after random numbers in the cache
+            assert [len(one) for one in tokens] == [2, 2]
+
+
+def test_libraries_are_timed_with_our_sizes():
     pytest.importorskip("transformers")
     pytest.importorskip("ctranslate2")
-    chip = cost.Chip("slow", 1e9, 1.0, 1e30, "made up")
-    names = ("ctranslate2", "ctranslate2-flash", "hugging-face", "torch-compile")
-    place = Place(chip, CPU, torch.float32, 2, names, lambda text: None)
+    place = Place(CHIP, CPU, torch.float32, 2, decode.PEERS, lambda text: None)
     sizes = config("translation", d=12, h=6, g=6, k=2, v=2)
-    row = translation_row("x", sizes, Setting(2, 7, 5, beam=3), place)
+    measured = decode_row(("x", sizes, Setting(2, 7, 5, beam=3)), place)["measured"]
     for label in ("CTranslate2", "Hugging Face"):
-        found = row["measured"][label]
-        whole, first = found["call_ms"]["median"], found["one_token_call_ms"]["median"]
-        assert len(found["step_ms"]["repeats"]) == 2
-        assert found["step_ms"]["median"] == pytest.approx((whole - first) / 4)
-        assert found["floor_step_ms"] == row["floor"]["step_ms"]["true"]
-    for label in ("CTranslate2, flash attention", "torch.compile"):
-        assert "GPU" in row["measured"][label]["absent"]
+        whole, first = (
+            measured[label][name]["median"] for name in ("call_ms", "one_token_call_ms")
+        )
+        assert len(measured[label]["step_ms"]["repeats"]) == 2
+        assert measured[label]["step_ms"]["median"] == pytest.approx((whole - first) / 4)
+    assert "GPU" in measured["PyTorch, torch.compile"]["absent"]
     for changes, words in (
         ({"g": 1}, {"Hugging Face": "multi-query"}),
         ({"window": 3}, {"Hugging Face": "local", "CTranslate2": "window"}),
         ({"d": 14}, {"Hugging Face": "h k = d"}),
     ):
         other = dataclasses.replace(sizes, **changes)
-        row = translation_row("x", other, Setting(2, 3, 4), place, lengths=("true",))
+        measured = decode_row(("x", other, Setting(2, 3, 4)), place, ("true",))["measured"]
         for label in ("Hugging Face", "CTranslate2"):
-            measured = row["measured"][label]
-            assert words.get(label, "") in measured.get("absent", "")
-            assert ("step_ms" in measured) == (label not in words)
+            assert words.get(label, "") in measured[label].get("absent", "")
+            assert ("step_ms" in measured[label]) == (label not in words)
+
+
+def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():
+    sizes = {"d": 8, "f": 16, "h": 2, "k": 4, "v": 4, "encoder_layers": 1, "decoder_layers": 1}
+    small = config("translation", vocab_size=32, **sizes)
+    found = decode_floor(small, Setting(batch=3, source=5, target=2, element=2), CHIP)
+    weights = 8 * (8 + 4 + 4 + 8) + 8 * (8 + 8) + 2 * 8 * 16 + 32 * 8
+    source = 3 * 5 * (4 + 4)
+    padded, true = 3 * 2 * (4 + 4), 3 * 1.5 * (4 + 4)  # the mean of one position and two
+    assert found["step_ms"]["padded"] == pytest.approx(2 * (weights + source + padded) * 1e3)
+    assert found["step_ms"]["true"] == pytest.approx(2 * (weights + source + true) * 1e3)
+    encoder = 8 * (8 + 4 + 4 + 8) + 2 * 8 * 16 + 8 * (4 + 4)
+    assert found["encoder_ms"] == pytest.approx(2 * encoder * 1e3)
+    sizes = sizes | {"encoder_layers": 0}
+    small = config("language", vocab_size=32, **sizes)
+    found = decode_floor(small, Setting(batch=3, source=0, target=4, element=2), CHIP)
+    weights, read = 8 * (8 + 4 + 4 + 8) + 2 * 8 * 16 + 32 * 8, 3 * 3.5 * (4 + 4)  # steps 3 and 4
+    assert found["step_ms"]["true"] == pytest.approx(2 * (weights + read) * 1e3)

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from writehead.bench.plots import markdown_table
-from writehead.errors import RunError
 
 RESULTS = Path(__file__).parents[2] / "results" / "decoding"
 
@@ -42,17 +41,3 @@ def test_the_chart_names_every_system_on_light_and_dark(writehead, record, tmp_p
     table = {name: cells for name, *cells in lines}
     assert table["writehead, multi-query"] == ["0.867", "2.4", "0.867", "2.4"]
     assert table["Hugging Face, multi-head"] == ["–", "–", "5.28", "44.9"]
-
-
-def test_contexts_are_drawn_from_an_earlier_version_too(writehead, tmp_path):
-    code, _, err = writehead("bench", "plot", RESULTS / "decode-sweeps.json", tmp_path)
-    assert code == 0, err
-    drawn = (tmp_path / "decode-context.svg").read_text()
-    assert "<!-- multi-query, floor -->" in drawn
-    assert "PyTorch" not in drawn
-
-
-def test_a_damaged_record_is_refused(record):
-    record["rows"][0]["setting"]["batch"] = "many"
-    with pytest.raises(RunError, match="batch"):
-        markdown_table(record)

@@ -69,4 +69,5 @@ def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_pat
     code, _, err = writehead("bench", "translate", *given, "--output", tmp_path / "record.json")
     assert code == 0, err
     result = json.loads((tmp_path / "record.json").read_text())
-    assert result["equal_lines"] == {"CTranslate2": {"greedy": 3, "beam-4": 3}}
+    searches = result["engines"]["CTranslate2"]["searches"]
+    assert [searches[name]["equal_lines"] for name in ("greedy", "beam-4")] == [3, 3]

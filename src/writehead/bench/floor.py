@@ -16,18 +16,18 @@ from writehead.training.throughput import PRODUCT, matrix_rate
 
 BLOCK = {"cuda": 1 << 31, "cpu": 1 << 27}  # bytes to read, more than any cache holds
 REPEATS = 10  # the best one counts
+MAX_STEPS = 32  # timed steps after a context
 
 
 def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
     """Measures the bandwidth, as the better of a copy and a sum, and the matrix rate."""
     kind = "cuda" if device.type == "cuda" else "cpu"
-    size = PRODUCT[kind]
-    copied, summed = _bandwidths(device, BLOCK[kind])
-    # on a CPU, 16-bit products may be slower than float32, which a program may use instead
-    dtypes = [dtype, torch.float32] if kind == "cpu" and dtype.itemsize < 4 else [dtype]
-    rate, name = max(
-        (matrix_rate(device, one, size), str(one).removeprefix("torch.")) for one in dtypes
-    )
+    block = torch.rand(BLOCK[kind] // 4, device=device)
+    copy = torch.empty_like(block)
+    works = (lambda: copy.copy_(block), block.sum)  # one reads and writes, the other only reads
+    seconds = [min(time_calls([one] * 2, device, repeats=REPEATS).repeats) for one in works]
+    copied, summed = 2 * block.nbytes / seconds[0], block.nbytes / seconds[1]
+    rate = matrix_rate(device, dtype, PRODUCT[kind])
     if kind == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -39,13 +39,23 @@ def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
         flops=rate,
         source=(
             f"measured: a copy at {copied / 1e9:,.0f} GB/s, a sum at {summed / 1e9:,.0f} GB/s, "
-            f"a {size}³ {name} product at {rate / 1e12:.3g} TFLOP/s"
+            f"a {PRODUCT[kind]}³ product at {rate / 1e12:.3g} TFLOP/s"
         ),
     )
 
 
+def timed_steps(setting: cost.Setting) -> int:
+    """The timed steps of a decoding: all, or the last ones of a language model's context."""
+    return setting.target if setting.source else min(MAX_STEPS, (setting.target + 1) // 2)
+
+
 def decode_floor(config: ModelConfig, setting: cost.Setting, chip: cost.Chip) -> dict[str, Any]:
     """Least milliseconds of the encoder and of the mean decoding step."""
+    if not setting.source:
+        count = timed_steps(setting)
+        positions = range(setting.target - count, setting.target)
+        floors = [cost.decoder_step(config, setting, p).floor(chip) for p in positions]
+        return {"step_ms": {"true": sum(floors) / count * 1e3}}
     steps = {
         lengths: cost.decoder_sequence(config, setting, padded=lengths == "padded").floor(chip)
         / setting.target
@@ -53,14 +63,3 @@ def decode_floor(config: ModelConfig, setting: cost.Setting, chip: cost.Chip) ->
         for lengths in ("padded", "true")
     }
     return {"encoder_ms": cost.encoder(config, setting).floor(chip) * 1e3, "step_ms": steps}
-
-
-def _bandwidths(device: torch.device, size: int) -> tuple[float, float]:
-    """Bytes per second of a copy, which reads and writes, and of a sum, which only reads."""
-    block = torch.rand(size // 4, device=device)
-    copy = torch.empty_like(block)
-    seconds = [
-        min(time_calls([work] * 2, device, repeats=REPEATS).repeats)
-        for work in (lambda: copy.copy_(block), block.sum)
-    ]
-    return 2 * block.nbytes / seconds[0], block.nbytes / seconds[1]

@@ -1,9 +1,7 @@
 """Results as JSON files: written complete or not at all, and never over another file unasked."""
 
-import errno
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ from writehead import cost
 from writehead.errors import RunError
 from writehead.model.runs import read_config, read_quantization, run_bytes, run_fingerprint
 from writehead.util.files import hidden_directory, link_target, write_file
-from writehead.util.json_files import Shape, read_json
-
-MAX_BYTES = 256 << 20
+from writehead.util.json_files import read_json
 
 
 def run_facts(run: Path) -> dict[str, Any]:
@@ -22,7 +18,7 @@ def run_facts(run: Path) -> dict[str, Any]:
     return {
         "model": config.to_json(),
         "parameters": sum(cost.parameters(config).values()),
-        "quantization": None if quantization is None else quantization.to_json(),
+        "quantization": quantization and quantization.to_json(),
         "bytes": run_bytes(run),
         "fingerprint": run_fingerprint(run),
     }
@@ -41,9 +37,8 @@ def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) ->
     """Writes a result; if `path` is a symbolic link, its target is written."""
     text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
-        target = link_target(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_file(target, text, replace=replace)
+        link_target(path).parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text, replace=replace)
     except FileExistsError as error:
         raise RunError(
             f"another process has written {path} in the meantime; choose another path"
@@ -64,22 +59,19 @@ class ResultFile:
 
     def write(self, result: dict[str, Any]) -> None:
         """Writes the result; raises RunError if another process has written the file."""
-        found = self._identity()
-        is_ours = self._force or (found is not None and found == self._seen)
+        is_ours = self._force or (self.path.exists() and self._identity() == self._seen)
         write_result(self.path, result, replace=is_ours)
         self._seen = self._identity()
 
     def _identity(self) -> tuple[int, int] | None:
-        if not self.path.exists():
-            return None
-        status = self.path.stat()
-        return status.st_ino, status.st_mtime_ns
+        status = self.path.stat() if self.path.exists() else None
+        return status and (status.st_ino, status.st_mtime_ns)
 
 
 def check_output(path: Path | None, force: bool, bench: str | None = None) -> ResultFile | None:
-    """Returns the file for a result; raises RunError if it exists or could not be written.
+    """Returns the file for a result; raises RunError if it exists or cannot be written.
 
-    An existing file is replaced with `force`, or if it is a partial result of the same `bench`.
+    It may exist with `force`, or as a partial result of the same `bench`.
     """
     if path is None:
         return None
@@ -93,28 +85,17 @@ def check_output(path: Path | None, force: bool, bench: str | None = None) -> Re
 def check_writable(path: Path) -> None:
     """Raises RunError unless a file can be written at `path`; creates its folder."""
     try:
-        target = link_target(path)
-        if target.parent.exists() and not target.parent.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
-            raise RunError(f"{path} is a pipe or a device; choose the path of a file")
-        with hidden_directory(target):
+            raise RunError(f"{path} is not a regular file; choose another path")
+        with hidden_directory(link_target(path)):
             pass
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
-def read_result_file(path: Path, shape: Shape, advice: str = "") -> Any:
-    """Reads a result file, which must have the given shape; see `check_shape`."""
-    return read_json(path, shape, RunError, advice, max_bytes=MAX_BYTES)
-
-
 def _is_partial(path: Path, bench: str | None) -> bool:
     try:
-        result = read_result_file(path, {"bench?": str, "partial": bool})
+        result = read_json(path, {"bench": str, "partial": bool}, RunError)
     except RunError:
         return False
-    return result.get("bench") == bench and result["partial"] is True
+    return bool(result["bench"] == bench and result["partial"])

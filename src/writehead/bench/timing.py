@@ -27,7 +27,7 @@ class Times:
         return statistics.median(self.repeats)
 
     def over(self, count: int) -> "Times":
-        """The times of one of `count` equal parts of the work."""
+        """The times of a `count`th of the work."""
         return Times(tuple(seconds / count for seconds in self.repeats))
 
     def to_json(self, unit: float) -> dict[str, Any]:
@@ -46,10 +46,8 @@ def clocked(work: Call, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def time_work(work: Call, device: torch.device, *, repeats: int, warmup: int = 1) -> Times:
-    """Times `work`, including the time of the host."""
-    for _ in range(warmup):
-        work()
+def time_work(work: Call, device: torch.device, *, repeats: int) -> Times:
+    """Times `work`, including the time of the host; the caller warms it up."""
     return Times(tuple(clocked(work, device) for _ in range(repeats)))
 
 
@@ -57,8 +55,8 @@ def time_work(work: Call, device: torch.device, *, repeats: int, warmup: int = 1
 def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> Times:
     """Times the mean of `calls`; on a GPU without the time of the host.
 
-    The calls are captured in one graph. Each timed replay follows another replay, so that the GPU
-    does not wait for the host between the two events.
+    The calls are one graph. Each timed replay follows another, so that the GPU does not wait for
+    the host between the two events.
     """
 
     def work() -> None:
@@ -66,6 +64,7 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> 
             call()
 
     if device.type != "cuda":
+        work()
         return time_work(work, device, repeats=repeats).over(len(calls))
     graph = capture(work, device)
     began, ended = (

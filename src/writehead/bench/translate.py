@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from writehead.bench.decode import check_beams
+from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
-from writehead.bench.timing import Times, clocked
+from writehead.bench.timing import time_work
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.decoding import Batching, Engine
@@ -24,7 +24,7 @@ from writehead.model.bundled import name_of
 from writehead.model.runs import TOKENIZER, read_config
 from writehead.util.devices import wait_for
 
-OURS, PLAIN, FLOAT32, CTRANSLATE2 = "ours", "plain PyTorch", "ours, float32", "CTranslate2"
+OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
 NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
@@ -41,11 +41,11 @@ class TranslateJob:
     dtype: torch.dtype
     beams: tuple[int, ...]
     repeats: int
-    batching: Batching
     peers: bool
 
     def __post_init__(self) -> None:
-        check_beams(self.beams, read_config(self.run).vocab_size, self.run)
+        for beam in self.beams:
+            check_beam(beam, read_config(self.run).vocab_size, self.run)
         if not any(line.strip() for line in self.lines):
             raise DataError("there is no line to translate; give a file with text in it")
 
@@ -59,44 +59,28 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     systems: dict[str, Callable[[], Translate]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
         systems[FLOAT32] = partial(_load_ours, job, torch.float32)
-    if job.device.type == "cuda":  # on a CPU ours is plain PyTorch
-        systems[PLAIN] = partial(_load_ours, job, job.dtype, graphs=False)
     if job.peers:
         systems[CTRANSLATE2] = partial(_load_ctranslate2, job)
     engines: dict[str, Any] = {}
-    texts: dict[str, dict[str, list[str]]] = {name: {} for name in systems}
+    ours: dict[str, list[str]] = {}
     for name, load in systems.items():
-        measure = partial(_measure, job, name, load, texts[name], report)
+        report(f"{name}: {len(job.lines):,} lines of text")
+        measure = partial(_measure, job, load, ours)
         engines[name] = attempt(measure) if name == CTRANSLATE2 else measure()
-        if job.device.type == "cuda":
-            torch.cuda.empty_cache()
-    equal = {
-        name: {
-            search: sum(map(str.__eq__, lines, texts[OURS][search]))
-            for search, lines in translations.items()
-        }
-        for name, translations in texts.items()
-        if name != OURS
-    }
     return {
         "run": name_of(job.run),
         **run_facts(job.run),
         "sentences": len(job.lines),
-        "batch_tokens": job.batching.budget(job.device.type),
         "engines": engines,
-        "equal_lines": equal,
         "notes": NOTES if job.peers else [],
     }
 
 
-def _load_ours(job: TranslateJob, dtype: torch.dtype, *, graphs: bool = True) -> Translate:
-    engine = Engine.load(job.run, job.device, dtype, batching=job.batching, graphs=graphs)
-
-    def translate(lines: list[str], beam: int) -> list[str]:
-        outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
-        return [output.text for output in outputs]
-
-    return translate
+def _load_ours(job: TranslateJob, dtype: torch.dtype) -> Translate:
+    engine = Engine.load(job.run, job.device, dtype)
+    return lambda lines, beam: [
+        output.text for output in engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
+    ]
 
 
 def _load_ctranslate2(job: TranslateJob) -> Translate:
@@ -105,10 +89,10 @@ def _load_ctranslate2(job: TranslateJob) -> Translate:
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
-        path, dtype = Path(folder) / "model", str(job.dtype).removeprefix("torch.")
         tokens = [str(i) for i in range(tokenizer.vocab_size)]
-        export_ctranslate2(engine.model, tokens, path, dtype=dtype)
-        translator = load_translator(path, job.device, job.dtype)
+        dtype = str(job.dtype).removeprefix("torch.")
+        export_ctranslate2(engine.model, tokens, Path(folder) / "model", dtype=dtype)
+        translator = load_translator(folder, job.device, job.dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
         encoded = [tokenizer.encode(line)[: config.source_positions - 1] for line in lines]
@@ -117,51 +101,38 @@ def _load_ctranslate2(job: TranslateJob) -> Translate:
             beam_size=beam,
             length_penalty=ALPHA,
             max_decoding_length=config.target_positions,
-            max_batch_size=max(1, job.batching.budget(job.device.type) // beam),
+            max_batch_size=max(1, Batching().budget(job.device.type) // beam),
             batch_type="tokens",
         )
-        found = [[int(token) for token in result.hypotheses[0]] for result in results]
         return [
-            tokenizer.decode(ids) if source else ""
-            for ids, source in zip(found, encoded, strict=True)
+            tokenizer.decode([int(token) for token in result.hypotheses[0]]) if source else ""
+            for result, source in zip(results, encoded, strict=True)
         ]
 
     return translate
 
 
 def _measure(
-    job: TranslateJob,
-    name: str,
-    load: Callable[[], Translate],
-    texts: dict[str, list[str]],
-    report: Callable[[str], None],
+    job: TranslateJob, load: Callable[[], Translate], ours: dict[str, list[str]]
 ) -> dict[str, Any]:
-    """The times of one system; its translations are put into `texts` by search."""
-    report(f"{name}: loading {job.run}")
+    """The times of one system; the translations of the first one are put into `ours`."""
     began = time.perf_counter()
     translate = load()
     wait_for(job.device)
     loaded = time.perf_counter() - began
     translate([next(line for line in job.lines if line.strip())], job.beams[-1])
-    first = time.perf_counter() - began
-    tokenizer, searches = Tokenizer.load(job.run / TOKENIZER), {}
+    result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - began}
+    tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
     for beam in job.beams:
-        search, times = "greedy" if beam == 1 else f"beam-{beam}", []
-
-        def work(beam: int = beam, search: str = search) -> None:
-            texts[search] = translate(job.lines, beam)
-
-        for i in range(job.repeats + 1):  # the first pass may compile and capture
-            passes = f"pass {i + 1} of {job.repeats + 1}"
-            report(f"{name}: {len(job.lines):,} lines, {search}, {passes}")
-            times.append(clocked(work, job.device))
-        repeats = Times(tuple(times[1:]))
-        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts[search])
-        searches[search] = {
-            "first_pass_s": times[0],
-            "seconds": repeats.to_json(1.0),
+        search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
+        work = partial(translate, job.lines, beam)
+        times = time_work(work, job.device, repeats=job.repeats)
+        tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
+        result["searches"][search] = {
+            "seconds": times.to_json(1.0),
             "tokens": tokens,
-            "sentences_per_second": len(job.lines) / repeats.median,
-            "tokens_per_second": tokens / repeats.median,
+            "sentences_per_second": len(job.lines) / times.median,
+            "tokens_per_second": tokens / times.median,
+            "equal_lines": sum(map(str.__eq__, texts, ours.setdefault(search, texts))),
         }
-    return {"load_s": loaded, "first_sentence_s": first, "searches": searches}
+    return result
