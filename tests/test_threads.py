@@ -24,6 +24,13 @@ from writehead.util.threads import available_cores, use_threads
         (2, "0::/\n", {"cpu.max": "250000 100000"}, 2),
         (8, "0::/\n", {"cpu.max": "1000 100000"}, 1),
         (8, "0::/a/b\n", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, 4),
+        (
+            8,
+            "3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "50000"},
+            3,
+        ),
+        (8, "1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
     ],
 )
 def test_affinity_and_cgroups_limit_the_cores(

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from corpora import files, pair_inputs, pairs
 from writehead.config import PrepareConfig
@@ -63,3 +66,26 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
         assert files(again.directory) == expected, point
         assert not list(folder.glob(".*")), point
     assert 0 < complete < points
+
+
+def test_an_interrupted_attempt_leaves_its_tokenizer_for_the_same_text_and_settings(
+    tmp_path, monkeypatch
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    inputs = pair_inputs(tmp_path, pairs(60))
+    expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
+    place = tmp_path / "new"
+    place.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("writehead.data.prepare._encode_split", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(place / "ds", inputs, CONFIG, threads=1)
+    assert len(list(place.iterdir())) == 1
+    prepare(place / "other", inputs, replace(CONFIG, vocab_size=331), threads=1)  # trains its own
+    with monkeypatch.context() as patch:
+        patch.setattr("writehead.data.prepare._train", interrupt)  # must not train again
+        again = prepare(place / "ds", inputs, CONFIG, threads=1)
+    assert files(again.directory) == expected
+    assert not list(place.glob(".*"))

@@ -1,5 +1,6 @@
 """Makes a dataset from text: samples the text, trains the tokenizer, encodes all lines."""
 
+import hashlib
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
 from writehead.util.progress import Reporter
-from writehead.util.threads import available_cores
+from writehead.util.threads import available_cores, run_interruptibly
 
 MAX_SAMPLE_LINE = 1000  # characters, which limits the memory of the sample
 
@@ -50,9 +51,10 @@ def prepare(
 ) -> Dataset:
     """Makes a dataset, which appears when complete; the same text and config give the same bytes.
 
-    An existing dataset of the same text and config is opened; any other is an error. `threads`
-    encode the text, by default one per core. With `fit_vocab_size`, a text too small for the
-    config's vocabulary gets the largest possible one.
+    An existing dataset of the same text and config is opened; any other is an error. After an
+    interruption, the next attempt uses the same tokenizer. `threads` encode the text, by default
+    one per core. With `fit_vocab_size`, a text too small for the config's vocabulary gets the
+    largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"the task {config.task} takes {len(SIDES[config.task])} text(s) per line")
@@ -60,17 +62,26 @@ def prepare(
     splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
     sources = [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
     job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
+    path = Path(os.path.abspath(directory))
+    kept = path.with_name(f".{path.name}.{_tokenizer_key(job)}.tokenizer")
+    interrupted = False
     try:
-        if _is_prepared(Path(directory), job):
+        if _is_prepared(path, job):
             report.say(f"{directory} is already prepared from the same text; nothing to do")
         else:
-            with atomic_directory(Path(os.path.abspath(directory))) as folder:
-                _make(job, folder)
+            with atomic_directory(path) as folder:
+                _make(job, folder, kept)
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     except OSError as error:
         raise DataError(
             f"{directory} could not be made: {error.strerror or error}; check the path and the "
             f"free disk space"
         ) from error
+    finally:
+        if not interrupted:
+            kept.unlink(missing_ok=True)
     return Dataset.open(directory)
 
 
@@ -93,10 +104,22 @@ def _is_prepared(directory: Path, job: _Job) -> bool:
     return True
 
 
-def _make(job: _Job, folder: Path) -> None:
-    """Writes all files of the dataset."""
+def _tokenizer_key(job: _Job) -> str:
+    """Identifies everything that the tokenizer depends on."""
+    config = job.config
+    sizes = (config.vocab_size, config.sample, config.seed, job.fit_vocab_size, job.inputs.sides)
+    return hashlib.sha256(json.dumps([sizes, job.sources]).encode()).hexdigest()[:16]
+
+
+def _make(job: _Job, folder: Path, kept: Path) -> None:
+    """Writes all files of the dataset; keeps the tokenizer in `kept` for another attempt."""
     lines, sample = _read_and_sample(job)
-    tokenizer = _train(job, sample)
+    if kept.is_file():
+        job.report.say("using the tokenizer of an interrupted attempt")
+        tokenizer = Tokenizer.load(kept)
+    else:
+        tokenizer = run_interruptibly(lambda: _train(job, sample))
+        write_file(kept, tokenizer.model)
     write_file(folder / TOKENIZER, tokenizer.model)
     splits: dict[str, dict[str, Any]] = {}
     held_out = _HashSet()

@@ -5,13 +5,19 @@ OpenMP reads its settings from the environment once, when PyTorch is loaded.
 
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from writehead.errors import ConfigError, shown
 
 NUM_THREADS = "OMP_NUM_THREADS"
 MAX_THREADS = 1024
+
+T = TypeVar("T")
 
 
 def wait_passively() -> None:
@@ -44,7 +50,7 @@ def use_threads(threads: int | None = None) -> None:
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """The number of cores allowed by the CPU affinity and by the cgroups (version 2).
+    """The number of cores allowed by the CPU affinity and by the cgroups.
 
     A limit of 2.5 cores is rounded up to 3. `root` is the folder that contains proc and sys.
     """
@@ -52,11 +58,36 @@ def available_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
+    return min([cores, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Yields the CPU limits of this process's cgroups and of their parents, in cores."""
     with suppress(OSError):
-        group = Path((root / "proc/self/cgroup").read_text().strip().rpartition(":")[2])
-        for parent in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no such file, or "max" instead of a quota
-                path = root / "sys/fs/cgroup" / str(parent).lstrip("/") / "cpu.max"
-                quota, period = map(int, path.read_text().split())
-                cores = min(cores, max(1, -(-quota // period)))
-    return cores
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 1 or 2
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            for parent in (Path(group), *Path(group).parents):
+                with suppress(OSError, ValueError):  # no such file, or no limit
+                    folder = mount / str(parent).lstrip("/")
+                    words = " ".join((folder / name).read_text() for name in names).split()
+                    quota, period = map(int, words)
+                    if quota > 0:
+                        yield max(1, -(-quota // period))
+
+
+def run_interruptibly(work: Callable[[], T]) -> T:
+    """Calls `work` in a thread, so that Ctrl-C does not wait for C++ code that it runs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()
