@@ -80,8 +80,8 @@ def prepare(
             f"free disk space"
         ) from error
     finally:
-        if not interrupted:
-            kept.unlink(missing_ok=True)
+        if not interrupted and kept.is_file():
+            kept.unlink()
     return Dataset.open(directory)
 
 
