@@ -113,7 +113,7 @@ def test_explain_changes_sizes_as_asked(writehead):
             "prepare the dataset with another --vocab-size",
         ),
         (["generate", "run", "Once", "--input", "prompts"], "not both"),
-        (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "Is a directory"),
+        (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "not a regular file"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(

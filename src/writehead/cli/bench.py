@@ -22,8 +22,10 @@ from writehead.util.progress import Reporter
 if TYPE_CHECKING:
     from writehead.bench.decode import Place
 
-HELP = "Measure speed: ours, its peers and the floor of the hardware, in one run."
-GPU_VOCAB_SIZE = 32_768
+HELP = """Measure speed: ours, its peers and the floor of the hardware, in one run.
+
+Example: writehead bench decode --output decode.json
+"""
 bench_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(bench_app, name="bench")
 
