@@ -26,6 +26,7 @@ HELP = """Measure speed: ours, its peers and the floor of the hardware, in one r
 
 Example: writehead bench decode --output decode.json
 """
+GPU_VOCAB_SIZE = 32_768
 bench_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(bench_app, name="bench")
 
