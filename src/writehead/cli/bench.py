@@ -22,7 +22,10 @@ from writehead.util.progress import Reporter
 if TYPE_CHECKING:
     from writehead.bench.decode import Place
 
-HELP = "Measure the speed of writehead and other libraries, and the hardware floor."
+HELP = """Measure the speed of writehead and other libraries, and the hardware floor.
+
+Example: writehead bench decode --batch 1024 --output decode.json
+"""
 GPU_VOCAB_SIZE = 32_768
 bench_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(bench_app, name="bench")
@@ -212,9 +215,7 @@ class _Record:
         try:
             yield Reporter().say
         except KeyboardInterrupt:
-            kept = (
-                "; the output file has the rows measured so far" if self.result.get("rows") else ""
-            )
+            kept = "; the output file has the rows so far" if self.result.get("rows") else ""
             typer.echo(f"interrupted{kept if self.file else ''}", err=True)
             raise typer.Exit(130) from None
         if self.file is not None:

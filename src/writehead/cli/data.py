@@ -32,7 +32,7 @@ def prepare_command(
         Paths, Option(help="Translation of --source, line by line. Repeatable.")
     ] = None,
     dev_source: Annotated[Paths, Option(help="Source text of the dev split. Repeatable.")] = None,
-    dev_target: Annotated[Paths, Option(help="Translation of --dev-source.")] = None,
+    dev_target: Annotated[Paths, Option(help="Translation of --dev-source. Repeatable.")] = None,
     text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
     dev_text: Annotated[Paths, Option(help="Dev text for a language model. Repeatable.")] = None,
     hub: Annotated[

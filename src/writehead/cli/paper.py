@@ -55,7 +55,7 @@ def reproduce_command(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "a row is trained on one GPU; instead of torchrun, start one command per GPU"
+            "a row is trained on one GPU; start the same command once per GPU, without torchrun"
         )
     from writehead.paper import experiments, reproduce, speed
 
