@@ -30,15 +30,15 @@ STREAM_ERRORS = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 
 
 class Page(Console):
-    """Standard output for tables; a reader that closes the pipe early is not an error."""
+    """Standard output for tables. It is not an error if the reader closes the pipe early."""
 
     def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError, where rich would exit with code 1."""
+        """Raises BrokenPipeError; rich would exit with code 1."""
         raise BrokenPipeError
 
 
 class _Commands(TyperGroup):
-    """The group of commands, which exits with code 0 if the reader of the output closes it."""
+    """The group of all commands. It exits with code 0 if the reader closes the output pipe."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return COMMANDS
@@ -117,7 +117,7 @@ class _OneLine(logging.Formatter):
 
 @contextmanager
 def _session() -> Iterator[None]:
-    """Prints the library's warnings, and makes SIGTERM raise SystemExit to close files."""
+    """Prints the library's warnings; makes SIGTERM raise SystemExit so that files are closed."""
     log, handler = logging.getLogger("writehead"), logging.StreamHandler()
     handler.setFormatter(_OneLine())
     log.addHandler(handler)

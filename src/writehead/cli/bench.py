@@ -22,25 +22,25 @@ from writehead.util.progress import Reporter
 if TYPE_CHECKING:
     from writehead.bench.decode import Place
 
-HELP = """Measure speed: ours, its peers and the floor of the hardware, in one run.
+HELP = """Measure the speed of writehead and other libraries, and the hardware floor.
 
-Example: writehead bench decode --output decode.json
+Example: writehead bench decode --batch 1024 --output decode.json
 """
 GPU_VOCAB_SIZE = 32_768
 bench_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(bench_app, name="bench")
 
-Output = Annotated[Path | None, typer.Option(help="Write the record as JSON.")]
-Beams = Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 4.")]
-Peers = Annotated[bool, typer.Option(help="Measure other systems too.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is repeated.")]
+Output = Annotated[Path | None, typer.Option(help="Also write the results to a JSON file.")]
+Beams = Annotated[list[int] | None, typer.Option(help="Beam size. Repeatable. Default: 1 and 4.")]
+Peers = Annotated[bool, typer.Option(help="Also measure other libraries.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of repeats of each measurement.")]
 
 
 @bench_app.command(name="attention")
 def attention_command(
     shapes: Annotated[
         list[str] | None,
-        typer.Option("--shape", help="b,m,g: rows, positions, write-heads. Repeatable."),
+        typer.Option("--shape", help="b,m,g: rows, positions, write-heads (KV heads). Repeatable."),
     ] = None,
     repeats: Repeats = 5,
     output: Output = None,
@@ -48,7 +48,7 @@ def attention_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time the attention of one decoding step: ours, PyTorch's SDPA and plain products.
+    """Time attention in one decoding step: writehead, PyTorch's SDPA and plain matrix products.
 
     Example: writehead bench attention --shape 1024,128,1 --shape 1024,128,8
     """
@@ -65,16 +65,17 @@ def attention_command(
 def decode_command(
     presets: Annotated[
         list[str] | None,
-        typer.Option("--preset", help="A preset, or a family for its rows of Table 2. Repeatable."),
+        typer.Option("--preset", help="A preset, or a family for its rows in Table 2. Repeatable."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Sentences. Repeatable. Default: 1024, or 16 on a CPU.")
+        list[int] | None,
+        typer.Option(help="Batch size. Repeatable. Default: 1024, or 16 on a CPU."),
     ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(
-            help="Source and target tokens, or a language model's context. Repeatable. Default: "
-            "128, or 64 on a CPU."
+            help="Source and target tokens, or a language model's context length. Repeatable. "
+            "Default: 128, or 64 on a CPU."
         ),
     ] = None,
     beam: Beams = None,
@@ -85,9 +86,9 @@ def decode_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time decoding steps of Table 2's models, beside CTranslate2, Hugging Face and PyTorch.
+    """Time decoding steps of Table 2's models in writehead, CTranslate2, Hugging Face and PyTorch.
 
-    The record is written after each row. A partial record is replaced by the next command.
+    The output file is updated after each row. An incomplete file is replaced without --force.
 
     Example: writehead bench decode --batch 1 --batch 1024 --output results/decode.json
     """
@@ -104,12 +105,14 @@ def decode_command(
 
 @bench_app.command(name="translate")
 def translate_command(
-    input_path: Annotated[str, typer.Option("--input", "-i", help="A text file.")],
+    input_path: Annotated[str, typer.Option("--input", "-i", help="Text file to translate.")],
     run: Annotated[
-        Path | None, typer.Argument(help="The folder of a run. Default: the bundled model.")
+        Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
     beam: Beams = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Passes over the file after the first.")] = 2,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Number of timed passes after the first pass.")
+    ] = 2,
     peers: Peers = True,
     dtype: Dtype = None,
     output: Output = None,
@@ -117,7 +120,7 @@ def translate_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time a text file end to end, and count the lines that are equal in float32.
+    """Time the translation of a file, and count lines equal to those of other systems and float32.
 
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
@@ -143,16 +146,16 @@ def translate_command(
 def train_command(
     preset_name: Annotated[str, typer.Option("--preset", help="See `writehead presets`.")],
     dataset: Annotated[
-        Path | None, typer.Option(help="Text to pack. Default: the built-in grammar.")
+        Path | None, typer.Option(help="Dataset to train on. Default: the built-in grammar.")
     ] = None,
     settings: Settings = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps.")] = 20,
     output: Output = None,
     force: Force = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time training steps on packed batches: µs per token, and the share of the matrix rate.
+    """Time training steps on packed batches: µs per token, and utilisation of matrix throughput.
 
     Example: writehead bench train --preset wmt14/multi-query --dataset data/ende
     """
@@ -168,13 +171,13 @@ def train_command(
 
 @bench_app.command(name="plot")
 def plot_command(
-    record: Annotated[Path, typer.Argument(help="A record of bench decode.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write the SVG files.")],
+    record: Annotated[Path, typer.Argument(help="JSON file written by `bench decode`.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the SVG files.")],
     table: Annotated[
-        bool, typer.Option("--table", help="Also print a table of decoding steps as Markdown.")
+        bool, typer.Option("--table", help="Also print the times as a Markdown table.")
     ] = False,
 ) -> None:
-    """Draw the time per decoding step against the batch, for light and dark pages.
+    """Plot the time per decoding step by batch size, for light and dark pages.
 
     Example: writehead bench plot results/decoding/decode.json docs --table
     """
@@ -188,7 +191,7 @@ def plot_command(
 
 
 class _Record:
-    """The record of a benchmark: a table on standard output and, if wanted, a JSON file."""
+    """The results of a benchmark: a table on standard output and an optional JSON file."""
 
     def __init__(
         self, bench: str, device: str, output: Path | None, force: bool, **facts: Any
@@ -206,13 +209,13 @@ class _Record:
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[str], None]]:
-        """Yields a function that reports progress; writes and prints the record at the end."""
+        """Yields a function that reports progress; writes and prints the results at the end."""
         from writehead.bench.tables import show
 
         try:
             yield Reporter().say
         except KeyboardInterrupt:
-            kept = "; the output has the rows so far" if self.result.get("rows") else ""
+            kept = "; the output file has the rows so far" if self.result.get("rows") else ""
             typer.echo(f"interrupted{kept if self.file else ''}", err=True)
             raise typer.Exit(130) from None
         if self.file is not None:
@@ -226,12 +229,12 @@ class _Record:
         repeats: int,
         peers: bool = False,
     ) -> None:
-        """Measures the chip and runs a benchmark; writes the record after each row."""
+        """Measures the chip and runs a benchmark; writes the results after each row."""
         from writehead.bench.decode import PEERS, Place
         from writehead.bench.floor import measure_chip
 
         with self.writing() as report:
-            report("bandwidth and matrix rate")
+            report("measuring bandwidth and matrix throughput")
             chip = measure_chip(self.device, self.dtype)
             self.result |= {"chip": asdict(chip), "rows": []}
             chosen = PEERS if peers else ()
@@ -242,7 +245,7 @@ class _Record:
 
 
 def _models(presets: list[str], on_gpu: bool) -> dict[str, ModelConfig]:
-    """Presets by name; a family stands for its rows of Table 2."""
+    """Returns presets by name; a family stands for its rows in Table 2."""
     models: dict[str, ModelConfig] = {}
     for name in presets:
         known = rows(name) if name in FAMILIES else {}
@@ -257,5 +260,5 @@ def _read_shape(text: str) -> tuple[int, int, int]:
     try:
         b, m, g = (int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"--shape {text} is not b,m,g, such as 1024,128,1") from error
+        raise ConfigError(f"--shape {text} must have the form b,m,g, such as 1024,128,1") from error
     return b, m, g

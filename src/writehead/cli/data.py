@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Paths = list[Path] | None
 FILES = "--source and --target"
-# options of the text to prepare, and the option that each of them needs
+# options that need another option
 NEEDS = {"dev_source": FILES, "dev_target": FILES, "dev_text": "--text", "pair": "--hub"}
 NEEDS["max_words"] = "--embedded"
 
@@ -27,30 +27,38 @@ NEEDS["max_words"] = "--embedded"
 def prepare_command(
     context: typer.Context,
     dataset: Annotated[Path, typer.Argument(help="Folder of the new dataset.")],
-    source: Annotated[Paths, Option(help="Source text; may be compressed. Repeatable.")] = None,
-    target: Annotated[Paths, Option(help="Its translation, line by line. Repeatable.")] = None,
-    dev_source: Annotated[Paths, Option(help="Held-out source text.")] = None,
-    dev_target: Annotated[Paths, Option(help="Its translation.")] = None,
-    text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
-    dev_text: Annotated[Paths, Option(help="Held-out text for a language model.")] = None,
-    hub: Annotated[
-        str | None, Option(help="wmt14, lm1b, another hub dataset, or a folder of parquet files.")
+    source: Annotated[Paths, Option(help="Source text, plain or compressed. Repeatable.")] = None,
+    target: Annotated[
+        Paths, Option(help="Translation of --source, line by line. Repeatable.")
     ] = None,
-    pair: Annotated[str | None, Option(help="With --hub: languages, such as en-de.")] = None,
-    embedded: Annotated[bool, Option("--embedded", help="Use the built-in en-de corpus.")] = False,
+    dev_source: Annotated[Paths, Option(help="Source text of the dev split. Repeatable.")] = None,
+    dev_target: Annotated[Paths, Option(help="Translation of --dev-source. Repeatable.")] = None,
+    text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
+    dev_text: Annotated[Paths, Option(help="Dev text for a language model. Repeatable.")] = None,
+    hub: Annotated[
+        str | None,
+        Option(help="wmt14, lm1b, another Hugging Face dataset, or a folder of parquet files."),
+    ] = None,
+    pair: Annotated[str | None, Option(help="With --hub: language pair, such as en-de.")] = None,
+    embedded: Annotated[bool, Option("--embedded", help="Use the built-in grammar.")] = False,
     pairs: Annotated[int, Option(help="With --embedded: number of training pairs.")] = 200_000,
-    max_words: Annotated[int | None, Option(help="With --embedded: maximum words.")] = None,
+    max_words: Annotated[
+        int | None, Option(help="With --embedded: maximum words per sentence.")
+    ] = None,
     vocab_size: Annotated[
-        int | None, Option(help="Default: 32000, or 2000 with --embedded; less for little text.")
+        int | None, Option(help="Default: 32000 (2000 with --embedded), or less for little text.")
     ] = None,
     sample: Annotated[int, Option(help="Number of lines to train the tokenizer on.")] = 500_000,
     max_tokens: Annotated[
-        int | None, Option(help="Maximum tokens in a line. Default: 255 for translation.")
+        int | None,
+        Option(help="Maximum tokens per line. Default: 255 for translation, else no limit."),
     ] = None,
-    max_ratio: Annotated[float, Option(help="Maximum ratio of the lengths of a pair.")] = 2.0,
+    max_ratio: Annotated[float, Option(help="Maximum length ratio of a sentence pair.")] = 2.0,
     keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep duplicates.")] = False,
-    dev: Annotated[int, Option(help="Lines to hold out without dev text; at most 5%.")] = 2000,
-    seed: Annotated[int, Option(help="Seed for the sample and the held-out lines.")] = 0,
+    dev: Annotated[
+        int, Option(help="Lines to hold out if no dev text is given, at most 5%.")
+    ] = 2000,
+    seed: Annotated[int, Option(help="Seed for --sample and --dev.")] = 0,
     threads: Threads = None,
 ) -> None:
     """Clean text, train a tokenizer and encode the text into a dataset.
@@ -94,7 +102,7 @@ def _find_inputs(given: dict[str, Any]) -> "Inputs":
     for name, kind in NEEDS.items():
         if given[name] and kind != chosen[0]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} requires {kind}, but {chosen[0]} is given; leave it out")
+            raise ConfigError(f"{option} requires {kind}, not {chosen[0]}; leave {option} out")
     if given["hub"]:
         return hub_inputs(given["hub"], given["pair"])
     if given["embedded"]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.decoding.worker import Progress
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-# lines decoded together on a CPU, in the first group and at most
+# lines decoded together on a CPU: in the first group, and at most
 CPU_LINES = (32, 1024)
 
 
@@ -39,43 +39,58 @@ class Errors(StrEnum):
 
 
 Input = Annotated[
-    str, Option("--input", "-i", help="File to read, one text per line; - is standard input.")
+    str, Option("--input", "-i", help="File to read, one text per line. - is standard input.")
 ]
 Output = Annotated[
-    str, Option("--output", "-o", help="File to write, which can be resumed; - is standard output.")
+    str, Option("--output", "-o", help="File to write; can be resumed. - is standard output.")
 ]
 OnErrors = Annotated[
-    Errors, Option("--errors", help="Invalid UTF-8: stop, replace it by U+FFFD, or skip the line.")
+    Errors,
+    Option("--errors", help="On invalid UTF-8: stop, replace it with U+FFFD, or skip the line."),
 ]
-Alpha = Annotated[float, Option(help="Length penalty of beam search; 0 turns it off.")]
+Alpha = Annotated[float, Option(help="Length penalty of beam search. 0 turns it off.")]
 MaxLength = Annotated[int | None, Option(help="Maximum output tokens, including the end token.")]
 MinLength = Annotated[int, Option(help="Minimum output tokens, including the end token.")]
-Temperature = Annotated[float | None, Option(help="Sample from softmax(logits / temperature).")]
+Temperature = Annotated[
+    float | None, Option(help="Sample from softmax(logits / temperature) instead of searching.")
+]
 TopK = Annotated[int | None, Option(help="Sample from the k most likely tokens only.")]
-TopP = Annotated[float | None, Option(help="Sample from the most likely tokens of this mass.")]
-Seed = Annotated[int | None, Option(help="Seed for sampling; line i, from 0, uses seed + i.")]
-BatchTokens = Annotated[int | None, Option(help="Tokens per batch, including padding and beams.")]
+TopP = Annotated[
+    float | None, Option(help="Sample from the smallest set of tokens with this total probability.")
+]
+Seed = Annotated[
+    int | None, Option(help="Seed for sampling. Line i, counted from 0, uses seed + i.")
+]
+BatchTokens = Annotated[
+    int | None, Option(help="Maximum tokens per batch, including padding and beams.")
+]
 
 
 @app.command(name="translate")
 def translate_command(
     context: typer.Context,
     run: Annotated[
-        str | None, Argument(metavar="RUN", help="Folder of a model. Default: the bundled model.")
+        str | None, Argument(metavar="RUN", help="Folder of a run. Default: the bundled model.")
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
     beam: Annotated[int | None, Option(help="Beam size. Default: 4, or 1 for sampling.")] = None,
     alpha: Alpha = 0.6,
-    n_best: Annotated[int | None, Option(help="Print N as: line ||| text ||| score.")] = None,
-    scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
+    n_best: Annotated[
+        int | None, Option(help="Print N translations per line, as: line ||| text ||| score.")
+    ] = None,
+    scores: Annotated[
+        bool, Option("--scores", help="Append a tab and the score to each line.")
+    ] = False,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    prefix_file: Annotated[str | None, Option(help="File with prefixes of translations.")] = None,
+    prefix_file: Annotated[
+        str | None, Option(help="File with one forced prefix per translation.")
+    ] = None,
     errors: OnErrors = Errors.STRICT,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
@@ -87,13 +102,13 @@ def translate_command(
 
     Example: writehead translate --input news.en --output news.de
 
-    A line longer than the model's maximum input is translated in pieces. A program that writes
-    lines to standard input can wait for each translation.
+    A line that is too long for the model is translated in pieces. A program that pipes lines to
+    this command can wait for each translation before it writes the next line.
     """
     config = _decode_config(context.params)
     if run is not None and not os.path.isdir(run):  # a file of text, or the text itself
         raise ConfigError(
-            f"there is no run at {run!r}; RUN is the folder of a model: pass text on "
+            f"there is no run at {run!r}; RUN must be the folder of a run: pass text on "
             f"standard input, or a file with --input"
         )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
@@ -136,8 +151,8 @@ def generate_command(
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
-    samples: Annotated[int, Option(help="Number of texts for each prompt.")] = 1,
-    beam: Annotated[int | None, Option(help="Beam size. Default: 1, which is greedy.")] = None,
+    samples: Annotated[int, Option(help="Number of continuations per prompt.")] = 1,
+    beam: Annotated[int | None, Option(help="Beam size. Default: 1, greedy search.")] = None,
     alpha: Alpha = 0.6,
     max_length: MaxLength = None,
     min_length: MinLength = 0,
@@ -153,13 +168,13 @@ def generate_command(
     dtype: Dtype = None,
     force: Force = False,
 ) -> None:
-    """Continue a prompt token by token, or each line of a file or of standard input, in order.
+    """Continue a prompt, or each line of a file or of standard input, with a language model.
 
     Example: writehead generate runs/lm "The little dog" --temperature 0.8 --top-p 0.95
     """
     config = _decode_config(context.params)
     if prompt is not None and input_path != "-":
-        raise ConfigError("give a prompt or a file of prompts with --input, not both")
+        raise ConfigError("give either a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
     from writehead.decoding import Batching, Engine, textio  # imports PyTorch
 
@@ -195,7 +210,7 @@ def generate_command(
 
 
 def _decode_config(given: dict[str, Any]) -> DecodeConfig:
-    """Returns the options of the search that are given on the command line."""
+    """Returns the search options that are given on the command line."""
     if given["seed"] is not None and given["temperature"] is None:
         raise ConfigError("--seed is for sampling; set --temperature too")
     names = {field.name for field in dataclasses.fields(DecodeConfig)} & given.keys()
@@ -203,7 +218,7 @@ def _decode_config(given: dict[str, Any]) -> DecodeConfig:
 
 
 def _group_sizes(engine: "Engine") -> tuple[int, int]:
-    """Returns how many lines to decode together: at most, and in the first group."""
+    """Returns the maximum number of lines to decode together, and the number in the first group."""
     from writehead.decoding import Batching
 
     if engine.model.device.type != "cpu":
@@ -215,7 +230,7 @@ def _group_sizes(engine: "Engine") -> tuple[int, int]:
 def _open_output(
     context: typer.Context, engine: "Engine", config: DecodeConfig, **form: object
 ) -> "Iterator[textio.Output]":
-    """Opens the output; lines of an interrupted attempt are kept if they depend on the same."""
+    """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
     from writehead.decoding import textio
     from writehead.model.bundled import bundled_run
     from writehead.model.runs import run_fingerprint
@@ -240,7 +255,7 @@ def _open_output(
             yield output
     except FileExistsError as error:
         raise DataError(
-            f"another process has created {path}; all lines are done and kept: to replace the "
+            f"another process has created {path}; all lines are finished and saved: to replace the "
             f"file, run the same command with --force"
         ) from error
 

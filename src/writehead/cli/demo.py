@@ -13,13 +13,17 @@ from writehead.util.threads import use_threads
 
 @app.command(name="demo")
 def demo_command(
-    folder: Annotated[Path, Option(help="Folder for data, models and page.")] = Path("demo"),
+    folder: Annotated[
+        Path, Option(help="Folder for the dataset, the models and the results page.")
+    ] = Path("demo"),
     device: Device = "auto",
-    threads: Annotated[int, Option(help="Number of CPU threads; more rarely help here.")] = 1,
+    threads: Annotated[
+        int, Option(help="CPU threads. More than 1 rarely helps for models this small.")
+    ] = 1,
 ) -> None:
     """Train a multi-head and a multi-query model, and compare their quality and speed.
 
-    It takes about five minutes on two CPU cores. If interrupted, the same command resumes.
+    The demo takes about five minutes on two CPU cores. If interrupted, run it again to resume.
 
     Example: writehead demo
     """

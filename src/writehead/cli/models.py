@@ -39,31 +39,37 @@ def presets_command() -> None:
         table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)
-    page.print("h read-heads, g write-heads (KV heads); wmt14: Table 1, lm1b: Table 3")
+    page.print("h: read-heads, g: write-heads (KV heads); wmt14: Table 1, lm1b: Table 3")
 
 
 @app.command(name="explain")
 def explain_command(
-    model: Annotated[
-        str, Argument(help="A preset, the folder of a run, or a Hugging Face config.json.")
-    ],
-    batch: Annotated[int, Option(help="Sentences per batch.")] = 1024,
+    model: Annotated[str, Argument(help="Preset, folder of a run, or Hugging Face config.json.")],
+    batch: Annotated[int, Option(help="Batch size.")] = 1024,
     source: Annotated[int | None, Option(help="Source tokens per sentence. Default: 128.")] = None,
     target: Annotated[int, Option(help="Target tokens per sentence.")] = 128,
     beam: Annotated[int, Option(help="Beam size.")] = 1,
-    position: Annotated[int | None, Option(help="Decoder step to show. Default: the last.")] = None,
+    position: Annotated[
+        int | None, Option(help="Decoding step to show. Default: the last.")
+    ] = None,
     chip: Annotated[str, Option(help=f"One of {', '.join(cost.CHIPS)}.")] = "h200",
-    bandwidth: Annotated[float | None, Option(help="Override the chip's bytes per second.")] = None,
-    flops: Annotated[float | None, Option(help="Override the chip's FLOP per second.")] = None,
-    memory: Annotated[float | None, Option(help="Override the chip's bytes of memory.")] = None,
-    settings: Annotated[list[str] | None, Option("--set", help="model.NAME=VALUE.")] = None,
+    bandwidth: Annotated[
+        float | None, Option(help="Override the chip's bandwidth, in bytes per second.")
+    ] = None,
+    flops: Annotated[
+        float | None, Option(help="Override the chip's matrix throughput, in FLOP per second.")
+    ] = None,
+    memory: Annotated[float | None, Option(help="Override the chip's memory, in bytes.")] = None,
+    settings: Annotated[
+        list[str] | None, Option("--set", help="model.NAME=VALUE. Repeatable.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a model costs to train and decode, and the minimum time on a chip.
+    """Show the cost of training and decoding a model, and the minimum time on a chip.
 
     Example: writehead explain wmt14/multi-query --batch 1024 --source 128 --target 128 --chip h200
 
-    Features of a Hugging Face model that this library does not have are approximated and listed.
+    Features of a Hugging Face model that writehead does not have are approximated and listed.
     """
     changes = read_settings(settings, ("model",))["model"]
     file = None if model in preset_names() else find_config(Path(model))
@@ -94,7 +100,7 @@ def explain_command(
 
 
 def _find_model(name: str) -> ModelConfig:
-    """Returns the config of a run if there is such a folder, else of a preset."""
+    """Returns the config of a run if the folder exists, else that of a preset."""
     if Path(name).is_dir():
         from writehead.model.runs import read_config  # imports PyTorch
 
@@ -109,16 +115,19 @@ def _find_model(name: str) -> ModelConfig:
 
 @app.command(name="quantize")
 def quantize_command(
-    run: Annotated[Path, Argument(help="Folder of a run, or a checkpoint.")],
+    run: Annotated[Path, Argument(help="Folder of a run or a checkpoint.")],
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
-    group: Annotated[int | None, Option(help="Columns per scale; 0 for a whole row.")] = None,
+    group: Annotated[
+        int | None,
+        Option(help="Columns per scale; 0 is a whole row. Default: 32, or 0 for 8 bits."),
+    ] = None,
     force: ForceRun = False,
     threads: Threads = None,
 ) -> None:
-    """Store the weight matrices of a run in fewer bits; the new run is used like any other.
+    """Store the weight matrices of a run in fewer bits. Use the new run like any other.
 
-    Loading converts the weights to floating point: this saves disk space, not memory or time.
+    Loading converts the weights to floating point, so this saves disk space, not memory or time.
 
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their values mean."""
+"""Options that several commands share, and functions that read their values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,9 @@ def _use_threads(threads: int | None) -> int | None:
 
 
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Dtype = Annotated[str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU.")]
+Dtype = Annotated[
+    str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU, else float32.")
+]
 Threads = Annotated[
     int | None, Option(callback=_use_threads, help="CPU threads. Default: one per available core.")
 ]
@@ -60,7 +62,7 @@ def read_configs(
 
 
 def check_new_run(output: Path, force: bool) -> None:
-    """Raises RunError if the folder of a new run exists and is not to be replaced."""
+    """Raises RunError if the folder of a new run exists and must not be replaced."""
     if output.exists() and not force:
         hint = ", or pass --force to replace it" if (output / "config.json").is_file() else ""
         raise RunError(f"{output} exists; choose another folder{hint}")

@@ -16,7 +16,7 @@ from writehead.util.files import write_file
 RESULTS = Path("results")
 CARD = Path("src/writehead/bundled/MODEL_CARD.md")
 
-Results = Annotated[Path, Option(help="Folder of the results.")]
+Results = Annotated[Path, Option(help="Folder with the results.")]
 
 
 @app.command(name="reproduce")
@@ -25,33 +25,38 @@ def reproduce_command(
     scale: Annotated[
         str | None,
         Option(
-            help="small: our text and sizes; paper-size: the paper's sizes; paper: its experiment; "
-            "tiny: a rehearsal. Default: small; for table2, paper on a GPU and tiny on a CPU."
+            help="small: smaller models, our text; paper-size: the paper's model sizes, our text; "
+            "paper: the paper's experiment; tiny: a quick test. Default: small; for table2, paper "
+            "on a GPU and tiny on a CPU."
         ),
     ] = None,
-    data: Annotated[Path | None, Option(help="Folder of text or parquet files.")] = None,
+    data: Annotated[Path | None, Option(help="Folder with text or parquet files.")] = None,
     only: Annotated[
-        list[str] | None, Option(help="A row, such as multi-query; repeatable. Default: all.")
+        list[str] | None, Option(help="Row to run, such as multi-query. Repeatable. Default: all.")
     ] = None,
     steps: Annotated[int | None, Option(help="Training steps per row.")] = None,
-    seeds: Annotated[str | None, Option(help="How many (3) or which (0,1,2). Default: 1.")] = None,
+    seeds: Annotated[
+        str | None, Option(help="Number of seeds (3) or list of seeds (0,1,2). Default: 1.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, Option("--set", help="train.NAME=VALUE for every row; repeatable.")
+        list[str] | None, Option("--set", help="train.NAME=VALUE for every row. Repeatable.")
     ] = None,
     results: Results = RESULTS,
-    runs: Annotated[Path, Option(help="Folder of datasets and runs.")] = Path("runs"),
-    device: Annotated[str, Option(help="auto, cpu or cuda.")] = "auto",
+    runs: Annotated[Path, Option(help="Folder for datasets and runs.")] = Path("runs"),
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     threads: Threads = None,
 ) -> None:
-    """Reproduce a table of the paper row by row; rows differ in their attention only.
+    """Reproduce a table of the paper row by row. Rows differ only in their attention.
 
-    Rows with a result are skipped. After Ctrl-C or SIGTERM, the same command resumes. Several
-    processes, such as one per GPU, share the rows.
+    Rows that already have a result are skipped. After Ctrl-C or SIGTERM, run the same command
+    again to resume. For table1 and table3, several processes, such as one per GPU, divide the rows.
 
     Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("a row is trained on one device; start the same command once per GPU")
+        raise ConfigError(
+            "a row is trained on one GPU; start the same command once per GPU, without torchrun"
+        )
     from writehead.paper import experiments, reproduce, speed
 
     if table == "table2":
@@ -100,18 +105,18 @@ def report_command(
         Path | None,
         Argument(
             metavar="[OUT]",
-            help="The Markdown file to write; its figures go to the folder figures beside it. "
-            "Default: docs/results.md, or report.md in another folder of results.",
+            help="Markdown file to write. Figures go to a folder `figures` next to it. Default: "
+            "docs/results.md; with --results, report.md in that folder.",
         ),
     ] = None,
     results: Results = RESULTS,
     check: Annotated[
-        bool, Option("--check", help="Write nothing; exit with 1 if the file is outdated.")
+        bool, Option("--check", help="Write nothing; exit with code 1 if a file is outdated.")
     ] = False,
 ) -> None:
-    """Write the paper's tables, its claims and figures beside our results, as Markdown and SVG.
+    """Compare our results with the paper's tables and claims; write Markdown and SVG figures.
 
-    In a checkout, the table of the bundled model also goes into its model card.
+    In a checkout, this also updates the table in the model card of the bundled model.
 
     Example: writehead report report.md --results results
     """

@@ -30,7 +30,7 @@ def train_command(
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Train a model. If training is interrupted, the same command resumes.
+    """Train a model. If training is interrupted, run the same command again to resume.
 
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
 
@@ -46,16 +46,16 @@ def train_command(
     outcome = train(dataset, folder, model, config, device=device)
     if outcome.stopped_by is not None:
         if int(os.environ.get("RANK", "0")) == 0:
-            saved = f"stopped after step {outcome.step} of {config.steps}, which is saved"
+            saved = f"stopped after step {outcome.step} of {config.steps}; checkpoint saved"
             typer.echo(f"{saved}; run the same command again to resume", err=True)
         raise typer.Exit(128 + outcome.stopped_by)
 
 
 @app.command(name="average")
 def average_command(
-    run: Annotated[Path, Argument(help="Folder that a model was trained in.")],
+    run: Annotated[Path, Argument(help="Folder of a training run.")],
     output: options.NewRun,
-    last: Annotated[int, Option(help="Number of checkpoints; see train.keep.")] = 3,
+    last: Annotated[int, Option(help="Number of checkpoints to average; see train.keep.")] = 3,
     force: options.ForceRun = False,
     threads: options.Threads = None,
 ) -> None:
@@ -74,10 +74,10 @@ def average_command(
 def evaluate_command(
     run: Annotated[Path | None, Argument(help="Run to score. Default: the bundled model.")] = None,
     source: Annotated[Path | None, Option(help="Sentences to translate.")] = None,
-    reference: Annotated[Path | None, Option(help="Their translations.")] = None,
+    reference: Annotated[Path | None, Option(help="Reference translations.")] = None,
     test_set: Annotated[str | None, Option(help="A sacrebleu test set, such as wmt14.")] = None,
-    text: Annotated[Path | None, Option(help="Text, for a language model.")] = None,
-    dataset: Annotated[Path | None, Option(help="Dataset of which to score a split.")] = None,
+    text: Annotated[Path | None, Option(help="Text to score with a language model.")] = None,
+    dataset: Annotated[Path | None, Option(help="Dataset with the split to score.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
     search: Annotated[list[str] | None, Option(help="greedy or beam-4. Default: both.")] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
@@ -87,7 +87,7 @@ def evaluate_command(
     threads: options.Threads = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Score a model: BLEU and ln(PPL) of translations, or the perplexity of text.
+    """Score a model: BLEU and ln(PPL) for translation, or perplexity for a language model.
 
     Example: writehead evaluate runs/ende --source newstest2013.en --reference newstest2013.de
 
@@ -95,7 +95,7 @@ def evaluate_command(
     """
     given = [str(name) for name in (source, test_set, text, dataset) if name is not None]
     if len(given) != 1 or (source is None) != (reference is None):
-        raise ConfigError("give one of --source with --reference, --test-set, --text or --dataset")
+        raise ConfigError("give one of: --source with --reference, --test-set, --text, --dataset")
     if split is not None and dataset is None:
         raise ConfigError("--split needs --dataset")
     from writehead.bench.record import check_output, finite, run_facts
@@ -148,6 +148,6 @@ def _print_scores(result: dict[str, Any]) -> None:
             signature = scores[f"{tokenizer}_signature"]
             rows.append((f"BLEU, {search}", f"{scores[tokenizer]:.2f}", signature))
     if result.get("skipped"):
-        rows.append(("skipped", str(result["skipped"]), "pairs longer than the model's positions"))
+        rows.append(("skipped", str(result["skipped"]), "pairs too long for the model"))
     for name, value, details in rows:
         typer.echo(f"{name:<13} {value:>7}  {details}")

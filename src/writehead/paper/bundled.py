@@ -40,9 +40,11 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     before, after, speed = files.values()
     for name in ("quantized", "speed"):
         if files[name]["fingerprint"] != run_fingerprint(BUNDLED):
-            raise RunError(f"{paths[name]} is not of the bundled weights; measure it again")
+            raise RunError(
+                f"{paths[name]} was not measured with the bundled weights; measure it again"
+            )
     if after["quantization"] is None or before["sentences"] != after["sentences"]:
-        raise RunError(f"{paths['float32']} and quantized.json do not compare; measure both again")
+        raise RunError(f"{paths['float32']} and quantized.json do not match; measure both again")
     size, bits = run_bytes(BUNDLED), after["quantization"]["bits"]
     searches, hardware = speed["engines"]["ours"]["searches"], speed["environment"]["hardware"]
     rates = " / ".join(f"{searches[name]['sentences_per_second']:.3g}" for name in SEARCHES)

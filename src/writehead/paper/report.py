@@ -91,11 +91,11 @@ def _quality(table: str, scales: list[Scores]) -> str:
             for row in rows:
                 row.append(_figure(values.get(row[0]), measure.digits, otherwise))
     paper = TRAINING[table]
-    setups = [f"{one.scale} {_setup(one.results[0])}" for one in scales]
+    setups = [f"at `{one.scale}`, {_setup(one.results[0])}" for one in scales]
     caption = (
         f"The paper: {paper.parameters / 1e6:.3g}M parameters, {paper.data}, {paper.steps:,} steps "
-        f"of {paper.tokens:,} target tokens. Ours: {'; '.join(setups)}. The data "
-        f"differs, so compare rows, not columns; ± is the standard deviation over seeds. "
+        f"of {paper.tokens:,} target tokens. Ours: {'; '.join(setups)}. Our data differs from the "
+        f"paper's, so compare rows within a column. ± is the standard deviation over seeds. "
         f"{_provenance(result for one in scales for result in one.results)}"
     )
     picture = f"![{MEASURES[table][0].label} by row](figures/{table}.svg)"
@@ -117,9 +117,9 @@ def _setup(one: Result) -> str:
     files = [file["name"].split(".")[0] for source in sources for file in source.get("files", ())]
     hubs = [source["hub"] for source in sources if "hub" in source]
     return (
-        f"{one['parameters'] / 1e6:.3g}M, {sequences / 1e6:.3g}M {unit} "
-        f"of {_unique(hubs or files or ['the built-in grammar'])}, "
-        f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,}"
+        f"{one['parameters'] / 1e6:.3g}M parameters, {sequences / 1e6:.3g}M {unit} "
+        f"from {_unique(hubs or files or ['the built-in grammar'])}, "
+        f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,} target tokens"
     )
 
 
@@ -127,11 +127,12 @@ def _provenance(results: Iterable[Result]) -> str:
     """Names the hardware, dates, versions and commits of results."""
     made = [one["environment"] for one in results]
     dates = sorted(one["date"][:10] for one in made)
-    commits = ((one["commit"] or "unknown")[:7] for one in made)
+    commits = _unique((one["commit"] or "unknown")[:7] for one in made)
     return (
         f"Measured on {_unique(one['hardware']['device'] for one in made)}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, "
-        f"PyTorch {_unique(one['versions']['torch'] for one in made)}, commit {_unique(commits)}."
+        f"PyTorch {_unique(one['versions']['torch'] for one in made)}, "
+        f"{'commits' if ',' in commits else 'commit'} {commits}."
     )
 
 
@@ -154,9 +155,10 @@ def _speed(results: list[Result], scale: str) -> str:
         for one in (results[0]["decode"][0]["setting"], asdict(TABLE_2_SETTING))
     )
     caption = (
-        f"Encoder + decoder. Ours: {results[0]['family']} models in {results[0]['dtype']} (scale "
-        f"{scale}), {ours}. The paper: {paper} on {TABLE_2_CHIP} with padded caches; compare "
-        f"the speedups, which leave out the encoder. {_provenance(results)}"
+        f"Decoding times are given as encoder + decoder. Ours: {results[0]['family']} models in "
+        f"{results[0]['dtype']} (scale `{scale}`), {ours}. The paper: {paper} on {TABLE_2_CHIP} "
+        f"with padded caches. Compare the speedups, which exclude the encoder. "
+        f"{_provenance(results)}"
     )
     return f"{markdown_table([head, *rows])}\n\n{caption}"
 
@@ -210,7 +212,7 @@ def _margins(findings: list[Finding]) -> str:
 
 
 def _context(path: Path) -> str:
-    """The decoding time of multi-head and multi-query after long contexts."""
+    """The time per decoding step of multi-head and multi-query attention by context length."""
     sweep = read_json(path, CONTEXT, RunError, "measure it again") if path.is_file() else {}
     if not sweep.get("contexts"):
         return "Not measured."
@@ -225,7 +227,7 @@ def _context(path: Path) -> str:
     first, device = sweep["contexts"][0], sweep["environment"]["hardware"]["device"]
     caption = (
         f"Milliseconds per decoding step of the `{first['preset'].partition('/')[0]}` language "
-        f"model, batch {first['batch']}, {device}."
+        f"model at batch size {first['batch']} on {device}."
     )
     return f"{markdown_table(rows)}\n\n{caption}"
 
