@@ -1,31 +1,18 @@
 import json
+import re
 from pathlib import Path
-
-import pytest
 
 from writehead.bench.plots import markdown_table
 
 RESULTS = Path(__file__).parents[2] / "results" / "decoding"
 
 
-@pytest.fixture
-def record():
-    """A record of `bench decode` with two batches, made of one of an earlier version."""
-    result = json.loads((RESULTS / "decode-peers.json").read_text(encoding="utf-8"))
-    rows = [row for row in result["rows"] if row["model"]["window"] is None]
-    for row in rows:
-        row["measured"]["CTranslate2"] = row["measured"]["ours, true lengths"]
-    small = json.loads(json.dumps(rows))
-    for row in small:
-        row["setting"]["batch"] = 2
-        del row["measured"]["Hugging Face"]
-    return result | {"rows": rows + small}
+RECORD = RESULTS / "decode-systems.json"
 
 
-def test_the_chart_names_every_system_on_light_and_dark(writehead, record, tmp_path):
-    path = tmp_path / "decode.json"
-    path.write_text(json.dumps(record))
-    code, out, err = writehead("bench", "plot", path, tmp_path / "plots", "--table")
+def test_the_chart_names_every_system_on_light_and_dark(writehead, tmp_path):
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    code, out, err = writehead("bench", "plot", RECORD, tmp_path / "plots", "--table")
     assert code == 0, err
     names = ["decoding-dark.svg", "decoding-light.svg"]
     assert sorted(one.name for one in (tmp_path / "plots").iterdir()) == names
@@ -37,7 +24,20 @@ def test_the_chart_names_every_system_on_light_and_dark(writehead, record, tmp_p
         assert record["environment"]["hardware"]["device"] in drawn
     assert out == markdown_table(record)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
-    assert lines[0][1:3] == ["batch 2, greedy", "batch 2, beam 4"]
+    assert lines[0][1:3] == ["batch 1, greedy", "batch 1, beam 4"]
     table = {name: cells for name, *cells in lines}
-    assert table["writehead, multi-query"] == ["0.867", "2.4", "0.867", "2.4"]
-    assert table["Hugging Face, multi-head"] == ["–", "–", "5.28", "44.9"]
+    times = {
+        (row["setting"]["batch"], row["setting"]["beam"]): row["measured"]["CTranslate2"]
+        for row in record["rows"]
+        if row["kind"] == "multi-head"
+    }
+    columns = ((1, 1), (1, 4), (1024, 1), (1024, 4))
+    expected = [f"{times[column]['step_ms']['median']:.3g}" for column in columns]
+    assert table["CTranslate2, multi-head"] == expected
+
+
+def test_readme_shows_the_table_of_the_record():
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- decode table -->\n(.*?)<!-- /decode table -->", readme, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == markdown_table(json.loads(RECORD.read_text(encoding="utf-8")))
