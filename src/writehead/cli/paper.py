@@ -129,6 +129,7 @@ def report_command(
     if report.card and card.is_file():
         texts[card] = reports.fill_card(card, report.card)
     if check:
+        texts |= {output.parent / "figures" / name: svg for name, svg in report.figures.items()}
         outdated = [path for path, text in texts.items() if reports.read_text(path) != text]
         for path in outdated:
             typer.echo(f"{path} is outdated; run writehead report", err=True)

@@ -24,6 +24,7 @@ from writehead.data.sources import Inputs
 from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
+from writehead.util.locks import locked
 from writehead.util.progress import Reporter
 from writehead.util.threads import available_cores, run_interruptibly
 
@@ -64,24 +65,25 @@ def prepare(
     job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
     path = Path(os.path.abspath(directory))
     kept = path.with_name(f".{path.name}.{_tokenizer_key(job)}.tokenizer")
-    interrupted = False
     try:
-        if _is_prepared(path, job):
-            report.say(f"{directory} is already prepared from the same text; nothing to do")
-        else:
-            with atomic_directory(path) as folder:
-                _make(job, folder, kept)
-    except KeyboardInterrupt:
-        interrupted = True
-        raise
+        with locked(path.with_name(f".{path.name}.lock")) as acquired:
+            if not acquired:
+                raise DataError(f"another process is preparing {directory}; wait for it to finish")
+            if _is_prepared(path, job):
+                report.say(f"{directory} is already prepared from the same text; nothing to do")
+            else:
+                try:
+                    with atomic_directory(path) as folder:
+                        _make(job, folder, kept)
+                except (DataError, OSError):  # not an interruption
+                    kept.unlink(missing_ok=True)
+                    raise
+            kept.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"{directory} could not be made: {error.strerror or error}; check the path and the "
             f"free disk space"
         ) from error
-    finally:
-        if not interrupted and kept.is_file():
-            kept.unlink()
     return Dataset.open(directory)
 
 

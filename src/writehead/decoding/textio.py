@@ -16,7 +16,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
-READ_AHEAD = 8192  # lines to read from a pipe while earlier lines are decoded
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
 SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; some readers end lines at others
 ONE_LINE: dict[int, str | None] = {
@@ -39,7 +38,7 @@ class LineReader:
         self._file = _open_input(path)
         # reading from a pipe may block, and a terminal needs no reading ahead
         reads_ahead = not self.typed and not self._file.seekable()
-        self._arrived = _read_pipe(self._file) if reads_ahead else None
+        self._arrived = _PipeReader(self._file) if reads_ahead else None
         self._number = self._invalid = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -101,22 +100,40 @@ class LineReader:
             say(f"{plural(self._invalid, 'line')} of {self.name} with invalid UTF-8 {what}")
 
 
-def _read_pipe(file: BinaryIO) -> queue.Queue[bytes | OSError]:
-    """Starts a thread that reads a pipe; returns the lines that have arrived, b"" at the end."""
-    arrived: queue.Queue[bytes | OSError] = queue.Queue(READ_AHEAD)
+class _PipeReader:
+    """Reads lines from a pipe in a thread, at most GROUP_BYTES ahead of their use."""
 
-    def read() -> None:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._pending = file, 0  # bytes
+        self._arrived: queue.SimpleQueue[bytes | OSError] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
         try:
             # a buffer of its own, because Python would wait for the lock of `file` at exit
-            with open(file.fileno(), "rb", closefd=False) as lines:
+            with open(self._file.fileno(), "rb", closefd=False) as lines:
                 for line in lines:
-                    arrived.put(line)
-            arrived.put(b"")
+                    with self._room:
+                        self._room.wait_for(lambda: self._pending < GROUP_BYTES)
+                        self._pending += len(line)
+                    self._arrived.put(line)
+            self._arrived.put(b"")
         except OSError as error:
-            arrived.put(error)
+            self._arrived.put(error)
 
-    threading.Thread(target=read, daemon=True).start()
-    return arrived
+    def empty(self) -> bool:
+        """Whether no line has arrived."""
+        return self._arrived.empty()
+
+    def get(self) -> bytes | OSError:
+        """Waits for the next line; returns b"" at the end."""
+        line = self._arrived.get()
+        if isinstance(line, bytes):
+            with self._room:
+                self._pending -= len(line)
+                self._room.notify()
+        return line
 
 
 def _open_input(path: str) -> BinaryIO:

@@ -91,7 +91,7 @@ def read_lines(source: Corpus | str) -> tuple[list[str], list[str]]:
     """Returns sources and targets of a text to score; for a language model they are the same."""
     if isinstance(source, str):
         return named_test_set(source)
-    rows = [[line or "" for line in row] for row in source.rows()]  # a line too long is None
+    rows = list(source.rows())
     return [row[0] for row in rows], [row[-1] for row in rows]
 
 

@@ -193,5 +193,10 @@ def _move(fresh: Path, path: Path, replace: bool) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
     old = _new_name(path, REPLACED)
     path.rename(old)
-    fresh.rename(path)
+    try:
+        fresh.rename(path)
+    except OSError:
+        with suppress(OSError):
+            old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
