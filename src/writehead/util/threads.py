@@ -26,14 +26,14 @@ def wait_passively() -> None:
 def use_threads(threads: int | None = None) -> None:
     """Sets the number of CPU threads, at once or, if PyTorch is not loaded yet, when it loads.
 
-    Without a number, OMP_NUM_THREADS is respected. If it is not set either, PyTorch chooses, but
-    uses no more threads than this process has cores.
+    The default is OMP_NUM_THREADS or, if that is not set, the number that PyTorch chooses, but at
+    most the number of cores available to this process.
     """
     torch = sys.modules.get("torch")
     if threads is None:
         threads = available_cores()
-        most = (os.cpu_count() or 1) if torch is None else torch.get_num_threads()
-        if NUM_THREADS in os.environ or most <= threads:
+        default = (os.cpu_count() or 1) if torch is None else torch.get_num_threads()
+        if NUM_THREADS in os.environ or default <= threads:
             return
     elif type(threads) is not int or not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={shown(threads)} must be an integer from 1 to {MAX_THREADS}")
@@ -44,7 +44,7 @@ def use_threads(threads: int | None = None) -> None:
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """The number of cores allowed by the CPU affinity and by the cgroups (version 2).
+    """Returns the number of cores that the CPU affinity and the cgroups (version 2) allow.
 
     A limit of 2.5 cores is rounded up to 3. `root` is the folder that contains proc and sys.
     """
