@@ -98,7 +98,7 @@ class ModelConfig(JsonConfig):
             check_sizes(self, "source_positions")
             check_bounds(self, "encoder_layers", ge=1, le=MAX_LAYERS)
         elif self.encoder_layers or self.source_positions:
-            raise ConfigError("a language model has no encoder; omit encoder_layers")
+            raise ConfigError("encoder_layers and source_positions of a language model must be 0")
         check_bounds(self, "dropout", ge=0, lt=1)
         check_bounds(self, "norm_epsilon", "logit_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)

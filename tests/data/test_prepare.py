@@ -94,7 +94,7 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
         ("ds", Inputs((other,)), SMALL, "another text"),
         ("full", inputs, SMALL, "not a dataset"),
         ("full/precious", inputs, SMALL, "not a dataset"),
-        ("full/precious/ds", inputs, SMALL, "could not be made"),
+        ("full/precious/ds", inputs, SMALL, "could not be written"),
     ):
         with pytest.raises(DataError, match=words):
             prepare(tmp_path / place, given, config, threads=1)
