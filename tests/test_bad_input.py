@@ -73,7 +73,7 @@ CONFIG: list[Case] = [
     (lambda: attending(scale=0.0), r"usual one is k\*\*-0.5"),
     (lambda: attending(backend="spda"), "did you mean 'sdpa'"),
     (lambda: TranslationModel(config()), "needs another class; use make_model"),
-    (lambda: make_model("tiny/multi-query"), r"preset\(\) returns one"),
+    (lambda: make_model("tiny/multi-query"), r"use preset\(\)"),
     (lambda: sourced(0), "23 positions"),
     (lambda: prompted(tokens(b, n), 2), "exceeds max_length=2; raise"),
     (lambda: sourced(beam=-1), "beam=-1 must be at least 1"),

@@ -162,9 +162,7 @@ class Transformer(nn.Module):
 def check_config(config: object) -> None:
     """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
     if not isinstance(config, ModelConfig):
-        raise ConfigError(
-            f"config must be a ModelConfig, not {shown(config)}; preset() returns one"
-        )
+        raise ConfigError(f"config must be a ModelConfig, not {shown(config)}; use preset()")
     count = sum(cost.parameters(config).values())
     if count > MAX_PARAMETERS:
         raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
