@@ -111,7 +111,7 @@ class PlainDecoder:
         self.position.add_(1)
 
     def _logits(self, cache: Cache) -> Tensor:
-        """Feeds the tokens, writes their K and V to the cache; returns logits [rows, vocab_size]."""
+        """Feeds the tokens, writes K and V to the cache; returns logits [rows, vocab_size]."""
         model, c = self.model, self.model.config
         x = model.tokens(self.tokens) + model.decoder.positions(self.position)  # [rows, d]
         slot, mask = self.position % self.slots.shape[3], self.slots <= self.position

@@ -40,9 +40,9 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     before, after, speed = files.values()
     for name in ("quantized", "speed"):
         if files[name]["fingerprint"] != run_fingerprint(BUNDLED):
-            raise RunError(f"{paths[name]} is not of the bundled weights; measure it again")
+            raise RunError(f"{paths[name]} was measured with other weights; measure it again")
     if after["quantization"] is None or before["sentences"] != after["sentences"]:
-        raise RunError(f"{paths['float32']} and quantized.json do not compare; measure both again")
+        raise RunError(f"{paths['float32']} and quantized.json do not match; measure both again")
     size, bits = run_bytes(BUNDLED), after["quantization"]["bits"]
     searches, hardware = speed["engines"]["ours"]["searches"], speed["environment"]["hardware"]
     rates = " / ".join(f"{searches[name]['sentences_per_second']:.3g}" for name in SEARCHES)
@@ -59,6 +59,6 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     return rows, caption
 
 
-def _quality(one: Result, size: int) -> list[str]:
-    scores = " / ".join(f"{one['bleu'][name]['intl']:.2f}" for name in SEARCHES)
-    return [f"{size / 1e6:.1f}", f"{one['ln_ppl']:.3f}", scores]
+def _quality(result: Result, size: int) -> list[str]:
+    scores = " / ".join(f"{result['bleu'][name]['intl']:.2f}" for name in SEARCHES)
+    return [f"{size / 1e6:.1f}", f"{result['ln_ppl']:.3f}", scores]

@@ -1,4 +1,4 @@
-"""Writes one Markdown document and its figures from the files in results/ and `tables.py`."""
+"""Writes the report, a Markdown document with figures, from results/ and `tables.py`."""
 
 import re
 import statistics
@@ -39,7 +39,7 @@ Times = dict[str, tuple[float, ...] | None]  # by column of Table 2
 
 @dataclass(frozen=True)
 class Report:
-    """The document, its figures by file name, and the part for the model card, if any."""
+    """The document, its figures by file name, and the table for the model card, if any."""
 
     text: str
     figures: dict[str, str]
@@ -75,28 +75,28 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _scales(tables: Tables, table: str) -> list[str]:
-    """The scales with results; tiny, a rehearsal, only if it is the only one."""
+    """Returns the scales with results; "tiny", a rehearsal, only if there is no other."""
     scales = [scale for scale in SCALES if (table, scale) in tables]
     return [scale for scale in scales if scale != "tiny"] or scales
 
 
 def _quality(table: str, scales: list[Scores]) -> str:
-    """Table 1 or 3 with a column per scale, its caption and its figure."""
+    """Returns Table 1 or 3 with a column per measure and scale, its caption and its figure."""
     head, rows = ["attention"], [[row.row] for row in PAPER[table]]
     for measure in MEASURES[table]:
         columns = {f"{measure.label}: paper": (paper_values(table, measure), NONE)}
-        columns |= {one.scale: (one.values(measure), NOT_RUN) for one in scales}
+        columns |= {scores.scale: (scores.values(measure), NOT_RUN) for scores in scales}
         head += columns
         for values, otherwise in columns.values():
             for row in rows:
                 row.append(_figure(values.get(row[0]), measure.digits, otherwise))
     paper = TRAINING[table]
-    setups = [f"{one.scale} {_setup(one.results[0])}" for one in scales]
+    setups = [f"{scores.scale} {_setup(scores.results[0])}" for scores in scales]
     caption = (
         f"The paper: {paper.parameters / 1e6:.3g}M parameters, {paper.data}, {paper.steps:,} steps "
         f"of {paper.tokens:,} target tokens. Ours: {'; '.join(setups)}. The data "
         f"differs, so compare rows, not columns; ± is the standard deviation over seeds. "
-        f"{_provenance(result for one in scales for result in one.results)}"
+        f"{_provenance(result for scores in scales for result in scores.results)}"
     )
     picture = f"![{MEASURES[table][0].label} by row](figures/{table}.svg)"
     return f"{markdown_table([head, *rows])}\n\n{caption}\n\n{picture}"
@@ -109,29 +109,30 @@ def _figure(values: list[float] | None, digits: int, otherwise: str) -> str:
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
-def _setup(one: Result) -> str:
-    train, data = one["train"], one["data"]
+def _setup(result: Result) -> str:
+    train, data = result["train"], result["data"]
     sequences = data["splits"]["train"]["sequences"]
     unit = "pairs" if data["task"] == "translation" else "lines"
     sources = [source for source in data["sources"] if source["split"] == "train"]
     files = [file["name"].split(".")[0] for source in sources for file in source.get("files", ())]
     hubs = [source["hub"] for source in sources if "hub" in source]
     return (
-        f"{one['parameters'] / 1e6:.3g}M, {sequences / 1e6:.3g}M {unit} "
+        f"{result['parameters'] / 1e6:.3g}M, {sequences / 1e6:.3g}M {unit} "
         f"of {_unique(hubs or files or ['the built-in grammar'])}, "
         f"{train['steps']:,} steps of {train['rows'] * train['target_length']:,}"
     )
 
 
 def _provenance(results: Iterable[Result]) -> str:
-    """Names the hardware, dates, versions and commits of results."""
-    made = [one["environment"] for one in results]
-    dates = sorted(one["date"][:10] for one in made)
-    commits = ((one["commit"] or "unknown")[:7] for one in made)
+    """Returns a sentence with the hardware, dates, versions and commits of results."""
+    places = [result["environment"] for result in results]
+    dates = sorted(place["date"][:10] for place in places)
+    commits = ((place["commit"] or "unknown")[:7] for place in places)
     return (
-        f"Measured on {_unique(one['hardware']['device'] for one in made)}, "
+        f"Measured on {_unique(place['hardware']['device'] for place in places)}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, "
-        f"PyTorch {_unique(one['versions']['torch'] for one in made)}, commit {_unique(commits)}."
+        f"PyTorch {_unique(place['versions']['torch'] for place in places)}, "
+        f"commit {_unique(commits)}."
     )
 
 
@@ -140,8 +141,8 @@ def _unique(names: Iterable[str]) -> str:
 
 
 def _speed(results: list[Result], scale: str) -> str:
-    """Table 2 at one scale, and its caption."""
-    by_row = {one["row"]: one for one in results}
+    """Returns Table 2 at one scale, and its caption."""
+    by_row = {result["row"]: result for result in results}
     times = {row.row: _times(row, by_row.get(row.row)) for row in TABLE_2}
     head = ["attention", *times["multi-head"]]
     rows = [[row, *map(_sum, own.values())] for row, own in times.items()]
@@ -150,8 +151,8 @@ def _speed(results: list[Result], scale: str) -> str:
         ratios = (_speedup(slow[name], fast[name]) for name in slow)
         rows.append([f"speedup of multi-query{suffix}", *ratios])
     ours, paper = (
-        f"{one['batch']:,} sentences of {one['source']} + {one['target']} tokens"
-        for one in (results[0]["decode"][0]["setting"], asdict(TABLE_2_SETTING))
+        f"{setting['batch']:,} sentences of {setting['source']} + {setting['target']} tokens"
+        for setting in (results[0]["decode"][0]["setting"], asdict(TABLE_2_SETTING))
     )
     caption = (
         f"Encoder + decoder. Ours: {results[0]['family']} models in {results[0]['dtype']} (scale "
@@ -162,10 +163,11 @@ def _speed(results: list[Result], scale: str) -> str:
 
 
 def _times(paper: Table2Row, result: Result | None) -> Times:
-    """The columns of Table 2: training, or encoder and decoder; None where a row was not run."""
+    """Returns the columns of Table 2: training, or encoder and decoder; None if not run."""
     ours = None if result is None else (result["training"]["us_per_token"],)
     times: Times = {"training: paper": (paper.training,), "training: ours": ours}
-    decode = {one["setting"]["beam"]: one["measured"] for one in result["decode"]} if result else {}
+    decoded = result["decode"] if result else []
+    decode = {row["setting"]["beam"]: row["measured"] for row in decoded}
     for search, beam, printed in (
         ("greedy", 1, (paper.encoder, paper.decoder)),
         ("beam 4", 4, (paper.beam4_encoder, paper.beam4_decoder)),
@@ -186,7 +188,7 @@ def _speedup(slow: tuple[float, ...] | None, fast: tuple[float, ...] | None) -> 
 
 
 def _claims(tables: Tables) -> str:
-    """The claims with the margins of the paper and of each scale."""
+    """Returns the claims with the margins of the paper and of each scale."""
     used = {*_scales(tables, "table1"), *_scales(tables, "table3")}
     scales = [scale for scale in SCALES if scale in used]
     rows = [["table", "claim", "paper", *scales]]
@@ -202,22 +204,22 @@ def _claims(tables: Tables) -> str:
 
 def _margins(findings: list[Finding]) -> str:
     words = []
-    for one in findings:
-        digits = one.measure.digits + (one.measure.label.startswith("BLEU"))
-        noise = "" if one.noise is None else f" ± {one.noise:.{digits}f}"
-        words.append(f"{one.margin:+.{digits}f}{noise}".replace("-", "−"))
+    for finding in findings:
+        digits = finding.measure.digits + (finding.measure.label.startswith("BLEU"))
+        noise = "" if finding.noise is None else f" ± {finding.noise:.{digits}f}"
+        words.append(f"{finding.margin:+.{digits}f}{noise}".replace("-", "−"))
     return ", ".join(words)
 
 
 def _context(path: Path) -> str:
-    """The decoding time of multi-head and multi-query after long contexts."""
+    """Returns the decoding times of multi-head and multi-query after long contexts."""
     sweep = read_json(path, CONTEXT, RunError, "measure it again") if path.is_file() else {}
     if not sweep.get("contexts"):
         return "Not measured."
     times: dict[int, Times] = {}
-    for one in sweep["contexts"]:
-        kind, step = one["preset"].partition("/")[2], one["measured"]["ours"]["step_ms"]
-        times.setdefault(one["context"], {})[kind] = (step["median"],)
+    for row in sweep["contexts"]:
+        kind, step = row["preset"].partition("/")[2], row["measured"]["ours"]["step_ms"]
+        times.setdefault(row["context"], {})[kind] = (step["median"],)
     rows = [["context", "multi-head", "multi-query", "speedup"]]
     for context, by_kind in sorted(times.items()):
         head, query = by_kind.get("multi-head"), by_kind.get("multi-query")
