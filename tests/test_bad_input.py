@@ -69,15 +69,15 @@ def full() -> DecoderState:
 CONFIG: list[Case] = [
     (lambda: config(dropout=1.0), "must be below 1"),
     (lambda: config(eos=37), "eos=37 must be below 37"),
-    (lambda: config(encoder_layers=2), "no encoder; leave encoder_layers"),
+    (lambda: config(encoder_layers=2), "of a language model must be 0"),
     (lambda: attending(scale=0.0), r"usual one is k\*\*-0.5"),
     (lambda: attending(backend="spda"), "did you mean 'sdpa'"),
-    (lambda: TranslationModel(config()), "make_model chooses the class"),
-    (lambda: make_model("tiny/multi-query"), r"preset\(name\) returns one"),
+    (lambda: TranslationModel(config()), "needs another class; use make_model"),
+    (lambda: make_model("tiny/multi-query"), r"use preset\(\)"),
     (lambda: sourced(0), "23 positions"),
     (lambda: prompted(tokens(b, n), 2), "exceeds max_length=2; raise"),
     (lambda: sourced(beam=-1), "beam=-1 must be at least 1"),
-    (lambda: Batching(tokens="4"), "tokens='4' is not an integer"),
+    (lambda: Batching(tokens="4"), "tokens='4' must be an integer"),
     *(
         (
             lambda search=search: search(LANGUAGE.step, prompted(), {"beam": 1}, eos=1),
@@ -112,15 +112,15 @@ SHAPE: list[Case] = [
         "from 0 to 22",
     ),
     (lambda: packing(n), r"segments must be \[b, n\]"),
-    (lambda: translating(tokens(3, m)), "3 rows of source for 2"),
+    (lambda: translating(tokens(3, m)), "source has 3 rows, but target has 2"),
     (lambda: translating(tokens(b, 20)), "19 positions"),
-    (lambda: translating(source_packing=packing(b, m)), "both the source and the target"),
+    (lambda: translating(source_packing=packing(b, m)), "both source_packing and target_packing"),
     (lambda: translating(source_lengths=integers(3)), r"source_lengths must be integers \[2\]"),
     (lambda: translating(source_lengths=integers(b) * 6), "from 0 to 5"),
     (lambda: prompted(prompt_lengths=integers(b) * 0), "prompt_lengths must be from 1 to 1"),
     (lambda: LANGUAGE.step(tokens(b, 1), prompted()), r"step takes a tensor \[rows\]"),
-    (lambda: LANGUAGE.step(tokens(3), prompted()), "3 rows of tokens for a state of 2"),
-    (lambda: LANGUAGE.step(tokens(b), sourced()), "from another model; use one that start"),
+    (lambda: LANGUAGE.step(tokens(3), prompted()), "3 rows, but the state has 2"),
+    (lambda: LANGUAGE.step(tokens(b), sourced()), "from another model; use one from"),
 ]
 
 CACHE: list[Case] = [
@@ -128,7 +128,7 @@ CACHE: list[Case] = [
     (lambda: cache().reserve(0), "reserve at least 1"),
     (lambda: prompted(beam=-1), "beam=-1 must be at least 1"),
     (lambda: prompted(beam=2).expand(2), "already has 2 beams"),
-    (lambda: sourced(beam=2).reorder(torch.tensor([0, 2, 2, 3])), "a beam of its own sentence"),
+    (lambda: sourced(beam=2).reorder(torch.tensor([0, 2, 2, 3])), "a beam of the same sentence"),
 ]
 
 CASES = {

@@ -97,7 +97,7 @@ def test_explain_changes_sizes_as_asked(writehead):
     [
         (["explain", "tiny/multi-head", "--target=257"], "target=257 exceeds the model's 256"),
         (["explain", "tiny/multi-head", "--set=model.g=3"], "g=3 write-heads must divide h=8"),
-        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' is not an integer"),
+        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' must be an integer"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
         (["explain", "nothing-like-it"], "choose from "),

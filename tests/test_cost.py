@@ -168,7 +168,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
         (lambda: Setting(0, 1, 1), "batch=0 must be at least 1"),
         (lambda: Setting(1, -1, 1), "source=-1 must be at least 0"),
         (lambda: cost.find_chip("h20"), "did you mean 'h200'"),
-        (lambda: Chip("x", 1, 1, math.inf, ""), "flops=inf is not a finite number"),
+        (lambda: Chip("x", 1, 1, math.inf, ""), "flops=inf must be a finite number"),
         (lambda: cost.decoder_step(LANGUAGE, Setting(1, 0, 4), 4), "from 0 to 3"),
     ],
 )

@@ -90,13 +90,13 @@ def test_explain_says_what_it_approximates(tmp_path, writehead):
     [
         ("[]", "an object"),
         (" " * (1 << 20) + "{}", "more than"),
-        ('{"model_type": "resnet"}', "supported are bart"),
-        ('{"model_type": ["gpt2"]}', "supported are bart"),
+        ('{"model_type": "resnet"}', "supported: bart"),
+        ('{"model_type": ["gpt2"]}', "supported: bart"),
         ('{"model_type": "gpt2"}', "lacks vocab_size"),
         (json.dumps({"model_type": "gpt2", **GPT, "n_layer": 10**30}), "n_layer"),
         (json.dumps({"model_type": "gpt2", **GPT, "n_head": True}), "n_head"),
         (json.dumps({"model_type": "gpt2", **GPT, "n_embd": -3}), "n_embd"),
-        (json.dumps({"model_type": "gpt2", **GPT, "n_head": 7}), "do not divide"),
+        (json.dumps({"model_type": "gpt2", **GPT, "n_head": 7}), "heads must divide"),
         (json.dumps({"model_type": "gpt2", **GPT, "tie_word_embeddings": 3}), "tied=3"),
     ],
 )

@@ -69,7 +69,7 @@ _MODULES = ("config", "errors", "paper.presets", "kernels", "model", "decoding")
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        for module in map(import_module, (f"writehead.{one}" for one in _MODULES)):
+        for module in map(import_module, (f"writehead.{path}" for path in _MODULES)):
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module 'writehead' has no attribute {name!r}")

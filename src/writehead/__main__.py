@@ -4,8 +4,8 @@ import signal
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C prints no traceback, even during imports or at exit."""
-    # an ignored SIGINT, as in a background job, stays ignored
+    """Runs the command line; Ctrl-C prints no traceback, even during imports and at exit."""
+    # a SIGINT that is ignored, as in a background job, stays ignored
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

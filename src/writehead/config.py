@@ -98,7 +98,7 @@ class ModelConfig(JsonConfig):
             check_sizes(self, "source_positions")
             check_bounds(self, "encoder_layers", ge=1, le=MAX_LAYERS)
         elif self.encoder_layers or self.source_positions:
-            raise ConfigError("a language model has no encoder; leave encoder_layers at 0")
+            raise ConfigError("encoder_layers and source_positions of a language model must be 0")
         check_bounds(self, "dropout", ge=0, lt=1)
         check_bounds(self, "norm_epsilon", "logit_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
@@ -126,7 +126,7 @@ class ModelConfig(JsonConfig):
 
     @property
     def effective_logit_scale(self) -> float:
-        """Factor of the decoder's output; for tied embeddings, it gives logits of unit variance."""
+        """Factor of the decoder's output; with tied embeddings, logits then have unit variance."""
         if self.logit_scale is not None:
             return self.logit_scale
         return self.d**-0.5 if self.tied else 1.0
@@ -145,9 +145,9 @@ class PrepareConfig(JsonConfig):
     vocab_size: int = 32_000
     sample: int = 500_000  # lines to train the tokenizer on
     max_tokens: int | None = None  # per side; None: 255 for translation, else no limit
-    max_ratio: float = 2.0  # of the lengths of both sides
+    max_ratio: float = 2.0  # of the longer to the shorter side of a pair, in tokens
     keep_duplicates: bool = False
-    dev: int = 2000  # lines to hold out if no dev text is given, at most one in twenty
+    dev: int = 2000  # lines to hold out if there is no dev text, at most one in twenty
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -170,12 +170,12 @@ class TrainConfig(JsonConfig):
     """How to train; the defaults are those of the paper's translation models and their library."""
 
     steps: int = 100_000
-    rows: int = 128  # per step, each packed with sentences
+    rows: int = 128  # per step, each packed with several sequences
     source_length: int = 256
     target_length: int = 256
     accumulate: int = 1  # micro-batches per step
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
-    learning_rate: float = 0.01  # after the warmup, and then by the schedule
+    learning_rate: float = 0.01  # at the end of the warmup; the schedule follows
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
     warmup: int = 10_000
     decay: float = 0.1  # the last fraction of the steps, in which the learning rate falls to 0
@@ -213,7 +213,7 @@ class TrainConfig(JsonConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(JsonConfig):
-    """How a run stores its matrices: `bits` per weight, one scale per `group` columns or row."""
+    """How a run stores its matrices: `bits` per weight, a scale per `group` columns or per row."""
 
     bits: int = 8
     group: int | None = None
@@ -226,7 +226,7 @@ class QuantizationConfig(JsonConfig):
 
     @classmethod
     def of(cls, bits: int, group: int | None = None) -> Self:
-        """Returns a config with default groups: whole rows (also 0) for 8 bits, else 32 columns."""
+        """Returns a config; `group` defaults to 32 columns, or to a whole row (0) for 8 bits."""
         if group is None:
             group = 0 if bits == 8 else 32
         return cls(bits=bits, group=group or None)
@@ -245,7 +245,7 @@ class DecodeConfig:
     The score of a hypothesis is its log probability divided by ((5 + length) / 6)^alpha.
     """
 
-    max_length: int | None = None  # generated tokens, including eos; None: the caller sets one
+    max_length: int | None = None  # generated tokens, including eos; None: the caller decides
     min_length: int = 0
     beam: int | None = None  # None: 4 in Engine.translate unless sampling, else 1
     alpha: float = 0.6
@@ -264,7 +264,7 @@ class DecodeConfig:
         check_bounds(self, "top_p", gt=0, le=1)
         check_bounds(self, "min_length", ge=0, le=self.max_length or INT32)
         if self.temperature is None and (self.top_k or self.top_p) is not None:
-            raise ConfigError("top_k and top_p are for sampling; set temperature too")
+            raise ConfigError("top_k and top_p need sampling; set temperature too")
         if self.temperature is not None and max(self.n_best, self.width) > 1:
             raise ConfigError("sampling returns one sequence; set beam and n_best to 1")
         if self.beam is not None and self.n_best > self.beam:
@@ -286,7 +286,7 @@ def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
     """Returns the d_ff that gives `variant` as many parameters as `baseline` (§4.1), rounded."""
     for name in ("task", "vocab_size", "d", "encoder_layers", "decoder_layers", "tied", "bias"):
         if getattr(variant, name) != getattr(baseline, name):
-            raise ConfigError(f"d_ff can be matched only if {name} is equal in both models")
+            raise ConfigError(f"d_ff can be matched only if {name} is equal in both configs")
     saved = baseline.attention_layers * (
         baseline.decoder_attention.parameters - variant.decoder_attention.parameters
     )
@@ -294,5 +294,5 @@ def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
     layers = variant.encoder_layers + variant.decoder_layers
     f = round(baseline.f + saved / (layers * column))
     if f < 1:
-        raise ConfigError(f"d_ff would be {f}; choose fewer or smaller heads")
+        raise ConfigError(f"the matching d_ff would be {f}; choose fewer or smaller heads")
     return f

@@ -1,4 +1,4 @@
-"""Operations and bytes of any config, and a lower bound of the time they take on a chip.
+"""Counts the operations and bytes of a config, and a lower bound of their time on a chip.
 
 Operations are the multiplications and additions of matrix products, with attention over visible
 pairs only; bytes are those of weights and of the K and V that a step reads. Norms, softmax and
@@ -13,13 +13,13 @@ from writehead.config import ModelConfig
 from writehead.errors import ConfigError, nearest, shown
 from writehead.schema import check_bounds, check_types
 
-# per position of a row: two int32 of history, an int32 of a forced prefix, an int64 of ancestors
+# per position of a row: int32 history (two), int32 forced prefix, int64 ancestors
 SEARCH_BYTES = 20
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Bytes of memory, bytes per second, and operations per second of an accelerator."""
+    """An accelerator: bytes of memory, bytes per second, and operations per second."""
 
     name: str
     memory: float
@@ -91,11 +91,11 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """All bytes counted."""
+        """Bytes of weights, K and V."""
         return self.weights + self.kv
 
     def times(self, factor: int) -> "Part":
-        """Returns the part repeated `factor` times."""
+        """Returns this part, repeated `factor` times."""
         return Part(self.name, factor * self.operations, factor * self.weights, factor * self.kv)
 
     def floor(self, chip: Chip) -> float:
@@ -163,7 +163,7 @@ def visible_pairs(n: int, window: int | None = None) -> int:
 
 
 def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> Work:
-    """The encoder and the projection of its output to K and V; `pairs` are those of packed rows."""
+    """The encoder, with the projection of its output to K and V; `pairs` is for packed rows."""
     if not config.encoder_layers:
         return Work(())
     pairs = setting.batch * setting.source**2 if pairs is None else pairs
@@ -179,7 +179,7 @@ def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> 
 
 
 def decoder_step(config: ModelConfig, setting: Setting, position: int | None = None) -> Work:
-    """One decoder step at `position` (from 0; the last by default)."""
+    """One decoder step at `position`, which counts from 0 and defaults to the last."""
     position = setting.target - 1 if position is None else position
     if not 0 <= position < setting.target:
         raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
@@ -213,7 +213,7 @@ class Pairs:
 
 
 def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
-    """Forward and backward pass, without the optimizer; `pairs` are those of packed rows.
+    """Forward and backward pass, without the optimizer; `pairs` is for packed rows.
 
     The backward pass computes two products for each one of the forward pass.
     """
@@ -235,9 +235,9 @@ def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
 
 
 def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Bytes per sentence. A captured step keeps its workspace while the encoder runs."""
+    """Bytes per sentence, including the workspace of the step, also while the encoder runs."""
     d, e = config.d, setting.element
-    one = dataclasses.replace(setting, batch=1)
+    sentence = dataclasses.replace(setting, batch=1)
     # residuals, their norm, a feed-forward layer and logits; the largest of each 32 logits, float32
     step = (2 * d + config.f + config.vocab_size) * e + config.vocab_size // 8
     encoding = 0
@@ -247,7 +247,7 @@ def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
         attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
         encoding = setting.source * (d + max(d + config.f, attending)) * e
     search = setting.beam * (setting.target * SEARCH_BYTES + step)
-    return kv_bytes(config, one)["total"] + search + encoding
+    return kv_bytes(config, sentence)["total"] + search + encoding
 
 
 def _decoder(

@@ -1,11 +1,11 @@
-"""All exceptions of this library, and how their messages show untrusted values."""
+"""The exceptions of this library, and helpers to format untrusted values in messages."""
 
 import reprlib
 from collections.abc import Iterable
 
 
 class WriteheadError(Exception):
-    """Base class of the errors that this library raises; the command line prints one line."""
+    """Base class of this library's errors; the command line prints them as one line."""
 
 
 class ConfigError(WriteheadError, ValueError):
@@ -37,7 +37,7 @@ class SearchError(WriteheadError, RuntimeError):
 
 
 class OutOfRoom(SearchError):
-    """A batch that does not fit in device memory; the message names the largest that does."""
+    """A batch that does not fit in device memory; the message states the largest that does."""
 
 
 class DataError(WriteheadError, ValueError):
@@ -57,7 +57,7 @@ class RunError(WriteheadError, RuntimeError):
 
 
 class DamagedRun(RunError):
-    """A file of a run that has changed since it was written; `fault` omits the advice."""
+    """A file of a run that has changed since it was written; `fault` lacks the advice."""
 
     def __init__(self, fault: str, advice: str) -> None:
         super().__init__(f"{fault}; {advice}")

@@ -1,4 +1,4 @@
-"""The cost of a model, as one JSON object or as tables for the terminal."""
+"""Explains the cost of a model, as one JSON object or as tables for the terminal."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -38,7 +38,7 @@ def _scaled(value: float, units: dict[str, float]) -> str:
 
 SIZES = ("encoder_layers", "decoder_layers", "d", "f", "h", "g", "k", "v", "window")
 WORK = ("training_step", "encoder", "decoder_step", "decoder_sequence")
-COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # the key of its values, their format
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of the values, and their format
     "count": ("count", "{:,}".format),
     "share": ("share", "{:.1%}".format),
     "ops": ("operations", quantity),
@@ -94,7 +94,7 @@ def explain(question: Question) -> dict[str, Any]:
         "encoder": _work(cost.encoder(config, setting), chip, setting.batch * setting.source),
         "decoder_step": {"position": position, **_work(step, chip, setting.batch)},
         "decoder_sequence": _work(cost.decoder_sequence(config, setting), chip, tokens),
-        "ratios": [asdict(one) for one in ratios(attention, setting.rows, setting.target)],
+        "ratios": [asdict(ratio) for ratio in ratios(attention, setting.rows, setting.target)],
         "comparison": _comparison(question, position),
         "fits": setting.batch <= largest,
         "largest_batch": largest,
@@ -171,8 +171,8 @@ def _headline(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "workload", ", ".join(f"{name}={value:,}" for name, value in answer["setting"].items())
     speed = f"{size(chip['bandwidth'])}/s, {quantity(chip['flops'])}FLOP/s, {size(chip['memory'])}"
     yield chip["name"], f"{speed} ({chip['source']})"
-    each = f"{size(kv['target_token'])} per target, {size(kv['source_token'])} per source token"
-    yield "KV cache", f"{each}, {size(kv['total'])} in total"
+    rates = f"{size(kv['target_token'])} per target, {size(kv['source_token'])} per source token"
+    yield "KV cache", f"{rates}, {size(kv['total'])} in total"
     yield "memory", f"the batch {'fits' if answer['fits'] else 'does not fit'}; at most {most:,} do"
 
 
@@ -186,7 +186,7 @@ def _tables(answer: dict[str, Any]) -> Iterator[Table]:
     parts = {part["name"]: part for part in step["parts"]}
     title = f"Decoder step at position {step['position']}, by part"
     yield _table(title, parts, "part", "ops", "weights", "KV", "floor", "bound")
-    sections = {one["section"]: one for one in answer["ratios"]}
+    sections = {ratio["section"]: ratio for ratio in answer["ratios"]}
     title = "Memory access over operations, one attention layer"
     yield _table(title, sections, "section", "form", "Θ", "=", "counted")
     comparison = answer["comparison"]
@@ -196,8 +196,8 @@ def _tables(answer: dict[str, Any]) -> Iterator[Table]:
     rows = {kind: comparison[kind] for kind in kinds if kind in comparison}
     title, columns = "Multi-head and multi-query, parameters equal", ("K and V", "step floor")
     table = _table(title, rows, "attention", "d_ff", *columns, "largest batch")
-    less = rows["multi-head"]["kv_bytes"] / rows["multi-query"]["kv_bytes"]
-    table.add_row("gain", "", f"{less:.1f}×", f"{comparison['gain']:.1f}×")
+    ratio = rows["multi-head"]["kv_bytes"] / rows["multi-query"]["kv_bytes"]
+    table.add_row("gain", "", f"{ratio:.1f}×", f"{comparison['gain']:.1f}×")
     yield table
 
 

@@ -15,7 +15,7 @@ from writehead.util.json_files import read_json
 
 CONFIG, MAX_BYTES, MAX_SIZE = "config.json", 1 << 20, 1 << 24
 
-# fields of ModelConfig by their names in config.json, of which the first that is set counts
+# fields of ModelConfig and their names in config.json; the first name that is set counts
 NAMES = {
     "vocab_size": ("vocab_size",),
     "d": ("d_model", "n_embd", "hidden_size"),
@@ -28,7 +28,7 @@ NAMES = {
     "decoder_layers": ("decoder_layers", "num_decoder_layers", "n_layer", "num_hidden_layers"),
     "target_positions": ("max_position_embeddings", "n_positions"),
 }
-BIASED = {"bart", "marian", "mbart", "m2m_100", "gpt2", "gpt_bigcode"}  # and with layer norms
+BIASED = {"bart", "marian", "mbart", "m2m_100", "gpt2", "gpt_bigcode"}  # have layer norms, too
 T5 = {"t5", "mt5"}
 GATED = {"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"}
 UNTIED = {"mt5", "llama", "mistral", "qwen2", "qwen3"}  # unless tie_word_embeddings is set
@@ -58,7 +58,7 @@ def import_config(file: Path) -> Imported:
     kind = data.get("model_type")
     known = sorted(BIASED | T5 | GATED)
     if kind not in known:
-        raise ConfigError(f"{file} has model_type {shown(kind)}; supported are {', '.join(known)}")
+        raise ConfigError(f"{file} has model_type {shown(kind)}; supported: {', '.join(known)}")
     fields = _sizes(file, data)
     d, h = fields["d"], fields["h"]
     fields.setdefault("f", 4 * d)
@@ -115,7 +115,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _sizes(file: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the file has, which are all positive integers."""
+    """Returns the sizes that the file sets; raises ConfigError unless they are valid."""
     sizes = {}
     for field, names in NAMES.items():
         name = next((name for name in names if data.get(name) is not None), None)
@@ -133,5 +133,5 @@ def _sizes(file: Path, data: dict[str, Any]) -> dict[str, Any]:
         if field not in sizes:
             raise ConfigError(f"{file} lacks {NAMES[field][0]}; use a complete config.json")
     if "k" not in sizes and sizes["d"] % sizes["h"]:
-        raise ConfigError(f"{file}: {sizes['h']} heads do not divide a width of {sizes['d']}")
+        raise ConfigError(f"{file}: {sizes['h']} heads must divide a width of {sizes['d']}")
     return sizes

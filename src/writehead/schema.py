@@ -25,7 +25,7 @@ WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text
 
 
 class JsonConfig:
-    """Conversion to and from JSON, for a dataclass."""
+    """Adds conversion to and from JSON to a dataclass."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -36,7 +36,7 @@ class JsonConfig:
         """Reverses `to_json`; raises ConfigError for an unknown, missing or invalid field."""
         kind = cls.__name__.removesuffix("Config").lower()
         if not isinstance(data, dict):
-            raise ConfigError(f"a {kind} config is a JSON object, not {type(data).__name__}")
+            raise ConfigError(f"a {kind} config must be a JSON object, not {type(data).__name__}")
         fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in data.keys() - fields.keys():
             hint = nearest(str(name), fields)
@@ -51,7 +51,7 @@ C = TypeVar("C", bound=JsonConfig)
 
 
 def with_settings(config: C, settings: Mapping[str, str]) -> C:
-    """Returns `config` with fields set from text: JSON (0.1, true, null) or else a plain string."""
+    """Returns `config` with fields set from text, parsed as JSON (0.1, true, null) if possible."""
     values: dict[str, Any] = {}
     for name, text in settings.items():
         try:
@@ -83,14 +83,14 @@ def check_types(config: Any) -> None:
         if isinstance(value, int) and not -INT64 - 1 <= value <= INT64:
             raise ConfigError(f"{name}={shown(value)} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name}={value} is not a finite number")
+            raise ConfigError(f"{name}={value} must be a finite number")
         if not _fits(value, hint):
-            raise ConfigError(f"{name}={shown(value)} is not {_describe(hint)}")
+            raise ConfigError(f"{name}={shown(value)} must be {_describe(hint)}")
 
 
 def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
+        return any(_fits(value, option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if isinstance(value, bool):

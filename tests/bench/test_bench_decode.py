@@ -123,9 +123,9 @@ def test_libraries_are_timed_with_our_sizes():
         assert measured[label]["step_ms"]["median"] == pytest.approx((whole - first) / 4)
     assert "GPU" in measured["PyTorch, torch.compile"]["absent"]
     for changes, words in (
-        ({"g": 1}, {"Hugging Face": "multi-query"}),
-        ({"window": 3}, {"Hugging Face": "local", "CTranslate2": "window"}),
-        ({"d": 14}, {"Hugging Face": "h k = d"}),
+        ({"g": 1}, {"Hugging Face": "multi-head"}),
+        ({"window": 3}, {"Hugging Face": "without a window", "CTranslate2": "window"}),
+        ({"d": 14}, {"Hugging Face": "h × k = d"}),
     ):
         other = dataclasses.replace(sizes, **changes)
         measured = decode_row(("x", other, Setting(2, 3, 4)), place, ("true",))["measured"]

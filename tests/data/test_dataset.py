@@ -71,8 +71,8 @@ def replace_tokenizer(folder):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: folder.rename(folder.parent / "elsewhere"), "there is no"),
-        (lambda folder: (folder / "dataset.json").unlink(), "there is no"),
+        (lambda folder: folder.rename(folder.parent / "elsewhere"), "does not exist"),
+        (lambda folder: (folder / "dataset.json").unlink(), "does not exist"),
         (lambda folder: change_info(folder, format=1), "prepare the text again"),
         (lambda folder: change_info(folder, splits={}), "lacks splits.train"),
         (lambda folder: change_info(folder, vocab_size=399), "tokenizer.model"),

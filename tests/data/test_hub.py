@@ -55,8 +55,8 @@ def test_folders_are_read_by_split_and_direction(folder):
 @pytest.mark.parametrize(
     ("name", "pair", "words"),
     [
-        ("wmt14", None, "but not text"),
-        ("wmt14", "en-fi", "but not translation.fi"),
+        ("wmt14", None, "but lacks text"),
+        ("wmt14", "en-fi", "but lacks translation.fi"),
         ("wmt14", "ende", "en-de"),
         ("empty", None, "no parquet files"),
         ("damaged", None, "is not parquet"),

@@ -97,7 +97,7 @@ def test_a_long_line_is_translated_in_pieces(translator, caplog):
     long = "The cat sees a small red bird. The dog runs under the big tree. A bird sings."
     got = list(translator.translate(["the cat.", long, "a dog."], BEAM))
     assert [output.pieces for output in got] == [1, 4, 1]
-    assert "line 2 is longer than the 23 tokens" in caplog.text
+    assert "line 2 is longer than the model's limit of 23" in caplog.text
     pieces = split_text(long, tokenizer().encode, 23)
     alone = list(translator.translate([tokenizer().decode(piece) for piece in pieces], BEAM))
     best = got[1].hypotheses[0]
@@ -170,7 +170,7 @@ def test_a_batch_that_runs_out_of_memory_is_halved(monkeypatch, caplog):
 
     monkeypatch.setattr(made.model, "start", small_memory)
     assert_same(made.translate(lines, BEAM), expected)
-    assert caplog.text.count("memory does not hold a batch") == 1
+    assert caplog.text.count("does not fit in the device's memory") == 1
     most = 0
     with pytest.raises(SearchError, match="does not hold one line of 3 tokens with beam=3"):
         list(made.translate(["the cat"], BEAM))
@@ -279,7 +279,7 @@ def test_inputs_that_are_not_text_are_errors(translator, writer, given, words):
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
         (lambda t, w: Batching(tokens=0), "tokens=0 must be at least 1"),
         (lambda t, w: engine("language", vocab_size=299), "300 tokens, eos=1.*299 tokens"),
-        (lambda t, w: engine("translation", source_positions=1).translate([]), "cannot read text"),
+        (lambda t, w: engine("translation", source_positions=1).translate([]), "no room for text"),
     ],
 )
 def test_invalid_requests_are_errors(translator, writer, ask, words):

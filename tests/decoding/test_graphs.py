@@ -209,7 +209,7 @@ def test_an_engine_falls_back_to_smaller_batches_or_single_steps(caplog):
 
     made._worker._graphs = SimpleNamespace(largest_beam=1, search=search)
     assert [output.text for output in made.translate(lines, BEAM)] == expected
-    assert "beam=2 goes step by step" in caplog.text
+    assert "beam=2 is decoded without CUDA graphs" in caplog.text
     with pytest.raises(SearchError, match="does not hold one line"):
         list(made.translate(lines, GREEDY))
     assert "about 0 do" in caplog.text

@@ -219,10 +219,10 @@ def test_nan_and_infinite_logits_are_an_error(name, at, value):
 
 TEMPERATURE = {"temperature": 1.0}
 INVALID_INPUT = [
-    ({"prefixes": [(1, 0), ()]}, TokenError, "other than the end token 0"),
+    ({"prefixes": [(1, 0), ()]}, TokenError, "without eos=0"),
     ({"prefixes": [(1,), (2, 4)]}, TokenError, "token 4 is outside the vocabulary of 4"),
     ({"eos": 4}, TokenError, "token 4 is outside the vocabulary of 4"),
-    ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, "does not fit max_len"),
+    ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, "more than max_length=2"),
     ({"prefixes": [(1,)]}, ShapeError, "1 prefixes for 2 sentences"),
     ({"max_lengths": [1, 6]}, ConfigError, "must be from 2 to 5"),
     ({"beams": 3}, WriteheadError, "3 beams per sentence.*start"),
@@ -244,7 +244,7 @@ INVALID_INPUT = [
         ("sample", {}, {"seeds": [1, 2, 3]}, ShapeError, "3 seeds for 2 rows"),
         ("sample", {}, {"seeds": [1, 2**64]}, ConfigError, "seed=18446744073709551616"),
         ("stream", {"beam": 2}, {"sentences": (1,)}, ConfigError, "beam=1"),
-        ("stream", {}, {}, ShapeError, "2 rows; only one"),
+        ("stream", {}, {}, ShapeError, "2 rows; stream takes one"),
     ],
     ids=str,
 )

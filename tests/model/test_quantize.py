@@ -161,7 +161,7 @@ def test_damage_to_a_matrix_is_an_error(small, name, change, words):
         ({"bits": 7, "group": 8}, "bits=7 is not supported; choose 8, 6, 5 or 4"),
         ({"bits": 4, "grup": 8}, "did you mean 'group'"),
         ({"bits": 4, "group": 4}, "does not match its config: .* is not stored in"),
-        (7, "a quantization config is a JSON object"),
+        (7, "a quantization config must be a JSON object"),
         (None, "does not match its config"),
     ],
 )

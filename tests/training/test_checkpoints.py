@@ -63,8 +63,8 @@ def test_checkpoints_are_runs_and_average_to_a_run(trained, tmp_path, writehead)
         ("", "new", 6, "5 of the 6"),
         ("", "new", 0, "1 or more"),
         ("nowhere", "new", 1, "0 of the 1"),
-        ("", "", 2, "holds more than a run"),
-        ("", "checkpoints/step-00000005", 2, "holds more than a run"),
+        ("", "", 2, "contains more than a run"),
+        ("", "checkpoints/step-00000005", 2, "contains more than a run"),
     ],
 )
 def test_an_impossible_average_changes_nothing(trained, source, output, last, words):

@@ -107,7 +107,7 @@ def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
         ("--set=train.seed=-1", "error: seed="),
         ("--set=train.average=4", "keep"),
         ("--set=train.target_length=49", "target_length=49"),
-        ("--set=train.target_length=2", "fits a row"),
+        ("--set=train.target_length=2", "fits in a row"),
         ("--set=model.eos=5", "model.eos=1"),
         ("--preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
         ("--device=cuda:99", "error: "),

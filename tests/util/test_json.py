@@ -102,7 +102,7 @@ def test_errors_name_the_place_of_a_value(value, shape, words):
         ("steps", "9" * 400, "400 digits"),
         ("steps", str(10**20), "64 bits"),
         ("steps", "[" * 10_000, "nested"),
-        ("steps", "x" * 10**6, "is not an integer"),
+        ("steps", "x" * 10**6, "must be an integer"),
         ("clip", "NaN", "NaN"),
         ("x" * 10**6, "1", "unknown train field"),
     ],

@@ -1,7 +1,7 @@
-"""`bench attention`: the attention of one decoding step, ours beside PyTorch's.
+"""`bench attention`: times the attention of one decoding step, ours and PyTorch's.
 
-K and V are read from several sets in turn, which together exceed the cache of the device, so that
-every call reads them from memory. The output of each method is compared with float32 products.
+K and V are read from several sets in turn, which together exceed the cache of the device, so every
+call reads them from memory. The output of each method is compared with float32 products.
 """
 
 import math
@@ -29,7 +29,7 @@ GPU_SIZES = (
 CPU_SIZES = ((64, 128), (16, 512), (4, 2048), (1, 8192))
 GRAPH_SECONDS = 2e-3  # of calls in one graph, far longer than its launch
 CPU_CACHE_BYTES = 16 << 20
-CACHE_FACTOR = 4  # how many times the size of the cache is read before anything is read again
+CACHE_FACTOR = 4  # the sets together are this many times as large as the cache
 MAX_SETS = 256
 CHECKED_ROWS = 4
 OURS = "ours"
@@ -40,7 +40,7 @@ Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def default_shapes(device: torch.device) -> list[Shape]:
-    """The shapes that are measured by default, multi-query and multi-head."""
+    """Returns the default shapes, multi-query and multi-head."""
     sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
     return [(b, m, g) for b, m in sizes for g in (1, H)]
 
@@ -53,7 +53,7 @@ def check_shape(b: int, m: int, g: int) -> None:
 
 
 def bench_attention(shapes: Iterable[Shape], place: Place) -> Iterator[dict[str, Any]]:
-    """Yields a row per shape: microseconds of every method, beside bytes over bandwidth."""
+    """Yields a row per shape: microseconds of every method, and the floor."""
     random = partial(torch.randn, device=place.device, dtype=place.dtype)
     chip = torch.cuda.get_device_properties(place.device) if place.is_gpu else None
     cache_bytes = getattr(chip, "L2_cache_size", CPU_CACHE_BYTES)
@@ -76,13 +76,13 @@ def bench_attention(shapes: Iterable[Shape], place: Place) -> Iterator[dict[str,
 
 @torch.no_grad()
 def _time(method: Method, sets: list[Inputs], rounds: int, place: Place) -> dict[str, Any]:
-    """The time of a method over all sets in turn, and the error of its first output."""
+    """Returns the time of a method over all sets in turn, and the error of its first output."""
     calls = [partial(method, *inputs) for inputs in sets]
     Q, K, V = (T[:CHECKED_ROWS].float() for T in sets[0])
     expected = _products(Q, K, V).flatten(1)  # [rows, h k]
-    found = calls[0]().reshape(len(sets[0][0]), -1)[:CHECKED_ROWS].float()
+    actual = calls[0]().reshape(len(sets[0][0]), -1)[:CHECKED_ROWS].float()
     times = time_calls(calls * rounds, place.device, repeats=place.repeats)
-    error = float((found - expected).norm() / expected.norm())
+    error = float((actual - expected).norm() / expected.norm())
     return {"us": times.to_json(1e-6), "relative_error": error}
 
 
@@ -97,7 +97,7 @@ def _ours(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _full(b: int, value: int, device: torch.device) -> Tensor:
-    """[b], made before the calls are timed."""
+    """Returns a tensor [b], cached so that timed calls do not create it."""
     return torch.full((b,), value, device=device)
 
 
@@ -106,7 +106,7 @@ def _products(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
 
 
 def _folded(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    """Our `sdpa` backend: the read-heads of a write-head as further queries."""
+    """Runs our `sdpa` backend, which treats the read-heads of a write-head as more queries."""
     return attend(Q, K, V, scale=DEPTH**-0.5, backend="sdpa")
 
 

@@ -1,8 +1,8 @@
-"""`bench decode`: the time per decoding step of Table 2 (§4.3), beside peers and the floor.
+"""`bench decode`: times the decoding steps of Table 2 (§4.3), beside peers and the floor.
 
-Weights are random. A translation model decodes to the full length; of a language model, the last
-steps before a full cache of random numbers are timed. On a GPU ours is `GraphDecoder`, including
-its reads of tokens and scores; on a CPU it is the engine's plain path.
+Weights are random. A translation model decodes to the full length. A language model is timed in the
+last steps before its cache, filled with random numbers, is full. On a GPU, ours is `GraphDecoder`,
+including the transfer of tokens and scores to the host; on a CPU, it is the engine's plain path.
 """
 
 import gc
@@ -31,12 +31,12 @@ SLOW_SECONDS = 2.0  # a call that takes longer is timed once
 ON_GPU = Setting(batch=1024, source=128, target=128)  # as in §4.3
 ON_CPU = Setting(batch=16, source=64, target=64)  # takes seconds
 
-# the names of measurements in a row
+# labels of the measurements in a row
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
 CTRANSLATE2, HUGGING_FACE, COMPILED = "CTranslate2", "Hugging Face", "PyTorch, torch.compile"
 PEERS = (CTRANSLATE2, HUGGING_FACE, COMPILED)
 
-Job = tuple[str, ModelConfig, Setting]  # a model by name, and how it is decoded
+Job = tuple[str, ModelConfig, Setting]  # the name of a model, its config, and the workload
 Decode = tuple[Call, Call]  # the encoder, and all steps; each can be repeated
 
 NOTES = [
@@ -48,7 +48,7 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how often to measure, beside which peers; `report` is called with progress."""
+    """The device to measure, the repeats and the peers; `report` is called with progress."""
 
     chip: cost.Chip
     device: torch.device
@@ -70,7 +70,7 @@ class Place:
 
 
 def plan(models: dict[str, ModelConfig], settings: Sequence[Setting]) -> list[Job]:
-    """Each model in each setting; a language model has no source and no beams."""
+    """Returns a job per model and setting; a language model has no source and no beams."""
     jobs = []
     for setting, (name, config) in product(settings, models.items()):
         if config.task == "language":
@@ -80,16 +80,16 @@ def plan(models: dict[str, ModelConfig], settings: Sequence[Setting]) -> list[Jo
             setting = replace(setting, source=0)
             config = replace(config, target_positions=positions)
         elif setting.target > min(config.source_positions, config.target_positions):
-            raise ConfigError(f"{name} has no positions for {setting.target} tokens")
+            raise ConfigError(f"{name} has fewer positions than {setting.target} tokens")
         check_beam(setting.beam, config.vocab_size, name)
         jobs.append((name, config, setting))
     return jobs
 
 
 def check_beam(beam: int, vocab_size: int, name: object) -> None:
-    """Raises ConfigError unless a model can be searched with a beam."""
+    """Raises ConfigError unless a model can be searched with `beam`."""
     if not 1 <= beam <= vocab_size:
-        raise ConfigError(f"beam={beam} must be from 1 to {vocab_size}, the tokens of {name}")
+        raise ConfigError(f"beam={beam} must be from 1 to {vocab_size}, the vocabulary of {name}")
 
 
 def bench_decode(jobs: Sequence[Job], place: Place) -> Iterator[dict[str, Any]]:
@@ -104,7 +104,7 @@ def bench_decode(jobs: Sequence[Job], place: Place) -> Iterator[dict[str, Any]]:
 
 
 def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> dict[str, Any]:
-    """One model in one setting: ours, its peers and the floor, as JSON values."""
+    """Measures one model in one setting: ours, the peers and the floor, as JSON values."""
     name, config, setting = job
     measured: dict[str, Any] = {}
     for label in [*(OURS[kind] for kind in lengths), *place.peers]:
@@ -127,39 +127,39 @@ def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> 
 
 
 def search_name(beam: int) -> str:
-    """The name of a search with `beam` hypotheses per sentence."""
+    """Returns the name of a search with `beam` hypotheses per sentence."""
     return "greedy" if beam == 1 else f"beam {beam}"
 
 
 def search_config(setting: Setting) -> DecodeConfig:
-    """A search that takes all timed steps whatever the model predicts."""
+    """Returns a search that takes all timed steps, whatever the model predicts."""
     steps = timed_steps(setting)
     return DecodeConfig(beam=setting.beam, min_length=steps, max_length=steps)
 
 
 def plain_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Ours on a CPU: `model.step` and the plain searches."""
+    """Returns ours on a CPU: `model.step` and beam search in PyTorch."""
     tokens, skipped = random_tokens(model, setting), setting.target - timed_steps(setting)
-    held: list[DecoderState] = []
+    states: list[DecoderState] = []
 
     def start() -> None:
-        held[:] = [model.start(tokens, setting.target, beam=setting.beam, padded=padded)]
+        states[:] = [model.start(tokens, setting.target, beam=setting.beam, padded=padded)]
         if skipped:
-            held[0].cache.K.normal_()
-            held[0].cache.V.normal_()
+            states[0].cache.K.normal_()
+            states[0].cache.V.normal_()
 
     def run() -> object:
-        cache = held[0].cache
+        cache = states[0].cache
         cache.clear()
         cache.bound = skipped
         cache.lengths.fill_(skipped)
-        return beam_search(model.step, held[0], search_config(setting), eos=model.config.eos)
+        return beam_search(model.step, states[0], search_config(setting), eos=model.config.eos)
 
     return start, run
 
 
 def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Ours on a GPU: one captured graph per step; `run` reads tokens and scores back."""
+    """Returns ours on a GPU: one CUDA graph per step; `run` copies the result to the host."""
     from writehead.decoding.captured import Captured
     from writehead.decoding.graphs import GraphDecoder  # imports Triton
     from writehead.model.fused import why_not
@@ -172,24 +172,24 @@ def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     constraints = Constraints.make(config, model.config.eos, None, None, b, model.device)
     first = torch.full((b,), model.config.bos, device=model.device)
     lengths = torch.full_like(first, skipped) if skipped else None
-    held: list[Captured] = []
+    searches: list[Captured] = []
 
     @torch.no_grad()
     def start() -> None:
-        held[:] = [decoder.start(tokens, [m] * b, setting.target, config, constraints)]
+        searches[:] = [decoder.start(tokens, [m] * b, setting.target, config, constraints)]
         if skipped:
-            held[0].buffers.cache.K.normal_()
-            held[0].buffers.cache.V.normal_()
+            searches[0].buffers.cache.K.normal_()
+            searches[0].buffers.cache.V.normal_()
 
     def run() -> object:
-        held[0].begin(first, lengths, constraints)
-        return decoder.run(held[0], b, constraints, config)
+        searches[0].begin(first, lengths, constraints)
+        return decoder.run(searches[0], b, constraints, config)
 
     return start, run
 
 
 def compiled_search(model: Model, setting: Setting) -> Decode:
-    """Plain PyTorch under `torch.compile`, one CUDA graph per step."""
+    """Returns plain PyTorch with `torch.compile`, one CUDA graph per step."""
     assert isinstance(model, TranslationModel)
     source = random_tokens(model, setting)
     decoder = PlainDecoder(model, source, setting.target, setting.beam)
@@ -199,23 +199,23 @@ def compiled_search(model: Model, setting: Setting) -> Decode:
 def _time_decode(
     make: Callable[[Model, Setting], Decode], job: Job, place: Place
 ) -> dict[str, Any]:
-    """Times the steps of whole decodings, back to back, and the encoder after a decoding."""
+    """Times whole decodings back to back, and the encoder after each decoding."""
     _, config, setting = job
     start, run = make(peers.build(config, place.device, place.dtype), setting)
     start()
     steps = _repeat(run, place).over(timed_steps(setting))
-    found: dict[str, Any] = {"step_ms": steps.to_json(1e-3)}
-    found["us_per_token"] = {"decoder": steps.median / setting.batch * 1e6}
+    result: dict[str, Any] = {"step_ms": steps.to_json(1e-3)}
+    result["us_per_token"] = {"decoder": steps.median / setting.batch * 1e6}
     if setting.source:
         encoders = []
         for _ in steps.repeats:
             run()
             encoders.append(clocked(start, place.device))
         encoder = Times(tuple(encoders))
-        found["encoder_ms"] = encoder.to_json(1e-3)
+        result["encoder_ms"] = encoder.to_json(1e-3)
         tokens = setting.batch * setting.source
-        found["us_per_token"]["encoder"] = encoder.median / tokens * 1e6
-    return found
+        result["us_per_token"]["encoder"] = encoder.median / tokens * 1e6
+    return result
 
 
 def _time_peer(label: str, job: Job, place: Place) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def _time_peer(label: str, job: Job, place: Place) -> dict[str, Any]:
     _, config, setting = job
     n = setting.target
     if n < 2:
-        raise BackendError("peers are timed from 2 target tokens on")
+        raise BackendError("peers need at least 2 target tokens")
     if label == COMPILED:
         if not place.is_gpu:
-            raise BackendError("CUDA graphs need a GPU; on a CPU ours is plain PyTorch")
+            raise BackendError("CUDA graphs need a GPU; on a CPU, ours is plain PyTorch")
         return _time_decode(compiled_search, job, place)
     library = peers.marian_generate if label == HUGGING_FACE else peers.ctranslate2_generate
     generate = library(config, setting, place.device, place.dtype)
@@ -238,6 +238,6 @@ def _time_peer(label: str, job: Job, place: Place) -> dict[str, Any]:
 
 
 def _repeat(work: Call, place: Place) -> Times:
-    """Times work after a warm-up, once if it is slow."""
+    """Times work after a warm-up; only once if it is slow."""
     repeats = 1 if clocked(work, place.device) > SLOW_SECONDS else place.repeats
     return time_work(work, place.device, repeats=repeats)

@@ -1,7 +1,7 @@
-"""The least time that this device needs, from its measured bandwidth and matrix rate.
+"""Computes the minimum time of decoding from the device's measured bandwidth and matrix rate.
 
-A floor is the one of `cost`: each part of the work takes the larger of bytes over bandwidth and
-operations over matrix rate.
+As in `cost`, each part of the work takes the larger of bytes over bandwidth and operations over
+matrix rate.
 """
 
 import os
@@ -14,9 +14,9 @@ from writehead.bench.timing import time_calls
 from writehead.config import ModelConfig
 from writehead.training.throughput import PRODUCT, matrix_rate
 
-BLOCK = {"cuda": 1 << 31, "cpu": 1 << 27}  # bytes to read, more than any cache holds
+BLOCK = {"cuda": 1 << 31, "cpu": 1 << 27}  # bytes to read, more than any cache has
 REPEATS = 10  # the best one counts
-MAX_STEPS = 32  # timed steps after a context
+MAX_STEPS = 32  # timed steps after the context of a language model
 
 
 def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
@@ -25,7 +25,7 @@ def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
     block = torch.rand(BLOCK[kind] // 4, device=device)
     copy = torch.empty_like(block)
     works = (lambda: copy.copy_(block), block.sum)  # one reads and writes, the other only reads
-    seconds = [min(time_calls([one] * 2, device, repeats=REPEATS).repeats) for one in works]
+    seconds = [min(time_calls([work] * 2, device, repeats=REPEATS).repeats) for work in works]
     copied, summed = 2 * block.nbytes / seconds[0], block.nbytes / seconds[1]
     rate = matrix_rate(device, dtype, PRODUCT[kind])
     if kind == "cuda":
@@ -45,12 +45,12 @@ def measure_chip(device: torch.device, dtype: torch.dtype) -> cost.Chip:
 
 
 def timed_steps(setting: cost.Setting) -> int:
-    """The timed steps of a decoding: all, or the last ones of a language model's context."""
+    """Returns the number of timed steps: all, or the last ones of a language model's context."""
     return setting.target if setting.source else min(MAX_STEPS, (setting.target + 1) // 2)
 
 
 def decode_floor(config: ModelConfig, setting: cost.Setting, chip: cost.Chip) -> dict[str, Any]:
-    """Least milliseconds of the encoder and of the mean decoding step."""
+    """Returns the minimum milliseconds of the encoder and of the mean decoding step."""
     if not setting.source:
         count = timed_steps(setting)
         positions = range(setting.target - count, setting.target)

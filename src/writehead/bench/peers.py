@@ -1,6 +1,6 @@
-"""Other libraries that do the same work: Hugging Face and CTranslate2, with our sizes.
+"""Decodes with other libraries for comparison: Hugging Face and CTranslate2, with our sizes.
 
-A peer that is not installed or fails leaves its reason in the result.
+If a peer is not installed or fails, the result contains the reason.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from writehead.util.extras import requires
 Model = TranslationModel | LanguageModel
 Generate = Callable[[int], None]  # translates a batch into that many tokens per sentence
 NUM_SPECIAL_TOKENS = 3
-# whatever another library may raise, such as out of memory or a name that its version lacks
+# errors that another library may raise, such as out of memory or an API that its version lacks
 PEER_ERRORS = (
     *(WriteheadError, ImportError, RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, AssertionError, OSError, MemoryError),
@@ -32,7 +32,7 @@ PEER_ERRORS = (
 
 
 def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a peer's `measure` returns, or the reason of its failure as "absent"."""
+    """Returns the result of a peer's `measure`, or the reason for its failure as "absent"."""
     try:
         if not torch.cuda.is_available():
             return measure()
@@ -45,7 +45,7 @@ def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """A model with random weights, the same each time, ready to decode."""
+    """Returns a model in evaluation mode, with random weights that are the same each time."""
     torch.manual_seed(0)
     with torch.device(device):
         model = make_model(config)
@@ -53,7 +53,7 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 
 def random_tokens(model: Any, setting: Setting) -> Tensor:
-    """Sources [b, m], or prompts [b, 1] of a language model."""
+    """Returns random sources [b, m], or prompts [b, 1] for a language model."""
     shape = (setting.batch, setting.source or 1)
     return torch.randint(NUM_SPECIAL_TOKENS, model.config.vocab_size, shape, device=model.device)
 
@@ -61,11 +61,11 @@ def random_tokens(model: Any, setting: Setting) -> Tensor:
 def marian_generate(
     config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
-    """`generate` of Hugging Face's Marian with random weights."""
+    """Returns a call of `generate` of Hugging Face's Marian with random weights."""
     if config.kind != "multi-head" or config.window is not None:
-        raise BackendError("Marian has no multi-query and no local attention")
+        raise BackendError("Marian supports only multi-head attention without a window")
     if (config.h * config.k, config.k) != (config.d, config.v):
-        raise BackendError("Marian needs h k = d and k = v")
+        raise BackendError("Marian needs h × k = d and k = v")
     with requires("interop"):
         library: Any = importlib.import_module("transformers")
     library.logging.set_verbosity_error()
@@ -106,7 +106,7 @@ def marian_generate(
 def ctranslate2_generate(
     config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
-    """`translate_batch` of CTranslate2 with our random weights, the whole batch at once."""
+    """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch."""
     translator = load_translator(_exported(config, device, dtype).name, device, dtype)
     length = max(1, setting.source - 1)  # CTranslate2 appends eos
     tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]
@@ -121,7 +121,7 @@ def ctranslate2_generate(
 
 
 def load_translator(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A CTranslate2 translator of `folder`/model, with as many threads as PyTorch has."""
+    """Loads `folder`/model as a CTranslate2 translator, with as many threads as PyTorch."""
     with requires("interop"):
         library: Any = importlib.import_module("ctranslate2")
     return library.Translator(
@@ -137,7 +137,7 @@ def load_translator(folder: str, device: torch.device, dtype: torch.dtype) -> An
 def _exported(
     config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> TemporaryDirectory[str]:
-    """A folder with `model`, the CTranslate2 export of a model with random weights."""
+    """Exports a model with random weights to `model` in a folder; returns the folder."""
     folder = TemporaryDirectory(prefix="writehead-ctranslate2-")
     model = build(config, device, dtype)
     assert isinstance(model, TranslationModel)

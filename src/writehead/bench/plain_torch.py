@@ -1,7 +1,7 @@
 """A decoder in plain PyTorch, written for speed: `torch.compile`, and one CUDA graph per step.
 
 Shapes are fixed: all rows are at the same position of a padded KV cache. The read-heads of a
-write-head are queries of one head, so that no K or V is repeated.
+write-head are queries of one head, so K and V are not repeated.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from writehead.model import TranslationModel
 from writehead.model.attention import Attention
 from writehead.model.layers import Layer
 
-MAX_AUTOTUNED_ROWS = 32  # with more, products are left to cuBLAS: autotuning takes a minute
+MAX_AUTOTUNED_ROWS = 32  # cuBLAS computes larger products: autotuning takes a minute
 
 Cache = list[tuple[Tensor, Tensor]]  # K [rows, g, m, k] and V [rows, g, m, v] of each layer
 
@@ -48,10 +48,10 @@ class PlainDecoder:
         """Encodes source [b, m], once for all steps and beams."""
         memories = self.model.decoder.memorize(self.model.encode(source), Visibility())
         if not self.memories:
-            self.memories = [(one.K.contiguous(), one.V.contiguous()) for one in memories]
-        for (K, V), one in zip(self.memories, memories, strict=True):
-            K.copy_(one.K)
-            V.copy_(one.V)
+            self.memories = [(M.K.contiguous(), M.V.contiguous()) for M in memories]
+        for (K, V), memory in zip(self.memories, memories, strict=True):
+            K.copy_(memory.K)
+            V.copy_(memory.V)
 
     @torch.no_grad()
     def run(self) -> Tensor:
@@ -68,7 +68,7 @@ class PlainDecoder:
         self.scores[:: self.beam] = 0.0
 
     def _make_steps(self) -> list[Call]:
-        """One step per cache: compiled and captured on a GPU, eager on a CPU."""
+        """Returns one step per cache: compiled and captured on a GPU, eager on a CPU."""
         device, advance = self.model.device, self._advance
         pairs = [*zip(self.caches, reversed(self.caches), strict=True)]
         if device.type != "cuda":
@@ -91,7 +91,7 @@ class PlainDecoder:
                 torch.index_select(V, 0, self.parents, out=next_V)
 
     def _advance(self, cache: Cache) -> None:
-        """Feeds a token per row and chooses the next ones and the rows that they continue."""
+        """Feeds a token per row; chooses the next tokens and the rows that they continue."""
         logits, eos = self._logits(cache), self.model.config.eos
         if self.beam == 1:
             logits[:, eos] = float("-inf")
@@ -111,7 +111,7 @@ class PlainDecoder:
         self.position.add_(1)
 
     def _logits(self, cache: Cache) -> Tensor:
-        """Logits [rows, vocab_size] after the tokens, whose K and V are written to the cache."""
+        """Feeds the tokens, writes K and V to the cache; returns logits [rows, vocab_size]."""
         model, c = self.model, self.model.config
         x = model.tokens(self.tokens) + model.decoder.positions(self.position)  # [rows, d]
         slot, mask = self.position % self.slots.shape[3], self.slots <= self.position
@@ -129,7 +129,7 @@ class PlainDecoder:
 
 
 def _attend(q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> Tensor:
-    """o [rows, h v] of q [rows, h k] over K [b, g, m, k] and V [b, g, m, v], shared by beams."""
+    """Attention of q [rows, h k] over K [b, g, m, k] and V [b, g, m, v]: o [rows, h v]."""
     (b, g, _, k), beam = K.shape, len(q) // len(K)
     Q = q.reshape(b, beam, g, -1, k).transpose(1, 2).flatten(2, 3)  # [b, g, beam h/g, k]
     O = scaled_dot_product_attention(Q, K, V, attn_mask=mask)  # noqa: E741
@@ -137,7 +137,7 @@ def _attend(q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> Tens
 
 
 def _join(attention: Attention) -> tuple[Tensor, Tensor | None]:
-    """The weights and biases of P_q, P_k and P_v as one product's."""
-    parts = (attention.P_q, attention.P_k, attention.P_v)
-    bias = torch.cat([P.bias for P in parts]) if attention.config.bias else None
-    return torch.cat([P.weight for P in parts]), bias
+    """Joins the weights and biases of P_q, P_k and P_v for one product."""
+    projections = (attention.P_q, attention.P_k, attention.P_v)
+    bias = torch.cat([P.bias for P in projections]) if attention.config.bias else None
+    return torch.cat([P.weight for P in projections]), bias

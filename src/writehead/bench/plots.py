@@ -1,4 +1,4 @@
-"""The README's chart and table, made from a record of `bench decode`."""
+"""Makes the README's chart and table from a record of `bench decode`."""
 
 import io
 import math
@@ -19,7 +19,7 @@ with requires("plot"):
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 FLOOR, MULTI_HEAD, MULTI_QUERY = "hardware floor", "multi-head", "multi-query"
-# label of the measurement, name, kinds
+# label in the record, name in the chart, kinds of attention
 SYSTEMS = (
     (OURS["true"], "writehead", (MULTI_QUERY, MULTI_HEAD)),
     (CTRANSLATE2, CTRANSLATE2, (MULTI_QUERY, MULTI_HEAD)),
@@ -27,7 +27,7 @@ SYSTEMS = (
     (COMPILED, COMPILED, (MULTI_QUERY, MULTI_HEAD)),
     (FLOOR, FLOOR, (MULTI_QUERY,)),
 )
-# the text, the grid and the systems in this order, on light and on dark pages
+# colours of the text, the grid and the systems, in this order
 THEMES = {
     "light": ("#1f2328", "#d8dee4", "#0969da", "#bc4c00", "#9a6700", "#8250df", "#6e7781"),
     "dark": ("#e6edf3", "#30363d", "#58a6ff", "#ff9b5e", "#e3b341", "#bc8cff", "#9ea7b3"),
@@ -41,7 +41,7 @@ ROW = {
     "floor": {"step_ms": {"true": float}},
     "measured": {str: {"step_ms?": {"median": float}}},
 }
-ADVICE = "give a record of bench decode"
+ADVICE = "use a record of bench decode"
 RECORD = {"dtype": str, "environment": {"hardware": {"device": str}}, "rows": [ROW]}
 
 Points = dict[int, float]  # milliseconds per step by batch
@@ -57,9 +57,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def markdown_table(record: dict[str, Any]) -> str:
-    """Milliseconds per decoding step at the smallest and the largest batch, as Markdown."""
+    """Returns milliseconds per step at the smallest and the largest batch, as Markdown."""
     settings = [row["setting"] for row in record["rows"]]
-    batches, beams = (sorted({one[name] for one in settings}) for name in ("batch", "beam"))
+    batches, beams = (sorted({s[name] for s in settings}) for name in ("batch", "beam"))
     cells = [(batch, beam) for batch in sorted({batches[0], batches[-1]}) for beam in beams]
     heads = [f"batch {batch:,}, {search_name(beam)}" for batch, beam in cells]
     lines = [["ms per decoding step", *heads], ["-", *["-:"] * len(heads)]]
@@ -67,8 +67,8 @@ def markdown_table(record: dict[str, Any]) -> str:
         for kind in kinds:
             times = [_points(record, label, kind, beam).get(batch) for batch, beam in cells]
             if any(times):
-                shown = ["–" if ms is None else f"{ms:.3g}" for ms in times]
-                lines.append([f"{name}, {kind}", *shown])
+                texts = ["–" if ms is None else f"{ms:.3g}" for ms in times]
+                lines.append([f"{name}, {kind}", *texts])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -100,9 +100,9 @@ def _points(record: dict[str, Any], label: str, kind: str, beam: int) -> Points:
 
 
 def _figure(record: dict[str, Any], theme: str) -> Figure:
-    """Milliseconds per step of the narrowest search against the batch, without a background."""
+    """Plots milliseconds per step with the smallest beam against the batch, transparently."""
     text, grid, *colours = THEMES[theme]
-    setting = min((row["setting"] for row in record["rows"]), key=lambda one: one["beam"])
+    setting = min((row["setting"] for row in record["rows"]), key=lambda each: each["beam"])
     figure = Figure(figsize=(8.4, 4.8), layout="constrained")
     axes = figure.subplots()
     for patch in (figure.patch, axes.patch):
@@ -128,16 +128,16 @@ def _figure(record: dict[str, Any], theme: str) -> Figure:
     axes.grid(color=grid, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(text)
-    what = f"decoding of {setting['source']} + {setting['target']} tokens, {record['dtype']}"
+    work = f"decoding of {setting['source']} + {setting['target']} tokens, {record['dtype']}"
     search, chip = search_name(setting["beam"]), record["environment"]["hardware"]["device"]
-    title = f"{search.capitalize()} {what}, {chip}; lower is better"
+    title = f"{search.capitalize()} {work}, {chip}; lower is better"
     axes.set_title(title, loc="left", size=FONT_SIZE, color=text)
     _label_lines(axes, sorted(labels))
     return figure
 
 
 def _label_lines(axes: Axes, labels: list[Label]) -> None:
-    """Labels the right ends of lines, which come from low to high, without overlaps."""
+    """Labels the right ends of lines without overlaps; `labels` are sorted from low to high."""
     low, high = (math.log(limit) for limit in axes.get_ylim())
     heights = [(math.log(end) - low) / (high - low) for end, _, _ in labels]
     for i in range(1, len(heights)):

@@ -1,4 +1,4 @@
-"""Results as JSON files: written complete or not at all, and never over another file unasked."""
+"""Writes results as JSON files; other files are overwritten only on request."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from writehead.util.json_files import read_json
 
 
 def run_facts(run: Path) -> dict[str, Any]:
-    """Identifies the model of a result: its config, quantization, size on disk and weights."""
+    """Returns the config, quantization, size on disk and fingerprint of a run."""
     config, quantization = read_config(run), read_quantization(run)
     return {
         "model": config.to_json(),
@@ -25,7 +25,7 @@ def run_facts(run: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Replaces infinities and NaN, which JSON does not have, by None."""
+    """Replaces infinities and NaN, which JSON does not have, with None."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -34,7 +34,7 @@ def finite(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) -> None:
-    """Writes a result; if `path` is a symbolic link, its target is written."""
+    """Writes a result; if `path` is a symbolic link, writes its target."""
     text = json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         link_target(path).parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_result(path: Path, result: dict[str, Any], *, replace: bool = True) ->
 class ResultFile:
     """A file that one process rewrites as its result grows.
 
-    Without `force`, a file that another process has written in the meantime is kept.
+    Without `force`, it does not replace a file that another process has written in the meantime.
     """
 
     def __init__(self, path: Path, force: bool) -> None:
@@ -71,7 +71,7 @@ class ResultFile:
 def check_output(path: Path | None, force: bool, bench: str | None = None) -> ResultFile | None:
     """Returns the file for a result; raises RunError if it exists or cannot be written.
 
-    It may exist with `force`, or as a partial result of the same `bench`.
+    With `force`, or if it is a partial result of the same `bench`, it may exist.
     """
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""The records of all benchmarks as tables for a terminal."""
+"""Prints the records of all benchmarks as tables."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 TEXT_COLUMNS = ("preset", "name", "system", "search")  # aligned to the left
-# the sizes that tell rows apart, and the unit of the times
+# the columns that distinguish rows, and the unit of the times
 MEASURED = {
     "attention": (("b", "m", "g"), "us"),
     "decode": (("preset", "target", "batch", "beam"), "step_ms"),
@@ -41,7 +41,7 @@ def show(result: dict[str, Any], page: Console) -> None:
 
 
 def median(row: dict[str, Any], label: str, unit: str = "step_ms") -> float | None:
-    """The median time of a system in a row; None if it was not measured."""
+    """Returns the median time of a system in a row; None if it was not measured."""
     measured = row["measured"].get(label, {})
     return float(measured[unit]["median"]) if unit in measured else None
 
@@ -51,14 +51,14 @@ def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
         return list(TRAINED), [[row[name] for name in TRAINED] for row in result["rows"]]
     if result["bench"] == "translate":
         rows = [
-            [name, search, engine["load_s"], *map(found.get, TRANSLATED)]
+            [name, search, engine["load_s"], *map(figures.get, TRANSLATED)]
             for name, engine in result["engines"].items()
-            for search, found in engine.get("searches", {}).items()
+            for search, figures in engine.get("searches", {}).items()
         ]
         return ["system", "search", "load_s", *TRANSLATED], rows
     sizes, unit = MEASURED[result["bench"]]
     labels = list(dict.fromkeys(label for row in result["rows"] for label in row["measured"]))
-    labels = [one for one in labels if any(median(row, one, unit) for row in result["rows"])]
+    labels = [name for name in labels if any(median(row, name, unit) for row in result["rows"])]
     rows = []
     for row in result["rows"]:
         facts, floor = row | row.get("setting", {}), row["floor"][unit]
@@ -69,7 +69,7 @@ def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
 
 
 def _shown(value: object) -> str:
-    """Three digits of a float, without an exponent."""
+    """Formats a value; a float has three digits and no exponent."""
     if value is None:
         return "–"
     if not isinstance(value, float):

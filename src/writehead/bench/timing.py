@@ -10,7 +10,7 @@ import torch
 
 from writehead.util.devices import capture_stream, wait_for
 
-WARMUP_CALLS = 2  # before a capture
+WARMUP_CALLS = 2  # before a CUDA graph is captured
 
 Call = Callable[[], object]
 
@@ -27,35 +27,35 @@ class Times:
         return statistics.median(self.repeats)
 
     def over(self, count: int) -> "Times":
-        """The times of a `count`th of the work."""
+        """Returns the times divided by `count`, such as the number of steps."""
         return Times(tuple(seconds / count for seconds in self.repeats))
 
     def to_json(self, unit: float) -> dict[str, Any]:
-        """Median, spread and repeats, in units of `unit` seconds."""
+        """Returns median, spread and repeats, in units of `unit` seconds."""
         repeats = [seconds / unit for seconds in self.repeats]
         spread = [min(repeats), max(repeats)]
         return {"median": statistics.median(repeats), "spread": spread, "repeats": repeats}
 
 
 def clocked(work: Call, device: torch.device) -> float:
-    """Seconds of `work`, from an idle device to an idle device."""
+    """Returns the seconds of `work`, from an idle device to an idle device."""
     wait_for(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
     wait_for(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def time_work(work: Call, device: torch.device, *, repeats: int) -> Times:
-    """Times `work`, including the time of the host; the caller warms it up."""
+    """Times `work`, including host time; the caller warms it up."""
     return Times(tuple(clocked(work, device) for _ in range(repeats)))
 
 
 @torch.no_grad()
 def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> Times:
-    """Times the mean of `calls`; on a GPU without the time of the host.
+    """Times the mean of `calls`; on a GPU, without host time.
 
-    The calls are one graph. Each timed replay follows another, so that the GPU does not wait for
+    The calls are one CUDA graph. Each timed replay follows another, so the GPU does not wait for
     the host between the two events.
     """
 
@@ -67,26 +67,26 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, repeats: int) -> 
         work()
         return time_work(work, device, repeats=repeats).over(len(calls))
     graph = capture(work, device)
-    began, ended = (
+    start, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(2)
     )
     times = []
     for _ in range(repeats):
         graph.replay()
-        began.record()
+        start.record()
         graph.replay()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended) / 1e3)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
     return Times(tuple(times)).over(len(calls))
 
 
 def capture(work: Call, device: torch.device) -> torch.cuda.CUDAGraph:
-    """Captures `work` in a graph, after warm-up calls that compile whatever compiles.
+    """Captures `work` in a CUDA graph, after warm-up calls that compile its kernels.
 
-    The warm-up stays on the current stream: once a process has run work on a second stream, the
-    kernels of some graphs start later for as long as it lives.
+    The warm-up runs on the current stream: once a process has used a second stream, the kernels of
+    some graphs start later until the process ends.
     """
     for _ in range(WARMUP_CALLS):
         work()

@@ -1,4 +1,4 @@
-"""`bench train`: microseconds per token of a training step, and its share of the matrix rate."""
+"""`bench train`: times a training step, per token and relative to the matrix rate."""
 
 import statistics
 import time
@@ -44,13 +44,13 @@ def bench_train(
 ) -> dict[str, Any]:
     """Times training steps on packed batches of a dataset, or of the built-in grammar.
 
-    Utilisation is the operations of the batches, padding included and attention over visible pairs
-    only, over the rate of one large matrix product. As in the paper, the time per token is the time
-    of a step over its target positions.
+    Utilisation is operations per second over the rate of one large matrix product; operations
+    include padding, but attention only over visible pairs. As in the paper, the time per token is
+    the time of a step over its target positions.
     """
     if dataset is None:
         if job.model.task == "language":
-            raise ConfigError(f"{job.name} is a language model; give a dataset")
+            raise ConfigError(f"{job.name} is a language model and needs a dataset; pass one")
         report("preparing text")
         vocab_size = min(GRAMMAR_VOCAB_SIZE, job.model.vocab_size)
         with TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def _time(job: TrainJob, data: Dataset, report: Callable[[str], None]) -> dict[s
     for first in range(0, job.steps, size):
         block = range(first, min(first + size, job.steps))
         report(f"{job.name}: up to step {block[-1] + 1} of {job.steps}")
-        began = time.perf_counter()
+        start = time.perf_counter()
         for i in block:
             batch = next(batches)
             stepper.update(batch, job.warmup + i)
@@ -93,8 +93,8 @@ def _time(job: TrainJob, data: Dataset, report: Callable[[str], None]) -> dict[s
             operations.append(cost.training_step(model, setting, visible).operations)
             labels.append(batch.tokens)
         wait_for(device)
-        times.append((time.perf_counter() - began) / len(block))
-    # a chip under load lowers its clock: the higher rate is the stricter one
+        times.append((time.perf_counter() - start) / len(block))
+    # a chip lowers its clock under load; the higher rate gives the lower utilisation
     rate = max(rate, matrix_rate(device, stepper.dtype))
     seconds, positions = statistics.median(times), config.rows * config.target_length
     return {

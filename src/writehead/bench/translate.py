@@ -1,4 +1,4 @@
-"""`bench translate`: a text file end to end, from loading the run to the last translation."""
+"""`bench translate`: times a text file end to end, from loading the run to the last line."""
 
 import time
 from collections.abc import Callable
@@ -28,12 +28,12 @@ OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
 NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
-Translate = Callable[[list[str], int], list[str]]  # of lines, with a beam
+Translate = Callable[[list[str], int], list[str]]  # arguments: lines and beam
 
 
 @dataclass(frozen=True)
 class TranslateJob:
-    """What to translate, how, and how often."""
+    """A run, the lines that it translates, and how they are timed."""
 
     run: Path
     lines: list[str]
@@ -47,14 +47,14 @@ class TranslateJob:
         for beam in self.beams:
             check_beam(beam, read_config(self.run).vocab_size, self.run)
         if not any(line.strip() for line in self.lines):
-            raise DataError("there is no line to translate; give a file with text in it")
+            raise DataError("there is no line to translate; use a file with text in it")
 
 
 def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds to load and to the first sentence, then sentences and tokens per second.
+    """Measures seconds to load and to the first sentence, and sentences and tokens per second.
 
-    `equal_lines` counts the translations of each system that are equal to ours. In a type other
-    than float32, ours in float32 is one of the systems.
+    `equal_lines` counts the translations of each system that are equal to ours. If the dtype is
+    not float32, ours in float32 is one of the systems.
     """
     systems: dict[str, Callable[[], Translate]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
@@ -84,7 +84,7 @@ def _load_ours(job: TranslateJob, dtype: torch.dtype) -> Translate:
 
 
 def _load_ctranslate2(job: TranslateJob) -> Translate:
-    """CTranslate2 with the weights and the tokenizer of the run; its tokens are our ids."""
+    """Loads CTranslate2 with the run's weights and tokenizer; its tokens are our ids as text."""
     engine = Engine.load(job.run, "cpu", torch.float32)
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
@@ -115,13 +115,13 @@ def _load_ctranslate2(job: TranslateJob) -> Translate:
 def _measure(
     job: TranslateJob, load: Callable[[], Translate], ours: dict[str, list[str]]
 ) -> dict[str, Any]:
-    """The times of one system; the translations of the first one are put into `ours`."""
-    began = time.perf_counter()
+    """Times one system; the first system that is timed stores its translations in `ours`."""
+    start = time.perf_counter()
     translate = load()
     wait_for(job.device)
-    loaded = time.perf_counter() - began
+    loaded = time.perf_counter() - start
     translate([next(line for line in job.lines if line.strip())], job.beams[-1])
-    result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - began}
+    result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - start}
     tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)

@@ -1,4 +1,4 @@
-"""Batches of tokens: rows packed with several sequences for training, or one each to evaluate."""
+"""Batches of tokens: rows packed with several sequences for training, or with one to evaluate."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Batch:
         """Copies the batch to a device without waiting for it."""
         if torch.device(device).type != "cuda":
             return self._map(lambda T: T.to(device))
-        # a copy from memory that is not pinned waits for the work before it
+        # without pinned memory, the copy would wait for earlier work
         return self._map(lambda T: T.pin_memory().to(device, non_blocking=True))
 
     def copy_(self, other: "Batch") -> None:
@@ -60,7 +60,7 @@ class Batch:
         return [self._rows(slice(start, start + step)) for start in range(0, rows, step)]
 
     def visible_pairs(self, window: int | None = None) -> Pairs:
-        """Counts the pairs of query and memory position that attend, within each sequence."""
+        """Counts the visible pairs of query and memory position, within each sequence."""
         positions = self.packing.positions[self.packing.segments != 0] + 1
         causal = int((positions if window is None else positions.clamp(max=window)).sum())
         if self.source_packing is None:
@@ -73,33 +73,33 @@ class Batch:
         return replace(part, tokens=int((part.packing.segments != 0).sum()))
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> "Batch":
-        def packing(one: Packing) -> Packing:
-            return Packing(f(one.segments), f(one.positions))
+        def map_packing(packing: Packing) -> Packing:
+            return Packing(f(packing.segments), f(packing.positions))
 
         return replace(
             self,
             source=None if self.source is None else f(self.source),
-            source_packing=self.source_packing and packing(self.source_packing),
+            source_packing=self.source_packing and map_packing(self.source_packing),
             inputs=f(self.inputs),
             labels=f(self.labels),
-            packing=packing(self.packing),
+            packing=map_packing(self.packing),
         )
 
     def _tensors(self) -> list[Tensor]:
-        packings = [one for one in (self.source_packing, self.packing) if one is not None]
-        packed = [T for one in packings for T in (one.segments, one.positions)]
+        packings = [packing for packing in (self.source_packing, self.packing) if packing]
+        packed = [T for packing in packings for T in (packing.segments, packing.positions)]
         return [T for T in (self.source, self.inputs, self.labels, *packed) if T is not None]
 
 
 def _segment_lengths(packing: Packing) -> Tensor:
-    """The length of each segment of each row, [b, segments]; pairs have as many on both sides."""
+    """Returns the length of each segment, [b, segments]; source and target have as many."""
     segments = packing.segments.cpu()
     counts = torch.zeros(len(segments), int(segments.max()) + 1, dtype=torch.int64)
     return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
 
 
 class Pieces(NamedTuple):
-    """Sequences, or parts of them from label `begins` on; `lengths` of each side count EOS."""
+    """Sequences, or parts of them that start at label `begins`; `lengths` include EOS."""
 
     indices: Ints
     begins: Ints
@@ -107,7 +107,7 @@ class Pieces(NamedTuple):
 
 
 class Units:
-    """The units that are packed: pairs that fit a row, or text cut into pieces that do.
+    """The units that are packed: pairs that fit in a row, or text cut into pieces that do.
 
     A piece continues after the last token of the piece before it, so each label appears once.
     `skipped` pairs have a side that is longer than its row.
@@ -129,7 +129,7 @@ class Units:
         self.skipped = len(split) - len(self._indices)
 
     def look_up(self, units: Ints) -> Pieces:
-        """Returns the sequences, or parts of them, that the units are."""
+        """Returns the sequences, or parts of them, of the given units."""
         place = np.searchsorted(self._ends, units, side="right")
         begins = (units - np.where(place > 0, self._ends[place - 1], 0)) * self._limit
         indices = self._indices[place]
@@ -139,7 +139,7 @@ class Units:
 
 
 class PackedBatches:
-    """Packed batches without end, each epoch in its own order.
+    """An endless iterator of packed batches; each epoch has its own order.
 
     The `rows` rows of all processes are filled together: a sequence goes into the first row with
     room, or waits for the next batch. This process gets rows rank, rank + world, and so on. The
@@ -163,7 +163,7 @@ class PackedBatches:
         self._units = Units(split, source_length, target_length)
         if not self._units.count:
             raise ConfigError(
-                f"none of {len(split):,} sequences fits a row of {source_length} source and "
+                f"none of {len(split):,} sequences fits in a row of {source_length} source and "
                 f"{target_length} target tokens; make the rows longer"
             )
         self._split, self._rows, self._rank, self._world = split, rows, rank, world
@@ -192,8 +192,8 @@ class PackedBatches:
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise ConfigError(
-                    f"the batches so far had {name}={shown(state.get(name))}, but these have "
-                    f"{ours}; resume with the same text and sizes"
+                    f"the saved batches had {name}={shown(state.get(name))}, not {ours}; resume "
+                    f"with the same text and sizes"
                 )
         count = self._units.count
         shape = {"epoch": range(2**31), "cursor": range(count + 1), "carry": [range(count)]}
@@ -206,7 +206,7 @@ class PackedBatches:
         return {"seed": self._seed, "units": self._units.count, "rows": self._rows, **widths}
 
     def _fill_rows(self) -> Ints:
-        """Fills the rows of all processes; returns our units and their places, [5, units]."""
+        """Fills the rows of all processes; returns this one's units and places, [5, units]."""
         source_width, target_width = self._widths.values()
         source_used, target_used, segments = np.zeros((3, self._rows), dtype=np.int64)
         placed: list[tuple[int, ...]] = []
@@ -216,7 +216,7 @@ class PackedBatches:
             row = int(fits.argmax())
             if not fits[row]:
                 self._carry.append(unit)
-                # not reached by those that waited: there are no more, and the first one fits
+                # waiting units never reach this limit: they are not more, and the first one fits
                 if len(self._carry) == max(self._rows, LOOK_AHEAD):
                     break
                 continue
@@ -229,7 +229,7 @@ class PackedBatches:
         return np.array(placed, dtype=np.int64).reshape(-1, 5).T
 
     def _draw(self) -> Iterator[tuple[int, int, int]]:
-        """Yields units in the order of their epoch; the cursor moves with each."""
+        """Yields units with their lengths, in the order of the epoch, and moves the cursor."""
         while True:
             if self._cursor == self._units.count:
                 self.epoch, self._cursor = self.epoch + 1, 0
@@ -255,8 +255,8 @@ def padded_batches(
 ) -> Iterator[Batch]:
     """Yields every sequence once, or the first `limit`, one per row, the longest first.
 
-    A batch has one row, or at most max_tokens positions on its wider side. Text longer than
-    target_length is cut into rows; longer pairs are left out (`Units.skipped`).
+    A batch has at most max_tokens positions on its wider side, unless it has only one row. Text
+    longer than target_length is cut into rows; longer pairs are left out (`Units.skipped`).
     """
     units = Units(split, source_length, target_length)
     pieces = units.look_up(np.arange(units.count, dtype=np.int64))
@@ -301,9 +301,9 @@ def _fill(
     ends = np.cumsum(lengths)
     positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     starts = side.offsets[pieces.indices].astype(np.int64) + pieces.begins
-    # EOS is in no file: what is read in its place is overwritten
-    at = np.minimum(np.repeat(starts, lengths) + positions, len(side.tokens) - 1)
-    labels: Ints = side.tokens[at].astype(np.int64)
+    # EOS is in no file: the token read in its place is overwritten
+    indices = np.minimum(np.repeat(starts, lengths) + positions, len(side.tokens) - 1)
+    labels: Ints = side.tokens[indices].astype(np.int64)
     is_last = pieces.begins + lengths > side.lengths[pieces.indices]
     labels[ends[is_last] - 1] = EOS
     inputs = np.roll(labels, 1)  # the encoder reads the labels of the source instead
@@ -321,9 +321,9 @@ def _fill(
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Ints:
-    """A permutation of 0 … count-1 that depends on the arguments alone, not on NumPy's version.
+    """Returns a permutation of 0 … count-1 that does not depend on the version of NumPy.
 
-    It sorts the indices by splitmix64 of the index and a key, which has no ties.
+    The indices are sorted by splitmix64 of the index and a key, a bijection, so there are no ties.
     """
     seeded = _splitmix64(np.array([seed & BITS], dtype=np.uint64))
     key = _splitmix64(seeded ^ np.uint64(epoch * STEP & BITS))

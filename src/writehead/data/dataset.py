@@ -18,7 +18,7 @@ from writehead.util.json_files import JsonError, check_shape, read_json
 FORMAT = 2
 INFO, TOKENIZER = "dataset.json", "tokenizer.model"
 COUNT = range(2**48)  # of lines, sequences or tokens
-# the fields of `dataset.json` that describe the data, but not the version that wrote them
+# the fields of `dataset.json` that describe the data; the version is not one of them
 FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
 SIDES: dict[str, tuple[str, ...]] = {"translation": ("source", "target"), "language": ("target",)}
 
@@ -102,7 +102,7 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens."""
+        """The tokenizer of the dataset."""
         return Tokenizer.load(self.directory / TOKENIZER)
 
     def split(self, name: str) -> Split:
@@ -124,7 +124,7 @@ class Dataset:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest type for every id."""
+    """Returns the smallest dtype that fits every token id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
@@ -132,7 +132,7 @@ def read_info(directory: Path) -> dict[str, Any]:
     """Reads and checks `dataset.json`."""
     path = directory / INFO
     if not path.is_file():
-        raise DataError(f"there is no {path}; make a dataset with `writehead prepare`")
+        raise DataError(f"{path} does not exist; make a dataset with `writehead prepare`")
     info = read_json(path, {"format": int}, DataError, "prepare the dataset again")
     if info["format"] != FORMAT:
         raise DataError(

@@ -18,7 +18,7 @@ EMPTY, TOO_LONG, DUPLICATE = "empty", "too long", "duplicate"
 IDENTICAL, RATIO = "source and target identical", "lengths too unlike"
 HELD_OUT = "also in the held-out text"
 REASONS = (EMPTY, TOO_LONG, IDENTICAL, RATIO, DUPLICATE, HELD_OUT)
-RATIO_SLACK = 4  # tokens added to the shorter side, because one word decides little in "Yes."
+RATIO_SLACK = 4  # tokens added to the shorter side, because ratios of few tokens mean little
 CHUNK_LINES, CHUNK_CHARACTERS = 2000, 1 << 20
 
 
@@ -55,8 +55,8 @@ class Encoded:
 def encode_chunk(
     chunk: list[Row], tokenizer: Tokenizer, config: PrepareConfig, is_train: bool, threads: int
 ) -> Encoded:
-    """Encodes a chunk; only the training split drops lines that a model could read."""
-    # no token has more characters than MAX_PIECE, so a cut text still exceeds the limit
+    """Encodes a chunk; only `is_train` drops identical sides and unlike lengths."""
+    # a token has at most MAX_PIECE characters, so a text that is cut still exceeds the limit
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1
     texts = [tuple(map(normalise, row)) for row in chunk]
     ids = [
@@ -84,7 +84,7 @@ def encode_chunk(
 def _reason(
     texts: Sequence[str], lengths: Sequence[int], config: PrepareConfig, is_train: bool
 ) -> str | None:
-    """Why a line is dropped, or None."""
+    """Returns the reason to drop a line, or None."""
     limit = config.token_limit
     if not all(texts):
         return EMPTY
@@ -100,6 +100,6 @@ def _reason(
 
 
 def _hash(texts: Iterable[str]) -> int:
-    """A 64-bit hash of a line, to find duplicates."""
+    """Returns a 64-bit hash of a line, to find duplicates."""
     joined = "\n".join(texts).encode()
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")

@@ -1,6 +1,6 @@
-"""Hugging Face datasets as corpora: parquet files in a folder, or downloaded from the hub.
+"""Reads Hugging Face datasets: parquet files in a folder, or downloaded from the hub.
 
-The extra `hub` installs the packages for this. `wmt14` and `lm1b` are the paper's datasets.
+The extra `hub` installs the packages that this needs. `wmt14` and `lm1b` are the paper's datasets.
 """
 
 import re
@@ -14,12 +14,12 @@ from writehead.data.sources import Corpus, Inputs, Row, file_identity
 from writehead.errors import DataError
 from writehead.util.extras import requires
 
-# short name -> repository and pair; the paper translates English into German
+# short name: repository and pair of languages; the paper translates English into German
 NAMED: dict[str, tuple[str, str | None]] = {
     "wmt14": ("wmt/wmt14", "en-de"),
     "lm1b": ("billion-word-benchmark/lm1b", None),
 }
-# the hub converts datasets whose own files have another format to parquet in the second revision
+# the second revision has the hub's conversions of datasets in other formats to parquet
 REVISIONS = ("main", "refs/convert/parquet")
 SPLIT_NAMES = {"train": "train", "dev": "validation|valid|dev", "test": "test"}
 
@@ -55,7 +55,7 @@ class ParquetRows:
                     names = [column.path for column in file.schema]
                     if missing := sorted(set(columns) - set(names)):
                         raise DataError(
-                            f"{path} has {' and '.join(names)}, but not {' and '.join(missing)}; "
+                            f"{path} has {' and '.join(names)}, but lacks {' and '.join(missing)}; "
                             f"choose a dataset of text, or a pair of languages that it has"
                         )
                     for batch in file.iter_batches(columns=columns):
@@ -70,10 +70,10 @@ class ParquetRows:
 
 
 def hub_inputs(name: str, pair: str | None = None) -> Inputs:
-    """The splits of a dataset: a folder of parquet files, a short name, or a name on the hub.
+    """Returns the splits of a folder of parquet files, a short name, or a name on the hub.
 
-    pair: source and target language, such as `en-de` for English into German. The dataset's own
-    folder may have either order.
+    pair: source and target language, such as `en-de` for English into German. The name of the
+    dataset's own folder may have either order.
     """
     folder, (repository, default_pair) = Path(name), NAMED.get(name, (name, None))
     if folder.exists():
@@ -102,15 +102,15 @@ def _languages(pair: str | None) -> Pair | None:
         return None
     source, _, target = pair.partition("-")
     if not source or not target or "-" in target or source == target:
-        raise DataError(f"the pair {pair!r} must be two languages, source-target, such as en-de")
+        raise DataError(f"pair={pair!r} must be a source and a target language, such as en-de")
     return source, target
 
 
 def _parquet_files(folder: Path, languages: Pair | None) -> list[Path]:
-    """The parquet files, sorted; only those of the pair's own folder if there is one."""
-    found = sorted(folder.rglob("*.parquet"))
+    """Returns the parquet files, sorted; only those of the pair's own folder if it has one."""
+    files = sorted(folder.rglob("*.parquet"))
     own = {"-".join(languages), "-".join(reversed(languages))} if languages else set()
-    return [path for path in found if own.intersection(path.relative_to(folder).parts)] or found
+    return [path for path in files if own.intersection(path.relative_to(folder).parts)] or files
 
 
 def _download(repository: str, languages: Pair | None) -> Path:

@@ -28,7 +28,7 @@ from writehead.util.locks import locked
 from writehead.util.progress import Reporter
 from writehead.util.threads import available_cores, run_interruptibly
 
-MAX_SAMPLE_LINE = 1000  # characters, which limits the memory of the sample
+MAX_SAMPLE_LINE = 1000  # characters, to limit the memory of the sample
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def prepare(
     progress: Reporter | None = None,
     fit_vocab_size: bool = False,
 ) -> Dataset:
-    """Makes a dataset, which appears when complete; the same text and config give the same bytes.
+    """Makes a dataset, or nothing at all; the same text and config give the same bytes.
 
     An existing dataset of the same text and config is opened; any other is an error. After an
     interruption, the next attempt uses the same tokenizer. `threads` encode the text, by default
@@ -58,10 +58,10 @@ def prepare(
     largest possible one.
     """
     if inputs.sides != len(SIDES[config.task]):
-        raise DataError(f"the task {config.task} takes {len(SIDES[config.task])} text(s) per line")
+        raise DataError(f"task={config.task!r} needs {len(SIDES[config.task])} text(s) per line")
     check_vocab_size(config.vocab_size)  # before all the text is read
     splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
-    sources = [{"split": name, **corpus.identity()} for name, some in splits for corpus in some]
+    sources = [{"split": name, **text.identity()} for name, texts in splits for text in texts]
     job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
     path = Path(os.path.abspath(directory))
     kept = path.with_name(f".{path.name}.{_tokenizer_key(job)}.tokenizer")
@@ -81,14 +81,14 @@ def prepare(
             kept.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"{directory} could not be made: {error.strerror or error}; check the path and the "
+            f"{directory} could not be written: {error.strerror or error}; check the path and the "
             f"free disk space"
         ) from error
     return Dataset.open(directory)
 
 
 def _is_prepared(directory: Path, job: _Job) -> bool:
-    """Whether the dataset exists; raises DataError if something else does."""
+    """Returns whether this dataset exists; raises DataError if `directory` has something else."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return False
     if not (directory / INFO).is_file():
@@ -159,13 +159,13 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
 
 
 def _train(job: _Job, sample: list[str]) -> Tokenizer:
-    wanted = job.config.vocab_size
-    job.report.say(f"training a tokenizer with a vocabulary of {wanted:,} …")
+    vocab_size = job.config.vocab_size
+    job.report.say(f"training a tokenizer with a vocabulary of {vocab_size:,} …")
     texts, seed = filter(None, map(normalise, sample)), job.config.seed
-    tokenizer = Tokenizer.train(texts, wanted, seed=seed, fit_vocab_size=job.fit_vocab_size)
-    if tokenizer.vocab_size < wanted:
+    tokenizer = Tokenizer.train(texts, vocab_size, seed=seed, fit_vocab_size=job.fit_vocab_size)
+    if tokenizer.vocab_size < vocab_size:
         job.report.say(
-            f"the text is too small for a vocabulary of {wanted:,}; using the largest possible "
+            f"the text is too small for a vocabulary of {vocab_size:,}; using the largest possible "
             f"one, {tokenizer.vocab_size:,}"
         )
     return tokenizer
@@ -199,7 +199,7 @@ class _Reservoir:
 def _encode_split(
     job: _Job, tokenizer: Tokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
-    """Writes the files of a split; of `train`, also those of the lines held out as dev."""
+    """Writes the files of a split; for `train`, also those of the lines held out as dev."""
     is_train, config = split == "train", job.config
     dev_lines: list[int] = []
     if is_train and not job.inputs.dev:
@@ -211,25 +211,25 @@ def _encode_split(
     with ExitStack() as files, job.report.stage(f"encoding {split}", lines) as update:
         writers = {name: _SplitWriter(folder, name, SIDES[config.task], files) for name in names}
         for chunk in chunked(rows):
-            part = encode_chunk(chunk, tokenizer, config, is_train, job.threads)
-            leaked = held_out.contains(part.hashes) & is_train
+            encoded = encode_chunk(chunk, tokenizer, config, is_train, job.threads)
+            leaked = held_out.contains(encoded.hashes) & is_train
             keep = ~leaked
             if is_train and not config.keep_duplicates:
-                keep[keep] = seen.add(part.hashes[keep])
+                keep[keep] = seen.add(encoded.hashes[keep])
             if not is_train:
-                held_out.add(part.hashes)
-            dropped.update(part.dropped)
+                held_out.add(encoded.hashes)
+            dropped.update(encoded.dropped)
             dropped[HELD_OUT] += int(leaked.sum())
             dropped[DUPLICATE] += int((~keep & ~leaked).sum())
-            normalised += part.normalised
-            is_dev = np.isin(part.lines + read, dev_lines)
+            normalised += encoded.normalised
+            is_dev = np.isin(encoded.lines + read, dev_lines)
             for name, writer in writers.items():
-                writer.add(part, keep & (~is_dev if name == split else is_dev))
-            read += part.total
+                writer.add(encoded, keep & (~is_dev if name == split else is_dev))
+            read += encoded.total
             update(read)
     counts = {"lines": lines, "dropped": _in_order(dropped), "normalised": normalised}
     if read != lines:
-        raise DataError(f"the text changed while it was read, from {lines:,} lines to {read:,}")
+        raise DataError(f"the text changed from {lines:,} to {read:,} lines while it was read")
     if not writers[split].sequences:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in _in_order(dropped).items())
         raise DataError(f"none of the {lines:,} {split} lines can be used ({reasons})")
@@ -257,11 +257,11 @@ class _SplitWriter:
         for offsets in self._offsets:
             offsets.write(bytes(8))  # the first offset is 0
 
-    def add(self, part: Encoded, chosen: NDArray[np.bool_]) -> None:
+    def add(self, encoded: Encoded, chosen: NDArray[np.bool_]) -> None:
         self.sequences += int(chosen.sum())
         for i, side in enumerate(self._counts):
-            lengths = part.lengths[i]
-            self._tokens[i].write(part.tokens[i][np.repeat(chosen, lengths)].tobytes())
+            lengths = encoded.lengths[i]
+            self._tokens[i].write(encoded.tokens[i][np.repeat(chosen, lengths)].tobytes())
             ends = np.cumsum(lengths[chosen]) + self._counts[side]
             self._offsets[i].write(ends.astype(np.uint64).tobytes())
             self._counts[side] += int(lengths[chosen].sum())
@@ -274,7 +274,7 @@ class _SplitWriter:
 class _HashSet:
     """A set of 64-bit hashes that takes eight bytes per hash.
 
-    It is a list of sorted arrays. A new array is merged with the last ones if they are not larger,
+    It is a list of sorted arrays. A new array is merged with the last ones unless they are larger,
     so there are few arrays, and each hash is moved a logarithmic number of times.
     """
 
@@ -282,14 +282,14 @@ class _HashSet:
         self._runs: list[NDArray[np.uint64]] = []
 
     def contains(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        found = np.zeros(len(hashes), dtype=np.bool_)
+        known = np.zeros(len(hashes), dtype=np.bool_)
         for run in self._runs:
             place = np.searchsorted(run, hashes)
-            found |= run[np.minimum(place, len(run) - 1)] == hashes
-        return found
+            known |= run[np.minimum(place, len(run) - 1)] == hashes
+        return known
 
     def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Adds hashes; returns which were new, and of several equal ones only the first."""
+        """Adds hashes; returns which are new, where only the first of equal hashes counts."""
         new = np.zeros(len(hashes), dtype=np.bool_)
         new[np.unique(hashes, return_index=True)[1]] = True
         new &= ~self.contains(hashes)

@@ -1,7 +1,7 @@
-"""The text a dataset is made from: files, compressed or not, or the built-in corpus.
+"""The text that a dataset is made from: files, compressed or not, or the built-in corpus.
 
 A corpus has one side (text for a language model) or two (source and target). It is read twice, once
-to count and sample its lines and once to encode them, and is never held in memory.
+to count and sample its lines and once to encode them, but never loaded into memory.
 """
 
 import bz2
@@ -56,7 +56,7 @@ class Inputs:
         """1 for a language model's text, 2 for translation."""
         counts = {corpus.sides for corpora in self.splits().values() for corpus in corpora}
         if len(counts) != 1 or not self.train:
-            raise DataError("pass training text, and either pairs or plain text in all splits")
+            raise DataError("pass training text, and either pairs or plain text for all splits")
         return counts.pop()
 
 
@@ -90,7 +90,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class Embedded:
-    """English and German of the built-in grammar, which needs no file."""
+    """English and German pairs of the built-in grammar, which needs no file."""
 
     split: str
     pairs: int
@@ -99,24 +99,24 @@ class Embedded:
     sides: int = 2
 
     def identity(self) -> dict[str, Any]:
-        """The arguments; the grammar makes the same pairs each time."""
+        """The arguments of the grammar, which determine the pairs."""
         words = {} if self.max_words is None else {"max_words": self.max_words}
         return {"embedded": self.split, "pairs": self.pairs, "seed": self.seed, **words}
 
     def rows(self) -> Iterator[Row]:
-        """Yields the pairs as the grammar makes them."""
+        """Yields the pairs that the grammar generates."""
         from writehead.data.corpus import pairs
 
         return pairs(self.split, self.pairs, self.seed, self.max_words)
 
 
 def parallel_files(source: Paths, target: Paths, dev_source: Paths, dev_target: Paths) -> Inputs:
-    """Pairs of files: the first source with the first target, and so on."""
-    for ours, theirs in ((source, target), (dev_source, dev_target)):
-        if len(ours) != len(theirs):
+    """Pairs the first source file with the first target file, and so on."""
+    for sources, targets in ((source, target), (dev_source, dev_target)):
+        if len(sources) != len(targets):
             raise DataError(
-                f"{len(ours)} source files cannot pair with {len(theirs)} target files; pass as "
-                f"many of each"
+                f"{len(sources)} source files do not match {len(targets)} target files; pass the "
+                f"same number of each"
             )
     train, dev = zip(source, target, strict=True), zip(dev_source, dev_target, strict=True)
     return Inputs(train=tuple(map(TextFiles, train)), dev=tuple(map(TextFiles, dev)))
@@ -129,7 +129,7 @@ def text_files(text: Paths, dev_text: Paths) -> Inputs:
 
 
 def embedded(pairs: int, *, max_words: int | None = None, held_out: int = 1000) -> Inputs:
-    """The built-in corpus with its held-out sets; optionally, sentences of few words only."""
+    """The built-in corpus with its held-out sets; `max_words` limits the English sentences."""
     if pairs < 1:
         raise DataError(f"pairs={pairs} must be at least 1")
     counts = {"train": pairs, "dev": min(held_out, pairs), "test": min(held_out, pairs)}
@@ -139,7 +139,7 @@ def embedded(pairs: int, *, max_words: int | None = None, held_out: int = 1000) 
 def file_identity(path: Path) -> dict[str, Any]:
     """The name, size and SHA-256 of a file."""
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file, which can be read twice; save it as one")
+        raise DataError(f"{path} is not a regular file and cannot be read twice; save it as one")
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -166,6 +166,6 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from error
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read: {reason}; copy or make it again") from error
+        raise DataError(f"{path} cannot be read: {reason}; copy or create it again") from error
     if number == 0:
         raise DataError(f"{path} is empty; use a file with one sentence per line")

@@ -1,4 +1,4 @@
-"""Text to token ids and back: sentencepiece BPE with byte fallback, so that no text is unknown.
+"""Converts text to token ids and back, with sentencepiece BPE; bytes encode unknown characters.
 
 All text is normalised here and nowhere else. Decoding the ids of a text gives the normalised text.
 """
@@ -18,10 +18,10 @@ from writehead.util.files import write_file
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 BOS = PAD  # decoding starts from padding, as in the paper's library
-MIN_VOCAB_SIZE = 256 + 3 + 1  # the bytes, the special tokens, and one more
+MIN_VOCAB_SIZE = 256 + 3 + 1  # bytes, special tokens, and one more
 MAX_PIECE = 16  # maximum characters per token
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
-MAX_MARKS = 30
+MAX_MARKS = 30  # in a row
 
 # Control characters that are not white space, soft hyphens, zero-width spaces, byte order marks,
 # directional and interlinear marks. Joiners stay: emoji and several scripts need them.
@@ -63,7 +63,7 @@ def _limit_marks(run: re.Match[str]) -> str:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raises DataError if no text can have so small a vocabulary."""
+    """Raises DataError if the vocabulary is too small for any text."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(f"vocab_size={vocab_size} is too small; use {MIN_VOCAB_SIZE} or more")
 
@@ -98,7 +98,7 @@ class Tokenizer:
         check_vocab_size(vocab_size)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
-        # the model records each option that is passed, even a default, and so does its fingerprint
+        # the model file, and so its fingerprint, records each option that is passed, even a default
         limit: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -162,11 +162,11 @@ class Tokenizer:
         return list(self._call(self._pieces.encode, clean, num_threads=threads))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of some ids, ignoring PAD and EOS."""
+        """Returns the text of token ids, ignoring PAD and EOS."""
         return str(self._call(self._pieces.decode, [int(i) for i in ids if i not in (PAD, EOS)]))
 
     def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:
-        """Turns errors of sentencepiece into DataError."""
+        """Calls sentencepiece; converts its errors to DataError."""
         try:
             return method(argument, **options)
         except (RuntimeError, ValueError, IndexError) as error:
@@ -174,11 +174,11 @@ class Tokenizer:
 
 
 def _explain(vocab_size: int, error: str) -> str:
-    """Rewrites an error of sentencepiece's training."""
+    """Returns a clearer message for an error in sentencepiece's training."""
     if "sentences_.empty()" in error:
         return "every line is empty, so no vocabulary can be learned; use text with words"
     if largest := re.search(r"value <= (\d+)", error):
         return f"vocab_size={vocab_size} is too large for this text; use {largest[1]} or less"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return f"vocab_size={vocab_size} is too small for this text; use more than {smallest[1]}"
-    return f"no vocabulary of {vocab_size} can be learned: {error}"
+    return f"a vocabulary of {vocab_size} cannot be learned: {error}"

@@ -14,26 +14,26 @@ WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script witho
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
-WINDOW_TOKENS = 1 << 20  # limit for the lines of a window
+WINDOW_TOKENS = 1 << 20  # limit for the lines of a window, sources and outputs
 
 
 @dataclass(frozen=True)
 class Batching:
     """The sizes of batches.
 
-    A batch has at most `tokens`: rows × beam × (longest source or prompt + longest output). By
-    default, that is 16,384 on a CPU and 131,072 elsewhere.
+    `tokens` limits rows × beam × (longest source or prompt + longest output) of a batch. The
+    default is 16,384 on a CPU and 131,072 elsewhere.
     """
 
     tokens: int | None = None
-    lines: int = 4096  # to read before decoding, so that a batch has lines of similar lengths
+    lines: int = 4096  # read before decoding, so that a batch has lines of similar lengths
 
     def __post_init__(self) -> None:
         check_types(self)
         check_sizes(self, "tokens", "lines")
 
     def budget(self, device: str) -> int:
-        """Returns the maximum number of tokens per batch on a kind of device."""
+        """Returns the maximum number of tokens per batch on a device type, such as "cuda"."""
         return self.tokens or (16_384 if device == "cpu" else 131_072)
 
 
@@ -49,7 +49,7 @@ class Job:
 
 
 def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
-    """Yields the jobs of up to `most` lines at a time, or fewer if they are long."""
+    """Yields the jobs of up to `most` lines at a time, of fewer lines if they are long."""
     window: list[list[Job]] = []
     tokens = 0
     for jobs in lines:
@@ -63,13 +63,13 @@ def windows(lines: Iterable[list[Job]], most: int) -> Iterator[list[list[Job]]]:
 
 
 def longest_first(jobs: Sequence[Job]) -> list[int]:
-    """Returns indices of jobs, longest first, so that running out of memory happens early."""
+    """Returns the indices of jobs, longest first, so that memory runs out early if at all."""
     lengths = [(len(job.tokens), job.max_length) for job in jobs]
     return sorted(range(len(jobs)), key=lengths.__getitem__, reverse=True)
 
 
 def batch_cost(jobs: Sequence[Job], beam: int) -> int:
-    """Returns the tokens of a batch, including padding."""
+    """Returns the number of tokens in a batch, including padding."""
     longest = max(len(job.tokens) for job in jobs) + max(job.max_length for job in jobs)
     return len(jobs) * beam * longest
 
@@ -111,8 +111,8 @@ def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> lis
     bounds = sorted({0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)})
     if len(bounds) == 2:
         bounds.insert(1, _middle(text))
-    parts = (text[begin:end] for begin, end in itertools.pairwise(bounds))
-    return [piece for part in parts for piece in split_text(part, encode, limit)]
+    sentences = (text[begin:end] for begin, end in itertools.pairwise(bounds))
+    return [piece for sentence in sentences for piece in split_text(sentence, encode, limit)]
 
 
 def _middle(text: str) -> int:

@@ -1,9 +1,9 @@
 """Beam search over a step function, with the length penalty ((5 + length) / 6)^alpha.
 
-Every sentence keeps `beam` live hypotheses, and the best that have ended. A step considers the
-2 × beam best continuations: those that end, if among the first `beam`, join the ended; the best of
-the others live on. A sentence is done when none of its live hypotheses could still enter its
-n-best, whatever came next; that is seen from its own numbers alone.
+Each sentence has `beam` live hypotheses and a pool of its best ended ones. A step considers the
+2 × beam best continuations. Those that end are added to the pool if they are among the first
+`beam`; the best of the others become the live hypotheses. A sentence is done when no live
+hypothesis can still enter its n-best list. Other sentences have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,17 +26,17 @@ from writehead.decoding.search import (
 )
 from writehead.errors import ConfigError, ShapeError
 
-NEVER = float("-inf")
+NEVER = float("-inf")  # the score of an empty slot
 
 
 @dataclass(frozen=True, eq=False)
 class BeamStep:
-    """What one step of a beam search chose from: each sentence's best continuations, best first.
+    """The continuations that one step of a beam search considers in each sentence, best first.
 
-    scores: [b, 2 × beam], log-probabilities, NEVER where there is none. tokens: [b, 2 × beam, t],
-    whole hypotheses. ended: [b, 2 × beam]. cut: [b], whether none may grow longer. over: [b],
-    whether the sentence is done with this step, or was before. largest: [b], the largest magnitude
-    of the logits.
+    scores: [b, 2 × beam], log probabilities, or NEVER in an empty slot. tokens: [b, 2 × beam, t],
+    whole hypotheses. ended: [b, 2 × beam]. cut: [b], whether the maximum length is reached. over:
+    [b], whether the sentence is done after this step. largest: [b], the largest magnitude of the
+    logits.
     """
 
     scores: Tensor
@@ -62,9 +62,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Returns up to n_best hypotheses per sentence, best first.
 
-    A hypothesis that reaches its maximum length competes as it is, unfinished. Scores and lengths
-    include a forced prefix. With beam=1 this is greedy search. `observe` is called at each step,
-    unless beam=1.
+    A hypothesis that reaches its maximum length is ranked as it is, unfinished. Scores and lengths
+    include a forced prefix. With beam=1, this is greedy search, and `observe` is not called; else
+    it is called after each step.
     """
     config = check_options(config)
     if config.temperature is not None:
@@ -98,16 +98,16 @@ def beam_search(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Hypotheses of each sentence, best first. Every tensor is [b, count, …]."""
+    """`count` hypotheses per sentence. Every tensor is [b, count], unless noted."""
 
-    scores: Tensor  # what they are ranked by; NEVER where there is none
+    scores: Tensor  # with length penalty, for ranking; NEVER in an empty slot
     log_p: Tensor
     tokens: Tensor  # [b, count, longest]
     lengths: Tensor
     ended: Tensor
 
     def best(self, count: int) -> "_Pool":
-        """The `count` best, the earlier of equals first."""
+        """Returns the `count` best, best first; of equal ones, the earlier comes first."""
         order = self.scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
         wide = order.unsqueeze(2).expand(-1, -1, self.tokens.shape[2])
         return _Pool(
@@ -119,20 +119,20 @@ class _Pool:
         )
 
     def joined(self, other: "_Pool") -> "_Pool":
-        """These, then those of `other`."""
+        """Returns the hypotheses of both pools, those of `other` last."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return _Pool(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 class _Beams:
-    """The live hypotheses of b sentences and those that have ended, as tensors of fixed shape."""
+    """The live and the ended hypotheses of b sentences, in tensors of fixed shape."""
 
     def __init__(
         self, config: DecodeConfig, constraints: Constraints, b: int, device: torch.device
     ) -> None:
         self.config, self.constraints = config, constraints
         shape = (b, config.width)
-        # all beams begin alike, so only the first may speak
+        # all beams start equal, so only the first is live
         self.live = torch.full(shape, NEVER, device=device)
         self.live[:, 0] = 0.0
         self.tokens = torch.zeros(*shape, constraints.longest, dtype=torch.long, device=device)
@@ -147,13 +147,13 @@ class _Beams:
         )
 
     def advance(self, log_p: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """Takes log_p [b, beam, vocab_size]; returns the next tokens [rows] and whence they come.
+        """Takes log_p [b, beam, vocab_size]; returns next tokens and their parents, both [rows].
 
-        The rows answered are those that a state is to be reordered by.
+        The parents are the rows to pass to `SearchState.reorder`.
         """
         beam, vocab_size = log_p.shape[1:]
         live = self.live.unsqueeze(2)
-        # where nothing lives, whatever the model says is not heard, NaN included
+        # the logits of an empty slot are ignored, even if they are NaN
         totals = torch.where(live == NEVER, NEVER, live + log_p).flatten(1)  # [b, beam vocab_size]
         scores, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
         parents, tokens = places // vocab_size, places % vocab_size  # [b, 2 beam]
@@ -168,13 +168,13 @@ class _Beams:
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :beam]
         self.live = scores.gather(1, order)
         self.tokens = histories[self.sentences, order]
-        # a sentence that is done has nothing live, and so changes no more
+        # a sentence that is done has no live hypothesis and does not change any more
         self.live = self.live.masked_fill(self._decided(t + 1).unsqueeze(1), NEVER)
         rows = self.sentences * beam + parents.gather(1, order)
         return tokens.gather(1, order).flatten(), rows.flatten()
 
     def last_step(self, t: int, largest: Tensor) -> BeamStep:
-        """What the step that chose the t-th tokens chose from."""
+        """Returns the continuations that step t, the last one, considered."""
         scores, histories = self.considered
         ended = histories[:, :, t] == self.constraints.eos
         cut = t + 1 >= self.constraints.max_lengths
@@ -182,7 +182,7 @@ class _Beams:
         return BeamStep(scores, histories[:, :, : t + 1], ended, cut, over, largest)
 
     def over(self) -> Tensor:
-        """[rows], whether the row's sentence has no live hypothesis left."""
+        """Returns [rows]: whether the row's sentence has no live hypothesis left."""
         return (self.live == NEVER).all(dim=1).repeat_interleave(self.live.shape[1])
 
     def all_done(self) -> bool:
@@ -190,9 +190,9 @@ class _Beams:
         return bool((self.live == NEVER).all())
 
     def results(self) -> list[list[Hypothesis]]:
-        """The n_best of each sentence."""
+        """Returns the n-best list of each sentence."""
         done = self.done.best(self.config.n_best)
-        # empty places come last; a sentence without any is an error, raised where it is made
+        # empty slots come last; make_hypotheses raises an error for a sentence with nothing else
         counts = (done.scores != NEVER).sum(dim=1).clamp(min=1).tolist()
         fields = (done.tokens, done.lengths, done.scores, done.log_p, done.ended)
         return [
@@ -203,18 +203,18 @@ class _Beams:
     def _finish(
         self, log_p: Tensor, histories: Tensor, ended: Tensor, cut: Tensor, length: int
     ) -> None:
-        """Adds to the done those of the candidates [b, beam] that end here or are cut here."""
+        """Adds the candidates [b, beam] that end or are cut at `length` to the pool."""
         penalty = float(length_penalty(length, self.config.alpha))
         scores = (log_p / penalty).masked_fill(~(ended | cut), NEVER)
         lengths = torch.full_like(histories[:, :, 0], length)
-        found = _Pool(scores, log_p, histories, lengths, ended)
-        self.done = self.done.joined(found).best(self.done.scores.shape[1])
+        candidates = _Pool(scores, log_p, histories, lengths, ended)
+        self.done = self.done.joined(candidates).best(self.done.scores.shape[1])
 
     def _decided(self, length: int) -> Tensor:
-        """[b]: whether no live hypothesis of `length` tokens can still enter the n-best.
+        """Returns [b]: whether no live hypothesis of `length` tokens can still enter the n-best.
 
-        Its log-probability can only fall, so at best it stays, and is divided by the penalty of
-        the longest possible sequence (of the shortest, where alpha is negative).
+        A log probability can only fall, so the bound divides the current one by the penalty of the
+        longest possible sequence, or of the shortest if alpha is negative.
         """
         alpha = self.config.alpha
         longest = self.constraints.max_lengths

@@ -1,4 +1,4 @@
-"""The engine: decodes text with a model and its tokenizer, in batches and in order."""
+"""The engine: decodes text with a model and its tokenizer, in batches; keeps the input order."""
 
 import dataclasses
 import logging
@@ -28,7 +28,7 @@ BEAM = 4  # default for translation, as in §4.2
 
 @dataclass(frozen=True)
 class ScoredText:
-    """One output text; its numbers are those of its `Hypothesis`."""
+    """A decoded text; see `Hypothesis` for the other fields."""
 
     text: str
     score: float
@@ -63,12 +63,12 @@ class Engine:
         *,
         graphs: bool = True,
     ) -> None:
-        """If `graphs`, decoding on a GPU uses captured CUDA graphs where possible."""
+        """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
         config = model.config
         if tokenizer.vocab_size > config.vocab_size or config.eos != EOS:
             raise DataError(
                 f"the tokenizer ({tokenizer.vocab_size} tokens, eos={EOS}) does not fit the model "
-                f"({config.vocab_size} tokens, eos={config.eos}); use the one of its training"
+                f"({config.vocab_size} tokens, eos={config.eos}); use the one it was trained with"
             )
         self.model = model
         self.tokenizer = tokenizer
@@ -110,18 +110,18 @@ class Engine:
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
-        """Translates lines, in order, by default with beam search of 4 beams.
+        """Translates lines, in order, by default by beam search with beam=4.
 
         `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
-        have 50 tokens more than its source. `first` is the index of the first line, for seeds.
+        be 50 tokens longer than its source. `first` is the index of the first line, for seeds.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
         if self.model.config.source_positions < 2:
-            raise ConfigError("a model with one source position cannot read text; train with more")
+            raise ConfigError("source_positions=1 has no room for text; use a model with more")
         options = self._checked(options, BEAM)
-        starts = None if prefixes is None else _texts(prefixes, "prefix")
-        pairs = _paired(_texts(lines, "line"), starts)
+        checked = None if prefixes is None else _texts(prefixes, "prefix")
+        pairs = _paired(_texts(lines, "line"), checked)
         jobs = (
             self._translation_jobs(i, line, prefix, options)
             for i, (line, prefix) in enumerate(pairs, first)
@@ -168,7 +168,7 @@ class Engine:
         return self._pieces(job.tokens[1:], tokens)
 
     def _pieces(self, prompt: list[int], tokens: Iterator[int]) -> Iterator[str]:
-        """Yields what each token adds to the text, once later tokens cannot change it."""
+        """Yields the text that each token adds, once later tokens cannot change it."""
         seen = list(prompt)
         length = len(self.tokenizer.decode(seen))
         for token in tokens:
@@ -200,9 +200,9 @@ class Engine:
         limit = self.model.config.source_positions - 1  # eos needs one
         pieces, shortened = split_line(text, self.tokenizer.encode, limit)
         if shortened or len(pieces) > 1:
-            what = f"longer than the {limit} tokens of the model's input"
-            what = f"cut to {LINE_TOKENS} tokens with short words" if shortened else what
-            log.warning("line %d is %s; it is translated in %d pieces", line + 1, what, len(pieces))
+            problem = f"longer than the model's limit of {limit} source tokens"
+            problem = f"cut to {LINE_TOKENS} tokens and shorter words" if shortened else problem
+            log.warning("line %d is %s; translating %d pieces", line + 1, problem, len(pieces))
         forced = tuple(self.tokenizer.encode(prefix)) if pieces else ()
         jobs = []
         for tokens in pieces:
@@ -210,8 +210,8 @@ class Engine:
             length = min(max(length, options.min_length), self.model.config.target_positions)
             if len(forced) > length:
                 raise DataError(
-                    f"the prefix of line {line + 1} has {len(forced)} tokens, but max_length is "
-                    f"{length}; shorten it"
+                    f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
+                    f"max_length={length}; shorten it"
                 )
             seed, share = options.seed + line, 1 / len(pieces)
             jobs.append(Job([*tokens, EOS], length, seed, forced, share))
@@ -227,7 +227,7 @@ class Engine:
         room = positions - len(tokens) + 1  # the last generated token is not fed
         if room < least:
             raise DataError(
-                f"prompt {line + 1} has {len(tokens) - 1} tokens, but there are positions for "
+                f"prompt {line + 1} has {len(tokens) - 1} tokens, but the model has positions for "
                 f"{positions - least}; shorten it"
             )
         length, seed = min(options.max_length or room, room), options.seed + line * samples
@@ -244,32 +244,32 @@ class Engine:
         if not pieces:
             return EMPTY
         if len(pieces) == 1:
-            return Output(tuple(self._scored(one) for one in pieces[0]))
+            return Output(tuple(map(self._scored, pieces[0])))
         joined = []
-        for parts in zip(*pieces, strict=False):  # a piece may have fewer hypotheses than another
-            text = " ".join(filter(None, (self._scored(part).text for part in parts)))
-            total = sum(part.log_probability for part in parts)
-            length = sum(len(part.tokens) + part.finished for part in parts)
+        for row in zip(*pieces, strict=False):  # a piece may have fewer hypotheses than another
+            text = " ".join(filter(None, (self._scored(piece).text for piece in row)))
+            total = sum(piece.log_probability for piece in row)
+            length = sum(len(piece.tokens) + piece.finished for piece in row)
             score = total / float(length_penalty(length, alpha))
-            joined.append(ScoredText(text, score, total, all(part.finished for part in parts)))
-        joined.sort(key=lambda one: one.score, reverse=True)
+            joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
+        joined.sort(key=lambda scored: scored.score, reverse=True)
         return Output(tuple(joined), len(pieces))
 
 
-def _texts(texts: Iterable[str], what: str) -> Iterator[str]:
-    """Yields the texts of an iterable; raises DataError if one cannot be encoded as UTF-8."""
+def _texts(texts: Iterable[str], kind: str) -> Iterator[str]:
+    """Yields the texts; raises DataError if one is not a str or cannot be encoded as UTF-8."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise DataError(f"pass a list of texts, not {type(texts).__name__}")
-    return (_text(text, f"{what} {i}") for i, text in enumerate(texts, start=1))
+    return (_text(text, f"{kind} {i}") for i, text in enumerate(texts, start=1))
 
 
-def _text(text: str, what: str) -> str:
+def _text(text: str, name: str) -> str:
     if not isinstance(text, str):
-        raise DataError(f"{what} must be a str, not {type(text).__name__}")
+        raise DataError(f"{name} must be a str, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{what} is not UTF-8 (character {error.start + 1}); convert it") from error
+        raise DataError(f"{name} is not UTF-8 (character {error.start + 1}); convert it") from error
     return text
 
 
@@ -280,5 +280,5 @@ def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tu
         return
     for i, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
         if line is None or prefix is None:
-            raise DataError(f"line {i} or its prefix is missing; give one prefix per line")
+            raise DataError(f"line {i} or its prefix is missing; pass one prefix per line")
         yield line, prefix

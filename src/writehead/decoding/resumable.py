@@ -1,9 +1,9 @@
 """Output files that keep finished lines when a command is interrupted, and resume after them.
 
 Until all lines are finished, they are kept in a hidden folder `.NAME.<hex>.part` next to the
-output, which the writing process locks. Its `manifest.json` has everything the text depends on, and
-`output` the text so far. Its `journal` has a record per finished input line: a digest of the line
-and the offset at which its text ends in `output`.
+output, which the writing process locks. The folder has three files: `manifest.json`, everything the
+text depends on; `output`, the text so far; and `journal`, a record per finished input line with a
+digest of the line and the offset at which its text ends in `output`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 class ResumableFile:
     """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `attempted` tells whether an earlier attempt has finished lines, maybe with other settings.
+    `attempted` is true if an earlier attempt, maybe with other settings, has finished lines.
     """
 
     def __init__(self, path: Path, folder: Path, descriptor: int, attempted: bool) -> None:
@@ -127,22 +127,22 @@ def resumable_file(
 
 def _open_attempt(path: Path, manifest: str) -> ResumableFile:
     """Opens an abandoned attempt with this manifest, or a new one."""
-    same: tuple[Path, int] | None = None
+    match: tuple[Path, int] | None = None
     attempted = False
     for folder, descriptor in abandoned(path, SUFFIX):
         lines = _finished_lines(folder)
         attempted = attempted or lines > 0
-        if lines and same is None and (folder / MANIFEST).read_bytes() == manifest.encode():
-            same = folder, descriptor
+        if lines and match is None and (folder / MANIFEST).read_bytes() == manifest.encode():
+            match = folder, descriptor
             continue
         if not lines:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
-    if same is None:
-        same = create_hidden(path, SUFFIX, folder=True)
-        write_file(same[0] / MANIFEST, manifest)
+    if match is None:
+        match = create_hidden(path, SUFFIX, folder=True)
+        write_file(match[0] / MANIFEST, manifest)
         sync(path.parent)
-    return ResumableFile(path, *same, attempted)
+    return ResumableFile(path, *match, attempted)
 
 
 def _finished_lines(folder: Path) -> int:

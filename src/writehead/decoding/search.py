@@ -1,7 +1,7 @@
 """Greedy search and sampling over a step function, independent of any model.
 
 A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. The result
-of a row depends only on its own limits, seed and logits.
+for a row depends only on its own constraints, seed and logits.
 """
 
 import math
@@ -17,27 +17,27 @@ from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, s
 
 
 class SearchState(Protocol):
-    """What a search needs of a state; `DecoderState` is one."""
+    """The interface of a state that can be searched, such as `DecoderState`."""
 
     @property
     def first(self) -> Tensor:
-        """[rows], the tokens to feed first."""
+        """The first token to feed to each row, [rows]."""
 
     @property
     def beam(self) -> int:
-        """How many neighbouring rows belong to one sentence."""
+        """The number of rows per sentence; they are adjacent."""
 
     def expand(self, beam: int) -> Self:
-        """The state with `beam` rows for each of its own."""
+        """Returns a state with `beam` rows for each row of this one."""
 
     def begin(self, limits: Sequence[int]) -> None:
-        """A search of up to limits[i] tokens for sentence i begins; raises where it cannot."""
+        """Begins a search of up to limits[i] tokens for sentence i; raises if it is impossible."""
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i goes on from what was row rows[i]."""
+        """Makes row i continue the previous row rows[i]."""
 
     def stop(self, rows: Tensor) -> None:
-        """Rows where `rows` is true have ended; what they are fed from now on means nothing."""
+        """Marks the rows where `rows` is true as ended; later tokens for them are ignored."""
 
 
 S = TypeVar("S", bound=SearchState)
@@ -61,12 +61,12 @@ class Hypothesis:
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """What each of b sentences must begin with, and how long it may and must be."""
+    """The forced prefixes, and minimum and maximum lengths, of b sentences."""
 
     eos: int
     min_length: int
     max_lengths: Tensor  # [b]
-    limits: tuple[int, ...]  # the same, on the host
+    limits: tuple[int, ...]  # max_lengths on the host
     prefix: Tensor  # [b, longest prefix]
     prefix_lengths: Tensor  # [b]
 
@@ -80,28 +80,26 @@ class Constraints:
         b: int,
         device: torch.device,
     ) -> "Constraints":
-        """Constraints for b sentences, checked."""
+        """Checks and returns the constraints of b sentences."""
         if b < 1:
             raise ShapeError("this state has no rows; start one with at least one sentence")
         if eos < 0:
-            raise TokenError(f"eos={eos} is not a token id")
+            raise TokenError(f"eos={eos} must be a token id, at least 0")
         limits = _limits(config, max_lengths, b)
         starts = [()] * b if prefixes is None else [tuple(prefix) for prefix in prefixes]
-        for name, given in (("max_lengths", limits), ("prefixes", starts)):
-            if len(given) != b:
-                raise ShapeError(f"{len(given)} {name} for {b} sentences; give one each")
+        for name, values in (("max_lengths", limits), ("prefixes", starts)):
+            if len(values) != b:
+                raise ShapeError(f"got {len(values)} {name} for {b} sentences; pass one for each")
         least, most = max(1, config.min_length), config.max_length or math.inf
         for limit, prefix in zip(limits, starts, strict=True):
             if not least <= limit <= most:
-                raise ConfigError(f"a row's max_length={limit} must be from {least} to {most}")
+                raise ConfigError(f"max_lengths has {limit}; it must be from {least} to {most}")
             if len(prefix) > limit:
                 raise ConfigError(
-                    f"a forced prefix of {len(prefix)} tokens does not fit max_length={limit}"
+                    f"a forced prefix has {len(prefix)} tokens, more than max_length={limit}"
                 )
             if eos in prefix or min(prefix, default=0) < 0:
-                raise TokenError(
-                    f"a forced prefix must hold token ids other than the end token {eos}"
-                )
+                raise TokenError(f"a forced prefix must contain only token ids, without eos={eos}")
         width = max(map(len, starts))
         padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in starts]
         return cls(
@@ -115,13 +113,13 @@ class Constraints:
 
     @property
     def longest(self) -> int:
-        """The most steps that any sentence may take."""
+        """The largest of the maximum lengths."""
         return max(self.limits)
 
     def log_probabilities(self, logits: Tensor, t: int) -> Tensor:
-        """log P of each token as the t-th from 0, -inf where it is not allowed.
+        """Returns log P of each token at step t (from 0), or -inf for tokens that are not allowed.
 
-        logits: [b, …, vocab_size], of any floating type; the result is float32.
+        logits: [b, …, vocab_size], of any floating-point dtype; the result is float32.
         """
         vocab_size = logits.shape[-1]
         if t == 0:
@@ -134,24 +132,24 @@ class Constraints:
             log_p = log_p.masked_fill(tokens == self.eos, float("-inf"))
         if t < self.prefix.shape[1]:
             forced = (t < self.prefix_lengths).unsqueeze(1)
-            other = forced & (tokens != self.prefix[:, t].unsqueeze(1))  # [b, vocab_size]
+            excluded = forced & (tokens != self.prefix[:, t].unsqueeze(1))  # [b, vocab_size]
             log_p = log_p.masked_fill(
-                other.view(len(other), *[1] * (logits.dim() - 2), vocab_size), float("-inf")
+                excluded.view(len(excluded), *[1] * (logits.dim() - 2), vocab_size), float("-inf")
             )
         return log_p
 
 
 def _limits(config: DecodeConfig, max_lengths: Sequence[int] | None, b: int) -> list[int]:
-    """How long each of b rows may become."""
+    """Returns the maximum length of each of b sentences."""
     if max_lengths is not None:
         return list(max_lengths)
     if config.max_length is None:
-        raise ConfigError("there is no length limit; set max_length, or pass max_lengths")
+        raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
     return [config.max_length] * b
 
 
 def next_logits(step: Step[S], tokens: Tensor, state: S) -> Tensor:
-    """What `step` returns for tokens [rows], once its shape is seen to be [rows, vocab_size]."""
+    """Calls `step` with tokens [rows]; raises ShapeError unless it returns [rows, vocab_size]."""
     logits = step(tokens, state)
     if logits.dim() != 2 or len(logits) != len(tokens):
         raise ShapeError(
@@ -162,12 +160,12 @@ def next_logits(step: Step[S], tokens: Tensor, state: S) -> Tensor:
 
 
 def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
-    """((5 + length) / 6)^alpha: what a log-probability is divided by."""
+    """Returns the divisor of a log probability: ((5 + length) / 6)^alpha."""
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
 
 
 def check_options(options: object, beam: int = 1) -> DecodeConfig:
-    """Returns the options of a search, with its default `beam` if none is set."""
+    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
     if not isinstance(options, DecodeConfig):
         raise ConfigError(
             f"options must be a DecodeConfig, not {shown(options)} of type "
@@ -195,7 +193,7 @@ def greedy(
     constraints = Constraints.make(
         config, eos, prefixes, max_lengths, len(state.first), state.first.device
     )
-    return _follow(step, state, constraints, config.alpha, _likeliest)
+    return _follow(step, state, constraints, config.alpha, _most_likely)
 
 
 def sample(
@@ -220,8 +218,8 @@ def sample(
     constraints = Constraints.make(config, eos, prefixes, max_lengths, b, device)
     seeds = range(config.seed, config.seed + b) if seeds is None else seeds
     if len(seeds) != b:
-        raise ShapeError(f"{len(seeds)} seeds for {b} rows; give one each")
-    choose = _drawer(config, seeds, constraints.longest, device)
+        raise ShapeError(f"got {len(seeds)} seeds for {b} rows; pass one for each")
+    choose = _make_sampler(config, seeds, constraints.longest, device)
     return _follow(step, state, constraints, config.alpha, choose)
 
 
@@ -232,20 +230,20 @@ def stream(step: Step[S], state: S, config: DecodeConfig, *, eos: int) -> Iterat
     """
     config = check_options(config)
     if len(state.first) != 1:
-        raise ShapeError(f"this state has {len(state.first)} rows; only one can be streamed")
+        raise ShapeError(f"this state has {len(state.first)} rows; stream takes one with 1 row")
     constraints = Constraints.make(config, eos, None, None, 1, state.first.device)
     if config.temperature is None:
         _check_greedy(config)
-        choose: Choose = _likeliest
+        choose: Choose = _most_likely
     else:
-        choose = _drawer(config, [config.seed], constraints.longest, state.first.device)
+        choose = _make_sampler(config, [config.seed], constraints.longest, state.first.device)
     _begin(state, constraints)
     return _stream(_walk(step, state, constraints, choose), eos)
 
 
 def _stream(walk: Iterator[tuple[Tensor, Tensor, Tensor]], eos: int) -> Iterator[int]:
-    for tokens, gained, _ in walk:
-        check_numbers([float(gained)])
+    for tokens, log_p, _ in walk:
+        check_numbers([float(log_p)])
         token = int(tokens)
         if token != eos:
             yield token
@@ -256,14 +254,14 @@ def _check_greedy(config: DecodeConfig) -> None:
         raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
 
 
-def _likeliest(log_p: Tensor, t: int) -> Tensor:
+def _most_likely(log_p: Tensor, t: int) -> Tensor:
     return log_p.argmax(dim=-1)
 
 
-def _drawer(
+def _make_sampler(
     config: DecodeConfig, seeds: Sequence[int], longest: int, device: torch.device
 ) -> Choose:
-    """Draws up to `longest` tokens a row: one number a step, from the row's own generator."""
+    """Returns a function that samples tokens, one random number per step from each row's seed."""
     for seed in seeds:
         if not -(2**63) <= seed < 2**64:
             raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
@@ -274,26 +272,26 @@ def _drawer(
 
 
 def _draw(log_p: Tensor, u: Tensor, config: DecodeConfig) -> Tensor:
-    """The tokens [b] at which the cumulative probability passes u [b]."""
+    """Returns the tokens [b] at which the cumulative probability exceeds u [b]."""
     assert config.temperature is not None
-    # what float32 can divide by; past either limit the draw would be the same
+    # float32 cannot divide by values beyond these; the samples would be the same
     temperature = min(max(config.temperature, 1e-30), 1e30)
     ordered, tokens = torch.sort(log_p / temperature, dim=-1, descending=True, stable=True)
     if config.top_k is not None:
         ordered[:, config.top_k :] = float("-inf")
     p = torch.softmax(ordered, dim=-1)
     if config.top_p is not None:
-        before = p.cumsum(dim=-1) - p
-        p = p.masked_fill(before >= config.top_p, 0.0)
-    reached = p.cumsum(dim=-1)
-    place = (reached <= u.unsqueeze(1) * reached[:, -1:]).sum(dim=-1)
-    # where rounding left a gap at the end; a row without numbers takes any token
+        preceding = p.cumsum(dim=-1) - p
+        p = p.masked_fill(preceding >= config.top_p, 0.0)
+    cumulative = p.cumsum(dim=-1)
+    place = (cumulative <= u.unsqueeze(1) * cumulative[:, -1:]).sum(dim=-1)
+    # rounding may leave a gap at the end; a row of NaN takes any token
     place = torch.minimum(place, (p > 0.0).sum(dim=-1) - 1).clamp(min=0)
     return tokens.gather(1, place.unsqueeze(1)).squeeze(1)
 
 
 def _begin(state: S, constraints: Constraints) -> None:
-    """Makes sure that a state can be walked from, before its first step."""
+    """Begins a search with one row per sentence; raises if the state has beams."""
     if state.beam != 1:
         raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
     state.begin(constraints.limits)
@@ -302,9 +300,9 @@ def _begin(state: S, constraints: Constraints) -> None:
 def _walk(
     step: Step[S], state: S, constraints: Constraints, choose: Choose
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Step by step: the tokens [b] chosen, their log-probabilities, and whether each counts."""
+    """Yields per step, each [b]: the chosen tokens, their log P, and whether the row is live."""
     tokens = state.first
-    over = torch.zeros_like(tokens, dtype=torch.bool)  # ended, or as long as may be
+    over = torch.zeros_like(tokens, dtype=torch.bool)  # ended, or at the maximum length
     for t in range(constraints.longest):
         log_p = constraints.log_probabilities(next_logits(step, tokens, state), t)
         tokens = choose(log_p, t)
@@ -318,15 +316,15 @@ def _walk(
 def _follow(
     step: Step[S], state: S, constraints: Constraints, alpha: float, choose: Choose
 ) -> list[Hypothesis]:
-    """One hypothesis a row, each next token by `choose` from log-probabilities [b, vocab_size]."""
+    """Decodes one hypothesis per row; `choose` selects each token."""
     _begin(state, constraints)
     b, device = len(state.first), state.first.device
     produced = torch.zeros(b, constraints.longest, dtype=torch.long, device=device)
     total = torch.zeros(b, device=device)
     lengths = torch.zeros(b, dtype=torch.long, device=device)
     ended = torch.zeros(b, dtype=torch.bool, device=device)
-    for t, (tokens, gained, live) in enumerate(_walk(step, state, constraints, choose)):
-        total = torch.where(live, total + gained, total)
+    for t, (tokens, log_p, live) in enumerate(_walk(step, state, constraints, choose)):
+        total = torch.where(live, total + log_p, total)
         produced[:, t] = tokens
         lengths += live
         ended |= live & (tokens == constraints.eos)
@@ -336,27 +334,27 @@ def _follow(
 
 
 def make_hypotheses(
-    texts: Iterable[Sequence[int]],
+    sequences: Iterable[Sequence[int]],
     lengths: Sequence[int],
     scores: Sequence[float],
     log_probabilities: Sequence[float],
     finished: Sequence[bool],
 ) -> list[Hypothesis]:
-    """The hypotheses of these lengths, whose last tokens are end tokens where `finished`."""
+    """Returns a hypothesis per sequence; `lengths` include eos, which `finished` ones end with."""
     check_numbers(log_probabilities)
-    made = []
-    columns = (texts, lengths, scores, log_probabilities, finished)
-    for text, length, score, log_probability, is_finished in zip(*columns, strict=True):
+    hypotheses = []
+    columns = (sequences, lengths, scores, log_probabilities, finished)
+    for sequence, length, score, log_probability, is_finished in zip(*columns, strict=True):
         count = length - is_finished
-        tokens = tuple(text if count == len(text) else text[:count])
-        made.append(Hypothesis(tokens, score, log_probability, is_finished))
-    return made
+        tokens = tuple(sequence if count == len(sequence) else sequence[:count])
+        hypotheses.append(Hypothesis(tokens, score, log_probability, is_finished))
+    return hypotheses
 
 
 def check_numbers(log_probabilities: Sequence[float]) -> None:
-    """Raises where no token could be chosen, or the model's logits are not numbers."""
+    """Raises SearchError if a log probability is infinite or NaN."""
     if not all(map(math.isfinite, log_probabilities)):
         raise SearchError(
-            "the model's logits leave no token to choose; look for NaN in its weights, or for a "
-            "forced prefix or a min_length that they rule out"
+            "the model's logits allow no token; look for NaN in its weights, or for a forced "
+            "prefix or min_length to which they give no probability"
         )

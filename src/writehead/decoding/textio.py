@@ -17,7 +17,7 @@ from writehead.decoding.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
-SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; some readers end lines at others
+SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; the others may end lines
 ONE_LINE: dict[int, str | None] = {
     **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
     **{ord(separator): " " for separator in SEPARATORS},
@@ -94,10 +94,10 @@ class LineReader:
             return raw.decode("utf-8", "replace") if self._errors == "replace" else ""
 
     def report(self) -> None:
-        """Prints how many lines were not UTF-8, if any, on standard error."""
+        """Prints the number of lines that were not UTF-8, if any, on standard error."""
         if self._invalid:
-            what = "replaced by U+FFFD" if self._errors == "replace" else "treated as empty"
-            say(f"{plural(self._invalid, 'line')} of {self.name} with invalid UTF-8 {what}")
+            action = "replaced by U+FFFD" if self._errors == "replace" else "treated as empty"
+            say(f"{plural(self._invalid, 'line')} of {self.name} with invalid UTF-8 {action}")
 
 
 class _PipeReader:
@@ -153,14 +153,14 @@ def read_lines(path: str) -> Iterator[str]:
 
 
 def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator[list[Source]]:
-    """Yields groups of lines, each with the prefix of its output, empty without `prefixes`."""
+    """Yields groups of lines with the prefixes of their outputs; empty without `prefixes`."""
     count = 0
     starts = None if prefixes is None else iter(prefixes)
     for lines in groups:
-        given = [""] * len(lines) if starts is None else list(islice(starts, len(lines)))
-        if len(given) < len(lines):
-            raise DataError(f"line {count + len(given) + 1} has no prefix; add one for every line")
-        yield list(zip(lines, given, strict=True))
+        group = [""] * len(lines) if starts is None else list(islice(starts, len(lines)))
+        if len(group) < len(lines):
+            raise DataError(f"line {count + len(group) + 1} has no prefix; add one for every line")
+        yield list(zip(lines, group, strict=True))
         count += len(lines)
     if starts is not None and next(starts, None) is not None:
         raise DataError(f"there are more prefixes than the {plural(count, 'line')} of input")
@@ -263,10 +263,10 @@ def decode_lines(
     typed: bool,
     shown: bool,
 ) -> None:
-    """Decodes and writes all lines, `read` from a path, that no earlier attempt has finished.
+    """Decodes and writes all lines of the path `read` that no earlier attempt has finished.
 
-    Prints where an earlier attempt is resumed and, after an interruption or an error, how many
-    lines are kept. If `shown`, a counter is shown on the terminal.
+    Prints the line after which it resumes and, after an interruption or an error, how many lines
+    are kept. With `shown`, shows a counter on the terminal.
     """
     try:
         with counting(shown) as counter:
@@ -287,7 +287,7 @@ def decode_lines(
 def _unfinished(
     groups: Iterable[list[Source]], output: Output, name: str
 ) -> Iterator[list[Source]]:
-    """Yields the lines that no earlier attempt has finished; prints where it is resumed."""
+    """Yields the lines that no earlier attempt has finished; prints where it resumes."""
     groups = iter(groups)
     for group in groups:
         finished = output.skip(group)

@@ -1,4 +1,4 @@
-"""From jobs to hypotheses: rows of tokens decoded in batches that fit the device; knows no text."""
+"""Decodes jobs, which are rows of tokens, in batches that fit in the device's memory."""
 
 import dataclasses
 import logging
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[float], None]  # told how many more lines have finished, in parts if long
+Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
 
 
 class Worker:
-    """Decodes jobs by a model, of whose tokens the first `vocab_size` may be chosen."""
+    """Decodes jobs with a model; only the first `vocab_size` tokens can be generated."""
 
     def __init__(
         self,
@@ -47,41 +47,41 @@ class Worker:
         self.vocab_size = vocab_size
         self.batching = batching
         self._graphs = _make_graphs(model, vocab_size) if graphs else None
-        self.batch_tokens = batching.budget(model.device.type)  # less once memory ran out
+        self.batch_tokens = batching.budget(model.device.type)  # halved when memory runs out
 
     def work(
         self, lines: Iterable[list[Job]], options: DecodeConfig, progress: Progress | None
     ) -> Iterator[tuple[list[Job], list[list[Hypothesis]]]]:
-        """Each line's jobs and the hypotheses of each of them, in order."""
-        tell = progress or (lambda count: None)
+        """Yields each line's jobs with the hypotheses of each job, in the order of the lines."""
+        report = progress or (lambda count: None)
         for window in windows(lines, self.batching.lines):
-            tell(sum(not line for line in window))
-            found = iter(self._decode([job for line in window for job in line], options, tell))
+            report(sum(not line for line in window))  # empty lines have no jobs
+            results = iter(self._decode([job for line in window for job in line], options, report))
             for line in window:
-                yield line, [next(found) for _ in line]
+                yield line, [next(results) for _ in line]
 
     def _decode(
-        self, jobs: list[Job], options: DecodeConfig, tell: Progress
+        self, jobs: list[Job], options: DecodeConfig, report: Progress
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each job, whatever the batches they were decoded in."""
-        found: list[list[Hypothesis]] = [[] for _ in jobs]
+        """Returns the hypotheses of each job, in the order of `jobs`; decodes the longest first."""
+        results: list[list[Hypothesis]] = [[] for _ in jobs]
         order = longest_first(jobs)
         while order:
             ordered = [jobs[i] for i in order]
-            count = take_batch(ordered, lambda some: self._fits(some, options.width))
+            count = take_batch(ordered, lambda first: self._fits(first, options.width))
             batch = ordered[:count]
-            results = self._search(batch, options)
-            if results is None:
-                self._make_smaller(batch, options.width)
+            found = self._search(batch, options)
+            if found is None:
+                self._halve_budget(batch, options.width)
                 continue
-            for i, hypotheses in zip(order[:count], results, strict=True):
-                found[i] = hypotheses
-            tell(sum(job.share for job in batch))
+            for i, hypotheses in zip(order[:count], found, strict=True):
+                results[i] = hypotheses
+            report(sum(job.share for job in batch))
             order = order[count:]
-        return found
+        return results
 
     def _search(self, batch: list[Job], options: DecodeConfig) -> Sequence[list[Hypothesis]] | None:
-        """The hypotheses of each job of one batch; None where the device's memory ran out."""
+        """Returns the hypotheses of each job in a batch; None if the device ran out of memory."""
         limits = [job.max_length for job in batch]
         prefixes = [job.prefix for job in batch]
         config = dataclasses.replace(options, max_length=max(limits))
@@ -119,13 +119,13 @@ class Worker:
             return None
 
     def _graphs_for(self, options: DecodeConfig) -> "GraphDecoder | None":
-        """Captured decoding, where a search can be done by it."""
+        """Returns the graph decoder, or None if it does not support these options."""
         graphs = self._graphs
         if graphs is None or options.temperature is not None:
             return None
         if options.width > graphs.largest_beam:
             log.warning(
-                "beam=%d goes step by step, which is slower: the decoding kernels have room for %d",
+                "beam=%d is decoded without CUDA graphs, which is slower; their limit is beam=%d",
                 options.width,
                 graphs.largest_beam,
             )
@@ -133,36 +133,36 @@ class Worker:
         return graphs
 
     def _fits(self, jobs: Sequence[Job], beam: int) -> bool:
-        """Whether jobs can be one batch: within the budget, and no row stepped past its end."""
+        """Whether jobs fit in one batch: in its token budget, and in the model's positions."""
         positions = self.model.config.target_positions
         return batch_cost(jobs, beam) <= self.batch_tokens and self._capacity(jobs) <= positions
 
     def _capacity(self, jobs: Sequence[Job]) -> int:
-        """Positions that every row of a batch gets."""
+        """Returns the number of positions that each row of a batch needs in the KV cache."""
         longest = max(job.max_length for job in jobs)
         if isinstance(self.model, TranslationModel):
             return longest
         return max(len(job.tokens) for job in jobs) + longest - 1
 
-    def _make_smaller(self, batch: list[Job], beam: int) -> None:
-        """Halves the budget after a batch that did not fit the memory, and says so once."""
+    def _halve_budget(self, batch: list[Job], beam: int) -> None:
+        """Halves the token budget after a batch ran out of memory; warns the first time."""
         if len(batch) == 1:
             raise SearchError(
                 f"the device's memory does not hold one line of {len(batch[0].tokens)} tokens "
-                f"with beam={beam}; use a smaller beam or max_length, or another device"
+                f"with beam={beam}; use a smaller beam or max_length, or a larger device"
             )
         cost = batch_cost(batch, beam)
         if self.batch_tokens == self.batching.budget(self.model.device.type):
             log.warning(
-                "the device's memory does not hold a batch of %d tokens; going on with smaller "
-                "ones, so ask for fewer tokens a batch",
+                "a batch of %d tokens does not fit in the device's memory; using smaller batches: "
+                "to avoid the retry, reduce the number of tokens per batch",
                 cost,
             )
         self.batch_tokens = cost // 2
         torch.cuda.empty_cache()
 
     def start(self, batch: Sequence[Job], beam: int) -> DecoderState:
-        """The state that a batch is decoded from."""
+        """Returns the decoder state of a batch after its sources or prompts."""
         tokens, capacity = self._tokens(batch), self._capacity(batch)
         lengths = torch.tensor([len(job.tokens) for job in batch], device=tokens.device)
         if isinstance(self.model, TranslationModel):
@@ -170,28 +170,28 @@ class Worker:
         return self.model.start(tokens, capacity, prompt_lengths=lengths, beam=beam)
 
     def _tokens(self, batch: Sequence[Job]) -> Tensor:
-        """What a batch starts from, [rows, longest], padded on the right."""
+        """Returns the sources or prompts of a batch: [rows, longest], right-padded."""
         width, pad = max(len(job.tokens) for job in batch), self.model.config.pad
         rows = [job.tokens + [pad] * (width - len(job.tokens)) for job in batch]
         return torch.tensor(rows, device=self.model.device)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """The model's step, without logits for ids that the tokenizer has no text for."""
+        """Runs the model's step; returns logits only for ids that the tokenizer has."""
         return self.model.step(tokens, state)[:, : self.vocab_size]
 
 
 def _make_graphs(model: TranslationModel | LanguageModel, vocab_size: int) -> "GraphDecoder | None":
-    """Captured decoding by a model on a GPU; None where it must be decoded step by step."""
+    """Returns a graph decoder for a model on a GPU, or None if the model cannot use one."""
     if model.device.type != "cuda":
         return None
     if find_spec("triton") is None:
-        log.warning("decoding goes step by step, which is slower: Triton is not installed")
+        log.warning("decoding without CUDA graphs, which is slower: Triton is not installed")
         return None
     from writehead.decoding.graphs import GraphDecoder  # needs Triton, which is optional
     from writehead.model.fused import why_not
 
     reason = why_not(model)
     if reason is not None:
-        log.warning("decoding goes step by step, which is slower: %s", reason)
+        log.warning("decoding without CUDA graphs, which is slower: %s", reason)
         return None
     return GraphDecoder(model, vocab_size)

@@ -1,4 +1,4 @@
-"""The demo's tables, and its page: one HTML file with the plots inside."""
+"""Makes the demo's tables and its page, one HTML file that contains the plots."""
 
 import html
 import io

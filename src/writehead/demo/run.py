@@ -48,7 +48,7 @@ class Demo:
     examples: int = 5
     train: TrainConfig = TRAINING
     repeats: int = 3
-    # a decoder step is timed at these positions, with a batch and a source for which K and V matter
+    # a decoder step is timed at these positions; the batch and the source make K and V matter
     batch: int = 64
     source: int = 256
     positions: tuple[int, ...] = (15, 63, 127, 255)
@@ -62,7 +62,7 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     log.print("This takes about five minutes on two CPU cores. Ctrl-C stops; run again to resume.")
     log.print("\n[bold]1. The bundled model[/] translates English to German")
     outputs = Engine.load(device=device).translate(SAMPLES)
-    translations = [[source, one.text] for source, one in zip(SAMPLES, outputs, strict=True)]
+    translations = [[source, output.text] for source, output in zip(SAMPLES, outputs, strict=True)]
     _print_table(out, [["English", "German"], *translations])
     log.print(f"\n[bold]2. Preparing[/] {demo.pairs:,} pairs of the built-in corpus")
     prepare(

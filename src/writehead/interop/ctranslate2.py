@@ -1,6 +1,6 @@
 """Exports a translation model to CTranslate2."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def export_ctranslate2(
 ) -> None:
     """Writes `model` as a CTranslate2 model directory; `tokens[i]` is the text of token i.
 
-    Weights of tokens past `tokens` are left out. CTranslate2 appends eos to each source.
+    Weights of tokens beyond `tokens` are left out. CTranslate2 appends eos to each source.
     """
     check_exportable(model.config)
     with requires("interop"):
@@ -38,7 +38,7 @@ def export_ctranslate2(
     spec.decoder.projection.weight = output
     for side, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
         _set_stack(side, stack)
-    # CTranslate2 has no scale of its own for the logits: the norm before the output carries it
+    # CTranslate2 has no logit scale, so it is multiplied into the norm before the output
     _set_norm(spec.decoder.layer_norm, model.decoder.norm, model.config.effective_logit_scale)
     spec.register_source_vocabulary(list(tokens))
     spec.register_target_vocabulary(list(tokens))
@@ -99,12 +99,12 @@ def _set_stack(spec: Any, stack: Stack) -> None:
 
 
 def _set_attention(spec: Any, layer: Attention, norm: nn.Module) -> None:
-    """Self-attention has one input projection Q, K, V; cross-attention Q and then K, V."""
+    """Sets Q, K and V as one projection in self-attention, and Q and (K, V) in cross-attention."""
     _set_norm(spec.layer_norm, norm)
     P_q, P_k, P_v = layer.P_q, layer.P_k, layer.P_v
     inputs = [[P_q, P_k, P_v]] if len(spec.linear) == 2 else [[P_q], [P_k, P_v]]
-    for linear, parts in zip(spec.linear, [*inputs, [layer.P_o]], strict=True):
-        _set_linear(linear, parts)
+    for linear, projections in zip(spec.linear, [*inputs, [layer.P_o]], strict=True):
+        _set_linear(linear, projections)
 
 
 def _set_feed_forward(spec: Any, layer: FeedForward, norm: nn.Module) -> None:
@@ -113,12 +113,11 @@ def _set_feed_forward(spec: Any, layer: FeedForward, norm: nn.Module) -> None:
     _set_linear(spec.linear_1, [layer.narrow])
 
 
-def _set_linear(spec: Any, parts: Iterable[nn.Linear]) -> None:
-    """The projections of one input as one matrix."""
-    parts = list(parts)
-    spec.weight = _array(torch.cat([part.weight for part in parts]))
-    if parts[0].bias is not None:
-        spec.bias = _array(torch.cat([part.bias for part in parts]))
+def _set_linear(spec: Any, projections: Sequence[nn.Linear]) -> None:
+    """Sets several projections of the same input as one matrix."""
+    spec.weight = _array(torch.cat([P.weight for P in projections]))
+    if projections[0].bias is not None:
+        spec.bias = _array(torch.cat([P.bias for P in projections]))
 
 
 def _set_norm(spec: Any, norm: nn.Module, scale: float = 1.0) -> None:

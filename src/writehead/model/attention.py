@@ -1,7 +1,7 @@
 """§2.3-2.4, §3: one attention layer with g write-heads, over a whole sequence or step by step.
 
-K and V of X are appended to a past, which returns the memory to attend to: `WholePast` returns the
-sequence itself, and a KV cache returns all positions so far.
+The K and V of the input are appended to a past, which returns the memory to attend to: `WholePast`
+returns the sequence itself, and a KV cache returns all positions so far.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Past(Protocol):
     """The memory of self-attention."""
 
     def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
-        """Appends K and V; returns the memory to attend to, and which query sees what."""
+        """Appends K and V; returns the K and V to attend to, and their visibility."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,19 +79,19 @@ class Attention(nn.Module):
         return self._attend(Q, memory.K, memory.V, memory.visibility)
 
     def memorize(self, M: Tensor, visibility: Visibility) -> Memory:
-        """Projects M [b, m, d] to a memory that can be read many times."""
+        """Projects M [b, m, d] to K and V, which can be read many times."""
         return Memory(*self.project_kv(M), visibility)
 
     def project_kv(self, M: Tensor) -> tuple[Tensor, Tensor]:
-        """K [b, g, m, k] and V [b, g, m, v] of M [b, m, d]."""
+        """Projects M [b, m, d] to K [b, g, m, k] and V [b, g, m, v]."""
         g = self.config.g
         return apart(self.P_k(M), g), apart(self.P_v(M), g)
 
     def _attend_whole(self, X: Tensor, visibility: Visibility) -> Tensor:
-        """Y [b, n, d] of X [b, n, d] over itself, with one wide product, for training."""
-        c, parts = self.config, (self.P_q, self.P_k, self.P_v)
-        weight = torch.cat([P.weight for P in parts])
-        bias = torch.cat([P.bias for P in parts]) if c.bias else None
+        """Self-attention of X [b, n, d] in training, with one product for Q, K, V: Y [b, n, d]."""
+        c, projections = self.config, (self.P_q, self.P_k, self.P_v)
+        weight = torch.cat([P.weight for P in projections])
+        bias = torch.cat([P.bias for P in projections]) if c.bias else None
         QKV = linear(X, weight, bias)  # [b, n, h k + g k + g v]
         heads, factors = Heads(c.h, c.g, c.k, c.v), self._noise(X.shape[0], X.shape[1], X.device)
         O = attend_fused(  # noqa: E741
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         return self._join(O)
 
     def _attend(self, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
-        """Y [b, n, d] of the queries Q [b, h, n, k]."""
+        """Attention of the queries Q [b, h, n, k] over K and V: Y [b, n, d]."""
         scale, factors = self.config.k**-0.5, self._noise(K.shape[0], K.shape[2], K.device)
         O = attend(  # noqa: E741
             Q, K, V, visibility, scale=scale, noise=factors, backend=self.backend
@@ -108,13 +108,13 @@ class Attention(nn.Module):
         return self._join(O)
 
     def _noise(self, b: int, m: int, device: torch.device) -> Tensor | None:
-        """Dropout factors [b, g, m] for training, one per memory position, for all its queries."""
+        """Returns dropout factors [b, g, m], the same for all queries; None outside of training."""
         if not self.training or self.dropout == 0.0:
             return None
         return noise((b, self.config.g, m), self.dropout, device)
 
     def _join(self, O: Tensor) -> Tensor:  # noqa: E741
-        """Y [b, n, d] of O [b, h, n, v]."""
+        """Joins the heads of O [b, h, n, v] and projects them: Y [b, n, d]."""
         Y: Tensor = self.P_o(O.transpose(1, 2).flatten(2))  # [b, n, h v] -> [b, n, d]
         return Y
 

@@ -2,8 +2,8 @@
 
 One `KVCache` holds K and V of all decoder layers, allocated once: padded to `capacity`, or for
 local attention a ring of `window` slots, where position p is in slot p mod window. Lengths and
-positions are on the device and a step does not wait for it, so that it can be captured in a CUDA
-graph. The host keeps an upper bound of the lengths, to raise an error before a write is lost.
+positions are on the device, and a step does not synchronize with it, so a CUDA graph can capture
+the step. The host keeps an upper bound of the lengths, to raise an error before a write is lost.
 
 All layers of a step write to the same positions:
 
@@ -36,7 +36,7 @@ def check_integers(
 ) -> None:
     """Raises ShapeError unless T is an integer tensor of this shape on this device.
 
-    On the CPU, raises `error` if a value is out of range; elsewhere, that would have to wait.
+    On the CPU, also raises `error` if a value is out of range; elsewhere, the check would be slow.
     """
     if not isinstance(T, Tensor):
         raise ShapeError(f"{name} must be a tensor, not {type(T).__name__}; use torch.tensor")
@@ -52,13 +52,13 @@ def check_integers(
 
 @dataclass(frozen=True, eq=False)
 class Reservation:
-    """The next n positions of each row: where they are written, and what they attend to."""
+    """The next n positions of each row: the slots they are written to, and what they attend to."""
 
     cache: "KVCache"
     positions: Tensor  # [b, n]
-    counts: Tensor | None  # [b], how many of the n are used; None: all
+    counts: Tensor | None  # [b], positions used of the n; None: all
     rows: Tensor  # [b, 1], or [writes] with counts
-    columns: Tensor | None  # [writes], which of the n is written; None: the last of each row
+    columns: Tensor | None  # [writes], indices into the n; None: the last of each row
     slots: Tensor  # [b, min(n, size)], or [writes]
     visibility: Visibility
 
@@ -79,17 +79,17 @@ class LayerPast:
         """Writes K [b, g, n, k] and V [b, g, n, v]; returns the memory to attend to."""
         return self._write(self.K, K), self._write(self.V, V), self.reservation.visibility
 
-    def _write(self, held: Tensor, new: Tensor) -> Tensor:
+    def _write(self, stored: Tensor, new: Tensor) -> Tensor:
         to, cache, n = self.reservation, self.reservation.cache, new.shape[2]
         if cache.is_ring and n > 1:
             # the write overwrites positions that the first queries still attend to
-            memory = torch.cat([held, new], dim=2)
+            memory = torch.cat([stored, new], dim=2)
         else:
-            memory = held[:, :, : cache.readable(n)]
+            memory = stored[:, :, : cache.readable(n)]
         if to.columns is None:
-            held[to.rows, :, to.slots] = new[:, :, -to.slots.shape[1] :].transpose(1, 2)
+            stored[to.rows, :, to.slots] = new[:, :, -to.slots.shape[1] :].transpose(1, 2)
         else:
-            held[to.rows, :, to.slots] = new[to.rows, :, to.columns]
+            stored[to.rows, :, to.slots] = new[to.rows, :, to.columns]
         return memory
 
 
@@ -123,7 +123,7 @@ class KVCache:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.rows = torch.arange(rows, device=device)
         self.growing = torch.ones(rows, dtype=torch.long, device=device)  # 0 if stopped
-        self.ancestors: Tensor | None = None  # [b, size], the row that holds each slot of a row
+        self.ancestors: Tensor | None = None  # [b, size], the row in which each slot is stored
         self.bound = 0  # upper bound of `lengths`, known to the host
         self._searched = False
 
@@ -142,7 +142,7 @@ class KVCache:
         return self.size if self.padded else min(self.size, self.bound + n)
 
     def begin_search(self, limits: Sequence[int]) -> None:
-        """Starts a search of up to limits[i] tokens in row i; a cache can be searched once."""
+        """Begins a search of up to limits[i] tokens in row i; a cache can be searched once."""
         if self._searched:
             raise CacheError("this state has been searched; start a new one")
         if self.bound + max(limits) > self.capacity:
@@ -150,7 +150,7 @@ class KVCache:
         self._searched = True
 
     def clear(self, length: int = 0) -> None:
-        """Sets all lengths in place, so that a step can be repeated or replayed for a timing."""
+        """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
         self.lengths.fill_(length)
         self.growing.fill_(1)
         self.bound = length
@@ -166,7 +166,7 @@ class KVCache:
         if counts is not None:
             check_integers("counts", counts, self.rows.shape, self.rows.device, most=n)
             if self.ancestors is not None:
-                raise CacheError("rows that share K and V grow by equal counts; omit counts")
+                raise CacheError("rows that share K and V must grow by equal counts; omit counts")
         if self.bound + n > self.capacity:
             self._check_capacity(n * self.growing if counts is None else counts)
         steps = torch.arange(n, device=self.rows.device)
@@ -193,7 +193,7 @@ class KVCache:
         self.bound = min(self.bound + n, self.capacity)
 
     def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [b] is true, so that others can use the whole capacity.
+        """Stops the rows where `rows` [b] is true; the others can still use the whole capacity.
 
         The content of a stopped row and the logits of its next steps are undefined.
         """
@@ -212,7 +212,7 @@ class KVCache:
         ancestors.copy_(ancestors[rows])
 
     def share(self) -> Tensor:
-        """Returns the ancestor table; creates it, which must precede the capture of a step."""
+        """Returns the ancestor table; creates it if needed, which no CUDA graph can capture."""
         if self.ancestors is None:
             self.ancestors = self.rows.unsqueeze(1).repeat(1, self.size)
         return self.ancestors
@@ -248,14 +248,14 @@ class KVCache:
             )
 
     def _visibility(self, positions: Tensor) -> Visibility:
-        """What queries at `positions` [b, n] see of the memory that `append` returns."""
+        """Returns what queries at `positions` [b, n] see of the memory that `append` returns."""
         if positions.shape[1] == 1:  # one query sees everything written, including itself
             return Visibility(lengths=(self.lengths + 1).clamp(max=self.size))
         memory = None
         if self.is_ring:
             slots, newest = torch.arange(self.size, device=positions.device), self.lengths - 1
-            held = newest.unsqueeze(1) - (newest.unsqueeze(1) - slots) % self.size  # < 0 if unused
-            memory = torch.cat([held, positions], dim=1)
+            past = newest.unsqueeze(1) - (newest.unsqueeze(1) - slots) % self.size  # < 0 if unused
+            memory = torch.cat([past, positions], dim=1)
         window = self.attention.window
         return Visibility(True, window, query_positions=positions, memory_positions=memory)
 

@@ -22,7 +22,7 @@ def write_checksums(directory: Path) -> None:
 
 
 def check_checksum(path: Path) -> None:
-    """Raises DamagedRun if a file does not match its checksum; passes if its folder has none."""
+    """Raises DamagedRun if a file does not match its checksum; accepts a folder without any."""
     checksums = path.with_name(CHECKSUMS)
     if not path.is_file() or not checksums.is_file():
         return

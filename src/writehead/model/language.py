@@ -31,7 +31,7 @@ class LanguageModel(Transformer):
     ) -> DecoderState:
         """Prefills a state with all of `prompt` but its last token, which becomes `state.first`.
 
-        prompt: [b, n], right-padded if prompt_lengths [b] are given; at least the token `bos`.
+        prompt: [b, n], starts with `bos`; it is right-padded if prompt_lengths [b] are given.
         `max_length` includes the prompt. The beams of a row share its prompt.
         """
         self._check_tokens("prompt", prompt)

@@ -1,6 +1,6 @@
-"""Embeddings, norms, feed-forward layers and the stack of layers.
+"""Norms, feed-forward layers, and the stacks of layers of the encoder and the decoder.
 
-Every sublayer is X + dropout(sublayer(norm(X))): pre-norm, as in the paper's library.
+Every sublayer is X + dropout(sublayer(norm(X))), which is pre-norm, as in the paper's library.
 """
 
 import torch
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
         """[b, n, d] -> [b, n, d]."""
         X = self.widen(X)
         if self.activation == "relu":
-            # dropout comes first, so that backward needs only the result of relu, which is saved
+            # dropout comes first, so that backward needs only the output of relu, which is saved
             X = torch.relu(self.dropout(X))
         else:
             approximate = "tanh" if self.activation == "gelu_tanh" else "none"

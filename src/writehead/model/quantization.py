@@ -1,4 +1,4 @@
-"""Matrices as small integers with scales: W = (code - 2^(bits-1)) × scale.
+"""Quantizes matrices to small integers with scales: W = (code - 2^(bits-1)) × scale.
 
 The codes of a row are packed without gaps; each group of columns has a float16 scale. Code 0 is
 unused, so that the others are symmetric around zero.
@@ -23,13 +23,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """
     rows, columns = codes.shape
     eights = pad(codes, (0, -columns % 8)).reshape(rows, -1, 8)
-    words = _join(eights, bits)  # eight codes are `bits` bytes, and fit in one word
+    words = _join(eights, bits)  # eight codes take `bits` bytes, which fit in one word
     packed = torch.stack([(words >> (8 * j)) & 0xFF for j in range(bits)], dim=2)
     return packed.to(torch.uint8).flatten(1)[:, : -(-columns * bits // 8)].contiguous()
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """Reverses `pack`: codes [rows, columns], uint8."""
+    """Reverses `pack`: returns codes [rows, columns], uint8."""
     words = _join(pad(packed, (0, -packed.shape[1] % bits)).reshape(len(packed), -1, bits), bits=8)
     mask = (1 << bits) - 1
     codes = torch.stack([((words >> (bits * i)) & mask).to(torch.uint8) for i in range(8)], dim=2)
@@ -40,8 +40,8 @@ def dequantize(codes: Tensor, scales: Tensor, config: QuantizationConfig) -> Ten
     """Returns the float32 matrix of codes [rows, columns] and scales [rows, groups]."""
     columns = codes.shape[1]
     integers = codes.float() - (1 << (config.bits - 1))
-    spread = scales.float().repeat_interleave(_width(columns, config), dim=1)
-    return integers * spread[:, :columns]
+    factors = scales.float().repeat_interleave(_width(columns, config), dim=1)
+    return integers * factors[:, :columns]
 
 
 def quantize(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def quantize_tensors(
 def dequantize_tensors(
     tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: QuantizationConfig
 ) -> dict[str, Tensor]:
-    """Reverses `quantize_tensors` for weights of these shapes; raises ValueError if invalid."""
+    """Reverses `quantize_tensors` for weights of these shapes; raises ValueError if they differ."""
     weights = dict(tensors)
     for name, shape in shapes.items():
         if len(shape) != 2:
@@ -93,18 +93,18 @@ def dequantize_tensors(
 
 
 def _quantize_rows(W: Tensor, config: QuantizationConfig) -> tuple[Tensor, Tensor]:
-    """Clips the rare large weights of each group where that reduces the squared error."""
+    """Quantizes rows; clips the largest weights of a group if that reduces the squared error."""
     rows, columns = W.shape
     group = _width(columns, config)
     G = pad(W, (0, -columns % group)).reshape(rows, -1, group)  # zeros add no error
     most = (1 << (config.bits - 1)) - 1
     largest = G.abs().amax(dim=2, keepdim=True)  # [rows, groups, 1]
-    scales, least = torch.empty_like(largest), torch.full_like(largest, torch.inf)
+    scales, smallest = torch.empty_like(largest), torch.full_like(largest, torch.inf)
     for clip in CLIPS:
         trial = (largest * (clip / most)).clamp(min=FLOAT16_MIN).half().float()
         error = (G - _round(G, trial, most) * trial).square_().sum(dim=2, keepdim=True)
-        scales = torch.where(error < least, trial, scales)
-        least = torch.minimum(error, least)
+        scales = torch.where(error < smallest, trial, scales)
+        smallest = torch.minimum(error, smallest)
     codes = (_round(G, scales, most) + (1 << (config.bits - 1))).to(torch.uint8)
     return codes.flatten(1)[:, :columns], scales.squeeze(2).half()
 
@@ -113,11 +113,11 @@ def _round(G: Tensor, scales: Tensor, most: int) -> Tensor:
     return (G / scales).round_().clamp_(-most, most)
 
 
-def _join(parts: Tensor, bits: int) -> Tensor:
-    """Joins parts [..., i] into 64-bit words, where part i has the bits from i × bits."""
-    words = torch.zeros_like(parts[..., 0], dtype=torch.int64)
-    for i in range(parts.shape[-1]):
-        words |= parts[..., i].long() << (bits * i)
+def _join(fields: Tensor, bits: int) -> Tensor:
+    """Joins bit fields [..., i] into 64-bit words; field i starts at bit i × bits."""
+    words = torch.zeros_like(fields[..., 0], dtype=torch.int64)
+    for i in range(fields.shape[-1]):
+        words |= fields[..., i].long() << (bits * i)
     return words
 
 

@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The sizes of both runs, and the matrix with the largest relative error |W - W'| / |W|."""
+    """Sizes before and after quantization, and the largest error |W - W'| / |W| of a matrix."""
 
     bytes_before: int
     bytes_after: int
@@ -66,7 +66,7 @@ def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel |
 
 
 def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
-    """Returns a model whose weights have names and shapes but no memory."""
+    """Returns a model on the meta device, whose weights have names and shapes but no memory."""
     with torch.device("meta"), _SkipInit():
         return make_model(config, backend)
 
@@ -142,15 +142,15 @@ def quantize_run(
 
 
 def check_place(directory: Path, overwrite: bool) -> None:
-    """Raises RunError unless a run can be written: to a free place, or over a run alone."""
+    """Raises RunError unless `directory` is free or, with `overwrite`, contains only a run."""
     if not directory.exists():
         return
     if not overwrite:
         raise RunError(f"{directory} exists; choose another folder, or pass overwrite=True")
     is_run = (directory / CONFIG).is_file()
     if not is_run or {path.name for path in directory.iterdir()} - FILES:
-        what = "holds more than a run" if is_run else "is not a run"
-        raise RunError(f"{directory} {what} and is not overwritten; choose another folder")
+        reason = "contains more than a run" if is_run else "is not a run"
+        raise RunError(f"{directory} {reason} and is not overwritten; choose another folder")
 
 
 @contextmanager
@@ -174,8 +174,8 @@ def finish_run(
         write_checksums(fresh)
         for path in fresh.iterdir():
             sync(path)
-        (directory / CHECKSUMS).unlink(missing_ok=True)  # it would not match the new files
-        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # config.json makes it a run: last
+        (directory / CHECKSUMS).unlink(missing_ok=True)  # they do not match the new files
+        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # config.json, last, makes it a run
             os.replace(fresh / name, directory / name)
         sync(directory)
 
@@ -203,7 +203,7 @@ def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
 
 @contextmanager
 def _write_errors(directory: Path) -> Iterator[None]:
-    """Converts errors of the file system to RunError."""
+    """Converts file system errors to RunError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -274,7 +274,7 @@ def read_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads the weights of a run into `model`, and returns them; verifies the checksums."""
+    """Reads the weights of a run into `model` and returns them; verifies all checksums."""
     path = _require(directory / WEIGHTS)
     quantization = read_quantization(directory)
     try:
@@ -285,7 +285,7 @@ def read_weights(
         weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
         model.load_state_dict(weights, assign=True)  # checks names and shapes
         if len({T.dtype for T in weights.values()}) > 1:
-            raise RunError(f"{path} mixes dtypes; pass the dtype to load it in")
+            raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
         for name in (WEIGHTS, CONFIG, TOKENIZER):
             check_checksum(directory / name)
     except (SafetensorError, OSError) as error:

@@ -34,9 +34,9 @@ class DecoderState:
         return self.cache.nbytes + sum(M.K.nbytes + M.V.nbytes for M in self.memories)
 
     def expand(self, beam: int) -> "DecoderState":
-        """Returns a state with `beam` rows for each row; this one must not be used afterwards."""
+        """Returns a state with `beam` rows per row of this one, which must not be used any more."""
         if self.beam != 1:
-            raise CacheError(f"this state already has {self.beam} beams; expand a new one")
+            raise CacheError(f"this state already has {self.beam} beams; expand one with beam=1")
         cache = self.cache.expand(beam)
         first = self.first.repeat_interleave(beam)
         return dataclasses.replace(self, cache=cache, first=first, beam=beam)
@@ -50,9 +50,9 @@ class DecoderState:
         sentences = self.cache.rows // self.beam
         checked = bool(self.memories) and rows.device.type == sentences.device.type == "cpu"
         if checked and rows.shape == sentences.shape and (rows // self.beam != sentences).any():
-            raise CacheError("a row can only continue a beam of its own sentence")
+            raise CacheError("rows[i] must be a beam of the same sentence as row i")
         self.cache.reorder(rows)
 
     def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [rows] is true; they use no more positions."""
+        """Stops the rows where `rows` [rows] is true; they use no more positions of the cache."""
         self.cache.stop(rows)

@@ -1,4 +1,4 @@
-"""The parts that both models share: embeddings, the decoder, its output, and decoding steps."""
+"""The base class of both models: embeddings, the decoder, its output, and decoding steps."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         super().__init__()
         check_config(config)
         if config.task != self.task:
-            raise ConfigError(f"this config is for {config.task}; make_model chooses the class")
+            raise ConfigError(f"task={config.task!r} needs another class; use make_model")
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.d)
         self.decoder = Stack(config, encoder=False, backend=backend)
@@ -81,15 +81,15 @@ class Transformer(nn.Module):
         return self._logits(self._extend(tokens, state, counts))
 
     def _extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
-        """The output of the last layer [rows, n, d] at the next n positions of `state`."""
+        """Feeds tokens [rows, n] to the decoder; returns its output [rows, n, d]."""
         self._check_tokens("tokens", tokens)
         cache, layers = state.cache, self.config.decoder_layers
         memories = layers if self.config.encoder_layers else 0
         actual = (cache.attention, len(cache.K), len(state.memories), cache.K.dtype)
         if actual != (self.config.decoder_attention, layers, memories, self.dtype):
-            raise ShapeError("this state is from another model; use one that start returned")
+            raise ShapeError("this state is from another model; use one from this model's start")
         if tokens.shape[0] != state.rows:
-            raise ShapeError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
+            raise ShapeError(f"tokens have {tokens.shape[0]} rows, but the state has {state.rows}")
         reservation = cache.reserve(tokens.shape[1], counts)
         # positions beyond a row's count are unused, but must be valid
         positions = reservation.positions.clamp(max=self.config.target_positions - 1)
@@ -101,7 +101,7 @@ class Transformer(nn.Module):
     def _decode(
         self, tokens: Tensor, packing: Packing | None, memories: list[Memory] | None = None
     ) -> Tensor:
-        """Logits [b, n, vocab_size] of whole sequences, for training."""
+        """Returns the logits [b, n, vocab_size] of whole sequences, for training."""
         self._check_tokens("target" if memories else "tokens", tokens)
         limit = self.config.target_positions
         positions = self._whole_positions("target", tokens, packing, limit)
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
     def _new_cache(self, rows: int, beam: int, max_length: int, padded: bool) -> KVCache:
         """Returns an empty cache of rows × beam rows."""
         if self.training and self.config.dropout > 0.0:
-            raise ConfigError("dropout would change each step; call model.eval() first")
+            raise ConfigError("the model is in training mode with dropout; call model.eval() first")
         if beam < 1:
             raise ConfigError(f"beam={beam} must be at least 1")
         positions = self.config.target_positions
@@ -141,7 +141,7 @@ class Transformer(nn.Module):
     def _whole_positions(
         self, name: str, tokens: Tensor, packing: Packing | None, limit: int
     ) -> Tensor:
-        """Positions [b or 1, n] of whole sequences, checked against the learned ones."""
+        """Returns the positions [b or 1, n] of whole sequences; raises if they reach `limit`."""
         if packing is None:
             if tokens.shape[1] > limit:
                 raise ShapeError(
@@ -162,7 +162,7 @@ class Transformer(nn.Module):
 def check_config(config: object) -> None:
     """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
     if not isinstance(config, ModelConfig):
-        raise ConfigError(f"{shown(config)} is not a ModelConfig; preset(name) returns one")
+        raise ConfigError(f"config must be a ModelConfig, not {shown(config)}; use preset()")
     count = sum(cost.parameters(config).values())
     if count > MAX_PARAMETERS:
         raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")

@@ -40,11 +40,11 @@ class TranslationModel(Transformer):
         segment s of the target attends to segment s of the source.
         """
         if (source_packing is None) != (target_packing is None):
-            raise ShapeError("pack both the source and the target, or neither")
+            raise ShapeError("pass both source_packing and target_packing, or neither")
         M = self.encode(source, source_lengths=source_lengths, packing=source_packing)
         self._check_tokens("target", target)
         if len(M) != len(target):
-            raise ShapeError(f"{len(M)} rows of source for {len(target)} rows of target")
+            raise ShapeError(f"source has {len(M)} rows, but target has {len(target)}")
         visibility = Visibility(lengths=source_lengths)
         if source_packing is not None and target_packing is not None:
             visibility = Visibility(
@@ -65,7 +65,7 @@ class TranslationModel(Transformer):
             b, m = source.shape
             check_integers("source_lengths", source_lengths, [b], source.device, most=m)
         if source_lengths is not None and packing is not None:
-            raise ShapeError("a packed source marks padding by segment 0; omit source_lengths")
+            raise ShapeError("a packed source has padding in segment 0; omit source_lengths")
         limit = self.config.source_positions
         positions = self._whole_positions("source", source, packing, limit)
         segments = None if packing is None else packing.segments

@@ -69,7 +69,7 @@ class Scores:
 
     def values(self, measure: Measure) -> Values:
         """Returns the measured figures by row."""
-        figures = [(one["row"], measure.of(one)) for one in self.results]
+        figures = [(result["row"], measure.of(result)) for result in self.results]
         values = {
             row: [value for own, value in figures if own == name and value is not None]
             for row, name in self._names.items()
@@ -101,7 +101,7 @@ BEST_SMALL, BEST_OTHER = "best of SMALL_HEADS", "best row but multi-query"
 class Claim:
     """A claim by several measures; its margin is `gain` minus the largest of |costs|.
 
-    Weights apply to losses: a measure of which higher values are better is negated.
+    Weights apply to losses: measures whose higher values are better are negated.
     """
 
     table: str
@@ -118,7 +118,7 @@ class Claim:
         }
         weights = {best.get(row, row): weight for row, weight in self.gain.items()}
         if self.costs:
-            largest = max(self.costs, key=lambda one: abs(weighted_sum(one, losses)))
+            largest = max(self.costs, key=lambda cost: abs(weighted_sum(cost, losses)))
             sign = -1.0 if weighted_sum(largest, losses) > 0.0 else 1.0
             for row, weight in largest.items():
                 weights[row] = weights.get(row, 0.0) + sign * weight
@@ -183,7 +183,7 @@ def judge(claim: Claim, scores: Scores | None) -> list[Finding]:
     The list is empty if a row that the claim needs was not run.
     """
     findings = []
-    for measure in (one for one in MEASURES[claim.table] if one.key in claim.measures):
+    for measure in (each for each in MEASURES[claim.table] if each.key in claim.measures):
         paper = paper_values(claim.table, measure)
         values: Values = paper if scores is None else scores.values(measure)
         if not values.keys() >= (claim.gain.keys() if claim.gain is WORSE else paper.keys()):

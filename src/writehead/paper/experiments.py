@@ -15,7 +15,7 @@ from writehead.paper.presets import FAMILIES, TRAINING, rows
 from writehead.training.evaluate import named_test_set
 
 TABLES = ("table1", "table2", "table3")
-# a rehearsal on a CPU; our text and sizes; our text and the paper's sizes; the paper's experiment
+# a CPU rehearsal; smaller text and models; smaller text, full models; the paper's experiment
 SCALES = ("tiny", "small", "paper-size", "paper")
 SUFFIXES = ("", ".xz", ".gz", ".bz2")
 PAIRS = ("europarl-1", "europarl-2", "tatoeba")
@@ -35,7 +35,7 @@ def translation_files(folder: Path | None) -> Text:
     """Europarl and Tatoeba with newstest2013 and newstest2014, from files."""
     stems = (*PAIRS, PAIRS_DEV, PAIRS_TEST)
     paths = find_files(folder, [f"{stem}.{side}" for stem in stems for side in ("en", "de")])
-    *train, dev, test = (TextFiles((paths[f"{one}.en"], paths[f"{one}.de"])) for one in stems)
+    *train, dev, test = (TextFiles((paths[f"{stem}.en"], paths[f"{stem}.de"])) for stem in stems)
     return Text(Inputs(train=tuple(train), dev=(dev,), test=(test,)), {"dev": dev, "test": test})
 
 
@@ -70,7 +70,7 @@ def _hub_name(name: str, folder: Path | None) -> str:
 
 
 def find_files(folder: Path | None, names: list[str]) -> dict[str, Path]:
-    """Returns the path of each file, compressed or not; raises DataError naming all missing."""
+    """Returns the path of each file, compressed or not; raises DataError if any are missing."""
     place = Path("data") if folder is None else folder
     paths = {
         name: path

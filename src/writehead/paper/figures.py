@@ -1,4 +1,4 @@
-"""The paper's argument as a figure: quality by row, beside the size of the row's K/V cache."""
+"""Draws the paper's argument: the quality of each row, and the size of its KV cache."""
 
 import io
 import statistics
@@ -25,7 +25,7 @@ def quality_svg(table: str, scales: Sequence[Scores]) -> str:
     """Draws one panel with the paper's figures and one per scale with ours."""
     measure, configs = MEASURES[table][0], rows(PAPER_FAMILY[table])
     panels = [("paper", paper_values(table, measure))]
-    panels += [(one.scale, one.values(measure)) for one in scales]
+    panels += [(scores.scale, scores.values(measure)) for scores in scales]
     size = (2.2 + 2.6 * len(panels), 0.9 + 0.28 * len(configs))
     figure = Figure(figsize=size, layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]

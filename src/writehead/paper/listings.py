@@ -1,7 +1,7 @@
 """§2-3: the paper's six functions in PyTorch, einsum for einsum. The reference for the tests.
 
-The library does not call these functions. Names are the paper's, and as in the paper the logits
-are not scaled (§2.2: the scale can be folded into P_q). Comments mark errors of the print.
+The library does not call these functions. Names are the paper's and, as in the paper, the logits
+are not scaled (§2.2: the scale can be folded into P_q). Comments mark errors in the paper.
 """
 
 from torch import Tensor, cat, einsum, softmax
@@ -87,7 +87,7 @@ def MultiquerySelfAttentionIncremental(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """§3: one step of multi-query self-attention, x [b, d]: y [b, d], K, V.
 
-    prev_K: [b, m, k], prev_V: [b, m, v]; the new ones (the print calls them K and V here) have
+    prev_K: [b, m, k], prev_V: [b, m, v]; the new ones (which the paper calls K and V here) have
     m+1 positions.
     """
     q = einsum("bd,hdk->bhk", x, P_q)

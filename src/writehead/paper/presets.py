@@ -13,7 +13,7 @@ from writehead.errors import ConfigError, nearest
 def _model(
     vocab_size: int, d: int, f: int, h: int, k: int, layers: tuple[int, int], dropout: float = 0.1
 ) -> ModelConfig:
-    """A multi-head model; without encoder layers it is a language model with untied embeddings."""
+    """Returns a multi-head config; without encoder layers, a language model that is not tied."""
     encoder, decoder = layers
     return ModelConfig(
         task="translation" if encoder else "language",
@@ -56,7 +56,7 @@ _TABLE = replace(_SMALL, log_every=100, evaluate_every=1000, checkpoint_every=10
 TRAINING: dict[str, TrainConfig] = {
     "wmt14": TrainConfig(),
     "lm1b": TrainConfig(steps=136_000, rows=256, label_smoothing=0.0),
-    # half of §4.1's tokens per step: steps are what a short run lacks
+    # half of §4.1's tokens per step, because a short run benefits more from steps
     "wmt14-small": replace(_TABLE, steps=6000, rows=64),
     "lm1b-small": replace(_TABLE, steps=4000, label_smoothing=0.0),
     "bundled": replace(_SMALL, steps=12_000),
@@ -85,7 +85,7 @@ WINDOW = 32  # §4.1: the current position and the previous 31
 def rows(family: str) -> dict[str, ModelConfig]:
     """Returns the configs of a family by row, in the order of the paper's table.
 
-    The last four rows cache as much per position as multi-query: one head, split into h × k.
+    The last four rows cache as much per position as multi-query: h small heads with h × k constant.
     """
     baseline = FAMILIES[family]
     variants = {"multi-head": baseline, "multi-query": replace(baseline, g=1)}

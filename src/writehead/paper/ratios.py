@@ -39,7 +39,7 @@ def ratios(attention: AttentionConfig, b: int, n: int) -> tuple[Ratio, ...]:
 
 
 def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
-    """X, M, Q, K, V, O, Y, the logits, the weights and the projections, over the multiply-adds."""
+    """Divides the elements of X, M, Q, K, V, O, Y, logits, weights and P by the multiply-adds."""
     d, h, k, v = attention.d, attention.h, attention.k, attention.v
     elements = b * n * (3 * d + h * (k + v) + attention.kv_size) + 2 * b * h * n**2
     operations = b * n * attention.parameters + b * h * n**2 * (k + v)
@@ -47,7 +47,7 @@ def _batched_ratio(attention: AttentionConfig, b: int, n: int) -> float:
 
 
 def _incremental_ratio(attention: AttentionConfig, b: int, n: int) -> float:
-    """The same over n calls, each of which reads K, V and the projections again."""
+    """Returns the same ratio for n calls, each of which reads K, V and the projections again."""
     d, h, k, v = attention.d, attention.h, attention.k, attention.v
     pairs = visible_pairs(n)
     elements = b * n * (2 * d + h * (k + v)) + b * pairs * attention.kv_size

@@ -1,7 +1,7 @@
-"""Makes the missing results of a table row by row; trains and scores those of Tables 1 and 3.
+"""Makes the missing results of a table, row by row; trains and scores those of Tables 1 and 3.
 
-An interrupted run resumes. Processes that are given the same table share its rows: a lock file
-claims the row at work. All rows see the same batches in the same order.
+An interrupted run resumes. Several processes can work on the same table: each locks the row that it
+works on. All rows see the same batches in the same order.
 """
 
 import gc
@@ -42,7 +42,7 @@ SEARCHED = {"dev": ("greedy",), "test": ("greedy", "beam-4")}  # §4.2
 
 @dataclass(frozen=True)
 class Row:
-    """One result to make: its row, its file, the lock of the process at work on it, its seed."""
+    """A result to make: its row, its file, its lock file and its seed."""
 
     name: str
     result: Path
@@ -71,7 +71,7 @@ def make_rows(rows: Sequence[Row], make: Callable[[Row], Result], report: Report
 
 
 def free_memory(device: torch.device) -> None:
-    """Frees GPU memory and compiled code: after one model, the compiler generalizes the next."""
+    """Frees GPU memory, and compiled code that would make the next model's shapes dynamic."""
     if device.type == "cuda":
         torch.compiler.reset()
         gc.collect()
@@ -137,7 +137,7 @@ def reproduce_quality(job: Job, report: Reporter | None = None) -> list[Path]:
 
 @contextmanager
 def _waiting(dataset: Path) -> Iterator[None]:
-    """Waits until no other process prepares the dataset."""
+    """Waits until no other process is preparing the dataset, and locks it."""
     while True:
         with locked(dataset.with_name(f".{dataset.name}.turn")) as free:
             if free:

@@ -64,20 +64,20 @@ def result_path(results: Path, table: str, scale: str, row: str, seed: int | Non
 
 
 def read_result(path: Path) -> Result:
-    """Reads a result; raises RunError if it is damaged or not at its own path."""
+    """Reads a result; raises RunError if it is damaged or its path does not match its content."""
     result: Result = read_json(path, SHAPES[path.parts[-3]], RunError, ADVICE)
     if result.get("decode") == []:
         raise RunError(f"{path} has no timings; {ADVICE}")
     own = (result["table"], result["scale"], result["row"], result.get("seed"))
     if result_path(path.parents[2], *own) != path:
-        raise RunError(f"{path} is a result of {shown(own, 200)}; move it to the folder of those")
+        raise RunError(f"{path} is a result of {shown(own, 200)}; move it to its own path")
     return result
 
 
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
-    """Reads all results by table and scale; raises if the rows of a table are not comparable."""
+    """Reads all results by table and scale; raises RunError if the rows are not comparable."""
     if not results.is_dir():
-        raise RunError(f"there is no folder {results}; `writehead reproduce` creates one")
+        raise RunError(f"{results} is not a folder; `writehead reproduce` creates one")
     tables = {}
     for table, scale in ((table, scale) for table in TABLES for scale in SCALES):
         paths = sorted((results / table / scale).glob("*.json"))
@@ -91,11 +91,12 @@ def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
 def check_results(results: Path, expected: Result) -> None:
     """Raises RunError if existing results differ in more than their attention and seed."""
     for path in sorted((results / expected["table"] / expected["scale"]).glob("*.json")):
-        one, data = read_result(path), expected["data"]
-        differences = setting_differences(one["train"], expected["train"])
-        if one["family"] != expected["family"]:
-            differences.append(f"family is {shown(one['family'])}, not {shown(expected['family'])}")
-        if data is not None and one["data"]["fingerprint"] != data["fingerprint"]:
+        result, data = read_result(path), expected["data"]
+        differences = setting_differences(result["train"], expected["train"])
+        family, wanted = result["family"], expected["family"]
+        if family != wanted:
+            differences.append(f"family is {shown(family)}, not {shown(wanted)}")
+        if data is not None and result["data"]["fingerprint"] != data["fingerprint"]:
             differences.append("the dataset differs")
         if differences:
             raise RunError(
@@ -104,10 +105,10 @@ def check_results(results: Path, expected: Result) -> None:
             )
 
 
-def setting_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Describes the training settings of `one` that differ from `other` and change its result."""
+def setting_differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Describes the training settings that differ from `expected` and change the result."""
     return [
-        f"train.{name} is {shown(one.get(name))} instead of {shown(value)}"
-        for name, value in other.items()
-        if name not in FREE_SETTINGS and one.get(name) != value
+        f"train.{name} is {shown(actual.get(name))} instead of {shown(value)}"
+        for name, value in expected.items()
+        if name not in FREE_SETTINGS and actual.get(name) != value
     ]

@@ -1,4 +1,4 @@
-"""§4.3: times the rows of Table 2: a training step, and greedy and beam-4 decoding."""
+"""§4.3: times the rows of Table 2, a training step and greedy and beam-4 decoding."""
 
 import platform
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,7 @@ ROWS = tuple(row.row for row in TABLE_2)
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed at one scale, and how often."""
+    """The models and sizes that are timed at one scale, and the number of repeats."""
 
     family: str
     setting: Setting

@@ -1,4 +1,4 @@
-"""§4.1-4.3: the paper's published figures: Tables 1, 2 and 3, and how they were obtained."""
+"""§4.1-4.3: the paper's published figures, Tables 1, 2 and 3, and how they were obtained."""
 
 from dataclasses import dataclass
 

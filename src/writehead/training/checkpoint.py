@@ -1,4 +1,4 @@
-"""Checkpoints: run folders that also hold the optimizer state and the training progress.
+"""Checkpoints: runs that also contain the optimizer state and the training progress.
 
 Tensors are saved whole, so a run may resume with another number of processes.
 """
@@ -33,7 +33,7 @@ PROGRESS_SHAPE = {"step": range(MAX_STEPS + 1), "data": dict, "dev": {str: float
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come."""
+    """The training progress at a checkpoint."""
 
     step: int
     data: dict[str, Any]  # the position in the dataset
@@ -42,25 +42,25 @@ class Progress:
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """The path of a step's checkpoint."""
+    """Returns the path of a step's checkpoint."""
     return run / CHECKPOINTS / f"step-{step:08d}"
 
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """The steps and paths of a run's checkpoints, oldest first."""
+    """Returns the steps and paths of a run's checkpoints, oldest first."""
     paths = (run / CHECKPOINTS).glob("step-*")
     matches = [(re.fullmatch(r"step-(\d{8})", path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def save_checkpoint(run: Path, stepper: Stepper, tokenizer: bytes, progress: Progress) -> None:
-    """Writes a checkpoint; all processes take part, and the first one writes."""
+    """Writes a checkpoint; all processes must call it, and the first one writes."""
     model, world = stepper.model, stepper.world
     options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: dict[str, Any] = state_dict.get_model_state_dict(model, options=options)
     if world.any(not all(T.isfinite().all() for T in weights.values())):
         raise TrainingError(
-            f"a weight is infinite or NaN at step {progress.step}, which is not saved; {DIVERGED}"
+            f"a weight is infinite or NaN at step {progress.step}; not saved; {DIVERGED}"
         )
     state = state_dict.get_optimizer_state_dict(model, stepper.optimizer, options=options)
     if world.is_first:
@@ -91,7 +91,7 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
         state = state_dict.get_optimizer_state_dict(model, optimizer, options=options)
         expected = {name: T.shape for name, T in _flatten(state).items()}
         if {name: T.shape for name, T in tensors.items()} != expected:
-            raise ValueError(f"{OPTIMIZER} does not fit this optimizer and model")
+            raise ValueError(f"{OPTIMIZER} does not match this optimizer and model")
         moments: Any = {}
         for name, T in tensors.items():
             parameter, moment = name.split("|")
@@ -104,7 +104,7 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
 
 
 def _flatten(state: Any) -> dict[str, torch.Tensor]:
-    """The optimizer state as tensors named "parameter|moment"."""
+    """Returns the optimizer state as tensors named "parameter|moment"."""
     return {
         f"{name}|{moment}": value.detach().cpu().contiguous()
         for name, moments in state["state"].items()
@@ -131,13 +131,13 @@ def prune_checkpoints(run: Path, keep: int, dev: dict[str, float]) -> None:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Deletes what a killed process left half written."""
+    """Deletes the unfinished files of a killed process."""
     for path in (*(run / CHECKPOINTS).glob(".step-*"), *run.glob("..finished.*")):
         shutil.rmtree(path)
 
 
 def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The mean of the weights of several checkpoints, in float32."""
+    """Returns the mean of the weights of several checkpoints, in float32."""
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
@@ -152,7 +152,7 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
 def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) -> list[Path]:
     """Writes a run with the mean weights of the last checkpoints; returns their paths."""
     if last < 1:
-        raise ConfigError(f"last={last} must be 1 or more")
+        raise ConfigError(f"last={last} must be at least 1")
     paths = [path for _, path in list_checkpoints(run)][-last:]
     if len(paths) < last:
         raise RunError(

@@ -81,7 +81,7 @@ def parallelize(
         return DistributedDataParallel(model, device_ids=index)
     if config.optimizer == "adafactor":
         raise ConfigError(
-            "FSDP shards what Adafactor factors; use parallel=ddp, or optimizer=adamw"
+            "parallel=fsdp does not support Adafactor; use parallel=ddp or optimizer=adamw"
         )
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:

@@ -40,7 +40,7 @@ class Likelihood:
 
     @property
     def ln_ppl(self) -> float:
-        """ln of the perplexity per subword token, as in Table 1."""
+        """The logarithm of the perplexity per subword token, as in Table 1."""
         return self.nll / self.tokens
 
 
@@ -52,7 +52,7 @@ def likelihood(
     device: torch.device,
     limit: int | None = None,
 ) -> Likelihood:
-    """The likelihood of a split, or of its first `limit` sequences."""
+    """Returns the likelihood of a split, or of its first `limit` sequences."""
     was_training, nll, tokens = model.training, 0.0, 0
     model.eval()
     source, target = config.source_positions or None, config.target_positions
@@ -67,24 +67,24 @@ def likelihood(
 def text_likelihood(
     engine: Engine, targets: Sequence[str], sources: Sequence[str] | None = None
 ) -> Likelihood:
-    """The likelihood of texts, or of translations given their sources."""
+    """Returns the likelihood of texts, or of translations given their sources."""
     sides, model = {"target": _encode(engine.tokenizer, targets)}, engine.model
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
-                f"{len(sources)} source lines and {len(targets)} reference lines differ"
+                f"{len(sources)} source lines and {len(targets)} reference lines must be as many"
             )
         sides["source"] = _encode(engine.tokenizer, sources)
     result = likelihood(model, model.config, Split("given", sides), model.device)
     if not result.tokens:
-        raise DataError("there is no line to score that fits the model; pass other text")
+        raise DataError("there is no line to score that fits in the model; pass other text")
     return result
 
 
 def evaluate_text(engine: Engine, lines: Sequence[str]) -> dict[str, Any]:
-    """The perplexity of a language model per word (line ends count), and ln(PPL) per token."""
+    """Returns the perplexity per word (a line end is a word) and the ln(PPL) per token."""
     if not isinstance(engine.model, LanguageModel):
-        raise DataError("a translation model is scored on pairs; pass a source and a reference")
+        raise DataError("a translation model is scored on pairs; pass sources and references")
     lines = [line for line in lines if line.strip()]
     result = text_likelihood(engine, lines)
     words = sum(len(line.split()) + 1 for line in lines)
@@ -106,7 +106,7 @@ def evaluate_translation(
     *,
     show: Progress | None = None,
 ) -> dict[str, Any]:
-    """ln(PPL) per subword token of the references, and the BLEU of each search."""
+    """Returns the ln(PPL) per subword token of the references, and the BLEU of each search."""
     if not isinstance(engine.model, TranslationModel):
         raise DataError("a language model is scored on text; pass text without sources")
     chosen = list(SEARCHES if searches is None else searches)
@@ -136,7 +136,7 @@ def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
 
 
 def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """sacrebleu's cased BLEU with the paper's tokenization, intl, and with the default, 13a."""
+    """Returns sacrebleu's cased BLEU with the paper's tokenization, intl, and the default, 13a."""
     sacrebleu, scores = load_sacrebleu(), dict[str, Any]()
     for tokenization in ("intl", "13a"):
         metric = sacrebleu.BLEU(tokenize=tokenization)
@@ -146,7 +146,7 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
 
 
 def named_test_set(name: str) -> tuple[list[str], list[str]]:
-    """The English and German lines of a sacrebleu test set, downloaded the first time."""
+    """Returns the English and German lines of a sacrebleu test set; downloads it once."""
     sacrebleu = load_sacrebleu()
     tests = sacrebleu.get_available_testsets()
     known = [test for test in tests if "en-de" in sacrebleu.DATASETS[test].langpairs]
@@ -161,7 +161,7 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
 
 
 def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:
-    """The decoded sources, or None for a language dataset, and targets of a dataset's split."""
+    """Returns the decoded sources (None for a language model) and targets of a split."""
     data = Dataset.open(directory)
     split, decode = data.split(name), data.tokenizer.decode
     sides = {

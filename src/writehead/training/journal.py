@@ -1,4 +1,4 @@
-"""Training metrics: printed, written to `log.jsonl` and, if it is installed, to TensorBoard."""
+"""Prints training metrics and writes them to `log.jsonl` and, if installed, to TensorBoard."""
 
 import json
 import time
@@ -22,7 +22,7 @@ FORMATS = {"tokens_per_second": "tokens/s={:,.0f}", "utilisation": "utilisation=
 
 
 class Meter:
-    """Sums over the steps since the last log entry; the device's values stay there until read."""
+    """Sums metrics over the steps since the last log entry, on the device until they are read."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -51,7 +51,7 @@ class Meter:
 
 
 class Journal:
-    """The log of a run, without entries after step `start`; a `quiet` journal writes nothing."""
+    """The log of a run; drops old entries after step `start`. With `quiet`, writes nothing."""
 
     def __init__(self, run: Path, start: int, steps: int, *, quiet: bool = False) -> None:
         self._start, self._steps, self._quiet = start, steps, quiet
@@ -97,7 +97,7 @@ class Journal:
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
-    """Reads the entries of a run's log, without a last one that a crash cut short."""
+    """Reads the entries of a run's log, without a last line that a crash cut short."""
     path = run / LOG
     if not path.is_file():
         return []

@@ -37,7 +37,7 @@ class Outcome:
 def train(
     dataset: Path, run: Path, model: ModelConfig, config: TrainConfig, *, device: str = "auto"
 ) -> Outcome:
-    """Trains a model into the folder `run`, or resumes; under `torchrun`, on all processes."""
+    """Trains a model into the folder `run`, or resumes; under `torchrun`, in all processes."""
     data = Dataset.open(dataset)
     model = fit_to_data(data, model, config)
     check_folder(run)
@@ -56,7 +56,7 @@ def train(
 
 
 class Trainer:
-    """A model in training: the data, the step, and the progress so far."""
+    """A model in training: its data, its optimizer step, and its progress."""
 
     def __init__(
         self, data: Dataset, run: Path, model: ModelConfig, config: TrainConfig, world: World
@@ -119,7 +119,7 @@ class Trainer:
         return Outcome(self.step, signals[0] if signals else None)
 
     def _metrics(self) -> dict[str, float]:
-        """The metrics of the steps since the last log entry; raises if they are not finite."""
+        """Returns the metrics since the last log entry; raises if they are not finite."""
         totals = self.meter.stop_clock()
         if not math.isfinite(totals["objective"] + totals["norm"]):
             reason = f"the loss or gradient became NaN or infinite by step {self.step}"
@@ -135,14 +135,14 @@ class Trainer:
         }
 
     def _operations(self, batch: Batch) -> int:
-        """The operations of this process in a step."""
+        """Returns the operations of this process in a step."""
         model, config = self.model_config, self.config
         source = config.source_length if model.encoder_layers else 0
         setting = cost.Setting(config.rows // self.world.size, source, config.target_length)
         return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations
 
     def _evaluate(self) -> dict[str, float]:
-        """The ln(PPL) per token of the dev split, if the dataset has a usable one."""
+        """Returns the ln(PPL) per token of the dev split, if the dataset has a usable one."""
         if "dev" not in self.data.splits:
             return {}
         model, split = self.stepper.model, self.data.split("dev")
@@ -174,7 +174,7 @@ class Trainer:
         journal.print(f"{self.run} is ready: {self.step} steps")
 
     def print_start(self, journal: Journal, changes: list[str]) -> None:
-        """Prints what is trained, on which device and from which step on."""
+        """Prints the sizes of the training, the device and the step that it resumes after."""
         config = self.config
         if self.step >= config.steps:
             journal.print(f"{self.run} already has {self.step} steps; nothing to do")
@@ -206,7 +206,7 @@ def deferred_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _locked_folder(run: Path, world: World) -> Iterator[None]:
-    """Locks the run's folder; explains errors in writing to it."""
+    """Locks the run's folder; converts file system errors to RunError."""
     try:
         with locked(run / ".lock") if world.is_first else nullcontext(True) as free:
             if world.any(not free):  # raises in all processes
@@ -215,5 +215,5 @@ def _locked_folder(run: Path, world: World) -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"{run} could not be written: {error.strerror or error}; earlier checkpoints are kept: "
-            f"free some space and run the same command again"
+            f"fix that and run the same command again"
         ) from error

@@ -18,7 +18,7 @@ class Loss(NamedTuple):
 
 
 def batch_loss(model: nn.Module, batch: Batch, label_smoothing: float, z_loss: float) -> Loss:
-    """The loss of a translation model or a language model on a batch."""
+    """Returns the loss of a translation model or a language model on a batch."""
     if batch.source is None:
         logits = model(batch.inputs, packing=batch.packing)
     else:
@@ -31,9 +31,9 @@ def batch_loss(model: nn.Module, batch: Batch, label_smoothing: float, z_loss: f
 def sequence_loss(
     logits: Tensor, labels: Tensor, mask: Tensor, *, label_smoothing: float, z_loss: float
 ) -> Loss:
-    """The loss of logits [b, n, vocab_size] for labels [b, n] where mask [b, n] is true.
+    """Returns the loss of logits [b, n, vocab_size] for labels [b, n] where mask [b, n] is true.
 
-    The z-loss, z_loss · log²Z, keeps the logits from drifting. All is computed in float32.
+    The z-loss, z_loss · log²Z, keeps the logits from drifting. The computation is in float32.
     """
     logits = logits.flatten(0, 1)
     labels = torch.where(mask, labels, -100).flatten()  # nll_loss ignores -100

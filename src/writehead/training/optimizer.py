@@ -10,12 +10,12 @@ from torch.optim import AdamW, Optimizer
 
 from writehead.config import TrainConfig
 
-MAX_COMPILED_SHAPES = 64  # the compiler makes kernels for each shape of a parameter
-NUM_STREAMS = 8  # parameters that a CUDA graph updates concurrently: each is too small for a GPU
+MAX_COMPILED_SHAPES = 64  # the optimizer is compiled for each shape of a parameter
+NUM_STREAMS = 8  # parameters updated concurrently in a CUDA graph; one alone does not fill a GPU
 
 
 class Adafactor(torch.optim.Adafactor):
-    """PyTorch's Adafactor without its `.item()`, which no CUDA graph can capture."""
+    """PyTorch's Adafactor without calls of `.item()`, which CUDA graphs cannot capture."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, *, compiled: bool = False) -> None:
         super().__init__(groups, lr=lr)
@@ -24,7 +24,7 @@ class Adafactor(torch.optim.Adafactor):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
-        updates = [one for group in self.param_groups for one in self._updates(group)]
+        updates = [update for group in self.param_groups for update in self._updates(group)]
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         streams = [torch.cuda.Stream() for _ in range(NUM_STREAMS * capturing)]  # type: ignore[no-untyped-call]
         for stream in streams:
@@ -51,7 +51,7 @@ class Adafactor(torch.optim.Adafactor):
         decay = 1.0 - lr * group["weight_decay"] if group["weight_decay"] else None
         shared = t ** group["beta2_decay"], torch.minimum(lr, t**-0.5), decay
         own = zip(params, grads, rows, columns, variances, strict=True)
-        return [(*one, *shared, group["eps"][1], group["d"]) for one in own]
+        return [(*tensors, *shared, group["eps"][1], group["d"]) for tensors in own]
 
 
 def _update(
@@ -97,7 +97,7 @@ def _rms(T: Tensor, dim: int | None = None) -> Tensor:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, *, compiled: bool = False) -> Optimizer:
-    """Adafactor or AdamW; weight decay applies to matrices only, not to norms and biases."""
+    """Returns Adafactor or AdamW; weight decay is for matrices only, not for norms and biases."""
     matrices = [P for P in model.parameters() if P.dim() > 1]
     vectors = [P for P in model.parameters() if P.dim() <= 1]
     groups = [
@@ -112,21 +112,21 @@ def make_optimizer(model: nn.Module, config: TrainConfig, *, compiled: bool = Fa
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of a step; steps count from 0."""
+    """Returns the learning rate of a step; steps count from 0."""
     t = step + 1
     rate = config.learning_rate * min(1.0, t / config.warmup)
     if t > config.warmup:
         if config.schedule == "inverse-sqrt":
             rate *= math.sqrt(config.warmup / t)
         elif config.schedule == "cosine":
-            done = (t - config.warmup) / max(1, config.steps - config.warmup)
-            rate *= 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+            progress = (t - config.warmup) / max(1, config.steps - config.warmup)
+            rate *= 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
     cooldown = config.decay * config.steps
     return rate * min(1.0, (config.steps - step) / cooldown) if cooldown else rate
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Sets the rate of the next update; on a GPU, in the tensor that a CUDA graph reads."""
+    """Sets the learning rate; on a GPU, in the tensor that a CUDA graph reads."""
     for group in optimizer.param_groups:
         device = group["params"][0].device
         if device.type != "cuda":

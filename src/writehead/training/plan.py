@@ -18,7 +18,7 @@ from writehead.util.json_files import read_json
 
 PLAN = "train.json"
 PLAN_SHAPE = {"tokenizer": str, "dataset": str, "model": dict, "train": dict}
-# on resume: they do not affect what a step computes, or rescue a run whose loss diverges
+# may change on resume: they do not affect a step, or they rescue a run whose loss diverges
 CHANGEABLE = {
     *("steps", "learning_rate", "warmup", "clip", "accumulate", "compile", "parallel"),
     *("log_every", "evaluate_every", "evaluate_sequences", "checkpoint_every", "keep", "average"),
@@ -37,13 +37,13 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
     for side, (length, positions) in lengths.items():
         if length > positions:
             raise ConfigError(
-                f"train.{side}_length={length} is longer than the model's {positions} positions"
+                f"train.{side}_length={length} exceeds the model's {positions} positions; lower it"
             )
     return replace(model, vocab_size=data.vocab_size)
 
 
 def check_folder(run: Path) -> None:
-    """Raises unless `run` is empty, does not exist, or was made by training."""
+    """Raises RunError unless `run` is empty, does not exist, or is a training run."""
     if not (run / PLAN).is_file() and run.exists() and (not run.is_dir() or any(run.glob("[!.]*"))):
         raise RunError(f"{run} exists and is not a training run; choose another folder")
 
@@ -57,7 +57,7 @@ def read_plan(run: Path) -> dict[str, Any]:
 def agree_on_plan(
     run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
 ) -> list[str]:
-    """Writes the plan of a run, unless no step is left; returns the settings that changed.
+    """Writes the plan of a run, unless all steps are done; returns the settings that changed.
 
     A run without a checkpoint accepts any settings.
     """
@@ -69,13 +69,13 @@ def agree_on_plan(
         "model": model.to_json(),
         "train": config.to_json(),
     }
-    reached = max((step for step, _ in list_checkpoints(run)), default=0)
-    if not reached and (run / CONFIG).is_file():
+    last_step = max((step for step, _ in list_checkpoints(run)), default=0)
+    if not last_step and (run / CONFIG).is_file():
         raise RunError(f"{run} is finished and has no checkpoint; choose another folder")
-    has_plan = reached and (run / PLAN).is_file()
+    has_plan = last_step and (run / PLAN).is_file()
     changes = _compare(run, read_plan(run), plan) if has_plan else []
     world.barrier()
-    if world.is_first and config.steps > reached:
+    if world.is_first and config.steps > last_step:
         write_file(run / PLAN, json.dumps(plan, indent=2) + "\n")
     world.barrier()
     return changes
@@ -97,7 +97,7 @@ def _compare(run: Path, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
                 changed.append(f"{section}.{name} was {shown(before)} and is {value!r}")
     if forbidden:
         raise ConfigError(
-            f"{run} was started differently: {'; '.join(forbidden)}. Use the "
+            f"{run} was started with other settings: {'; '.join(forbidden)}. Use the "
             f"same settings and dataset to resume, or another folder to start over"
         )
     return allowed

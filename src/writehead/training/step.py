@@ -45,8 +45,8 @@ class Stepper:
     def update(self, batch: Batch, step: int) -> Tensor:
         """Trains on a batch; `step` counts from 0.
 
-        Returns [3], overwritten by the next update: this process's summed objective and negative
-        log-likelihood, and the gradient norm over all processes.
+        Returns a tensor [3], which the next update overwrites: this process's summed objective and
+        negative log-likelihood, and the gradient norm over all processes.
         """
         config, world = self.config, self.world
         # dropout depends on the seed, the step and the process only, so that runs resume exactly
@@ -73,12 +73,12 @@ class Stepper:
         return torch.cat([sums, norm.reshape(1).float()])
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of the forward pass."""
+        """Returns the autocast context of the forward pass."""
         enabled = self.dtype == torch.bfloat16
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=enabled)
 
     def _gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
-        """Reduces gradients over processes only with the last part of a batch."""
+        """Returns a context that reduces gradients over processes only if `enabled`."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(enabled)
         if isinstance(self.model, DistributedDataParallel) and not enabled:
@@ -89,7 +89,7 @@ class Stepper:
 class CapturedStep:
     """Captures a step as a CUDA graph after `WARMUP_STEPS` calls, and replays it from then on.
 
-    The step must not synchronize, and must read what changes from tensors that stay in place.
+    The step must not synchronize, and must read changing values from tensors that stay in place.
     """
 
     def __init__(self, step: Callable[[list[Batch]], Tensor]) -> None:
@@ -99,7 +99,7 @@ class CapturedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, parts: list[Batch]) -> Tensor:
-        """Returns what the step returns; the next call overwrites it."""
+        """Runs the step; the next call overwrites the output."""
         self._calls += 1
         if self._calls <= WARMUP_STEPS:  # on the stream of the capture, as autograd requires
             self._stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""The matrix-multiplication rate of a device, to which utilisation is relative."""
+"""Measures the matrix rate of a device, the base of its utilisation."""
 
 import time
 
@@ -10,7 +10,7 @@ PRODUCT = {"cuda": 8192, "cpu": 1024}  # matrix size; smaller matrices would not
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
-    """Operations per second of a product of two size × size matrices: the best of ten runs."""
+    """Returns operations per second of a product of two size × size matrices, best of ten."""
     size = size or PRODUCT["cuda" if device.type == "cuda" else "cpu"]
     A, B = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):

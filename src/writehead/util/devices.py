@@ -1,4 +1,4 @@
-"""Devices and dtypes by name, and waiting for a device."""
+"""Finds devices and dtypes by name, and waits for devices."""
 
 import functools
 import logging
@@ -49,7 +49,7 @@ def find_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dt
 
 @functools.cache
 def warn_if_emulated() -> None:
-    """Warns, once per process, if this CPU lists its features and bfloat16 is not among them."""
+    """Warns, once per process, if the feature list of this CPU has no bfloat16."""
     text = CPU_INFO.read_text(errors="replace") if CPU_INFO.is_file() else ""
     flags = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
     if flags and BFLOAT16_FLAGS.isdisjoint(flags[0].split()):
@@ -60,8 +60,8 @@ def warn_if_emulated() -> None:
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which all CUDA graphs of a device are captured.
 
-    Memory that one graph frees is reused only by graphs of the same stream. By default, PyTorch
-    would capture on a stream of the first device that it captured on.
+    Memory that a graph frees is reused only by graphs of the same stream. By default, PyTorch
+    captures on a stream of the first device that it ever captured on.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -49,13 +49,13 @@ def _cpu_name() -> str:
 def _commit() -> str | None:
     """The commit of this code, with a + if files have changed since; None if it is unknown.
 
-    A copy of the code without its git history reads the variable WRITEHEAD_COMMIT.
+    The environment variable WRITEHEAD_COMMIT is for a copy of the code without its git history.
     """
-    if given := os.environ.get("WRITEHEAD_COMMIT"):
-        return f"{given} (from WRITEHEAD_COMMIT)"
+    if commit := os.environ.get("WRITEHEAD_COMMIT"):
+        return f"{commit} (from WRITEHEAD_COMMIT)"
     options = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     command = ["git", "-C", str(Path(__file__).parent), "describe", *options]
     with suppress(FileNotFoundError):  # git is not installed
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or None
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        return process.stdout.strip() or None
     return None

@@ -1,4 +1,4 @@
-"""Optional packages, which the extras of this package install."""
+"""Explains how to install an optional package that is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

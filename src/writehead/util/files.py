@@ -1,8 +1,8 @@
-"""Files and folders that appear complete or not at all.
+"""Writes files and folders that appear complete or not at all.
 
 They are written under a random hidden name next to their path, synced to disk and renamed. The
-writer locks the hidden name; if the lock is free, the writer was killed, and the next writer of the
-same path removes it. While a folder is replaced, the old one briefly has a hidden name too;
+writer locks the hidden file; if the lock is free, the writer was killed, and the next writer of the
+same path removes the file. While a folder is replaced, the old one briefly has a hidden name too;
 `replaced_directory` finds it if the writer was killed at that moment.
 """
 
@@ -76,13 +76,13 @@ def hidden_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Deletes a folder, which is never incomplete under its own name."""
+    """Deletes a folder; it is never seen with only some of its files."""
     with hidden_directory(path) as fresh:
         path.rename(fresh / path.name)
 
 
 def replaced_directory(path: Path) -> Path | None:
-    """The old folder of `path` if a writer was killed while replacing it."""
+    """Returns the hidden old folder of `path` if a writer was killed while replacing it."""
     return None if path.exists() else max(_hidden(path, REPLACED), default=None)
 
 
@@ -120,18 +120,18 @@ def create_hidden(path: Path, suffix: str, *, folder: bool) -> tuple[Path, int]:
 
 
 def abandoned(path: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """Locks and yields what killed processes left of `path`; the caller closes the descriptors."""
-    for left in _hidden(path, suffix):
+    """Yields hidden files of `path` that killed processes left, locked; the caller closes them."""
+    for hidden in _hidden(path, suffix):
         with suppress(FileNotFoundError):
-            descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-            if lock_file(descriptor) and left.exists():  # else its owner has just published it
-                yield left, descriptor
+            descriptor = os.open(hidden, os.O_RDONLY | os.O_NOFOLLOW)
+            if lock_file(descriptor) and hidden.exists():  # else its owner has just published it
+                yield hidden, descriptor
             else:
                 os.close(descriptor)
 
 
 def publish(fresh: Path, path: Path, *, replace: bool) -> None:
-    """Moves a complete file to `path`; without `replace`, raises FileExistsError if that exists."""
+    """Moves a complete file to `path`; without `replace`, raises FileExistsError if it exists."""
     if not replace:
         try:
             os.link(fresh, path)
@@ -173,11 +173,11 @@ def _remove_abandoned(path: Path) -> None:
     """Removes the hidden files and folders that killed processes left next to `path`."""
     for old in _hidden(path, REPLACED) if path.exists() else ():
         shutil.rmtree(old, ignore_errors=True)
-    for left, descriptor in abandoned(path, TEMPORARY):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    for hidden, descriptor in abandoned(path, TEMPORARY):
+        if hidden.is_dir():
+            shutil.rmtree(hidden, ignore_errors=True)
         else:
-            left.unlink(missing_ok=True)
+            hidden.unlink(missing_ok=True)
         os.close(descriptor)
 
 

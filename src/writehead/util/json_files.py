@@ -104,12 +104,12 @@ def check_shape(value: object, shape: Shape, place: str = "") -> None:
             elif not field.endswith("?"):
                 raise JsonError(f"lacks {inside}")
     elif not _fits(value, shape):
-        words = f"{place} is {shown(value)}" if place else f"holds {shown(value)}"
-        raise JsonError(f"is damaged: {words}, which should be {_words(shape)}")
+        problem = f"{place} is {shown(value)}" if place else f"contains {shown(value)}"
+        raise JsonError(f"is damaged: {problem}, which should be {_words(shape)}")
 
 
 def _fits(value: object, shape: Shape) -> bool:
-    """Whether a value has a shape that is a type, a range or None."""
+    """Returns whether a value has a shape that is a type, a range or None."""
     if value is None or isinstance(value, bool):
         return shape in (object, None if value is None else bool)
     if isinstance(shape, range):

@@ -1,4 +1,4 @@
-"""A lock that is released when its process ends, even if the process is killed."""
+"""File locks that are released when their process ends, even if it is killed."""
 
 import errno
 import fcntl
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-# from file systems without locks; EBADF from NFS, which locks only files open for writing
+# errors of file systems without locks; EBADF is from NFS, which locks only files open for writing
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF)
 
 
@@ -27,20 +27,20 @@ def locked(path: Path) -> Iterator[bool]:
             try:
                 yield acquired
             finally:
-                if acquired and _is_at(path, file):  # else it is a new owner's
+                if acquired and _is_at(path, file):  # else it belongs to a new owner
                     path.unlink(missing_ok=True)
             return
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether the open file is still the one at `path`."""
+    """Returns whether the open file is still the one at `path`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
 
 
 def lock_file(descriptor: int) -> bool | None:
-    """Whether this process holds the lock on an open file now; None if locks do not work there."""
+    """Tries to lock an open file; returns whether it did, or None if there are no file locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Shows the progress of long work on standard error, with a bar on a terminal."""
+"""Reports the progress of long work on standard error, with a bar on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

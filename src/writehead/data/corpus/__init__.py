@@ -1,7 +1,7 @@
 """The built-in corpus: English sentences and their German translations from a small grammar.
 
 `sentences` draws clauses that make sense from the words of `lexicon.txt`; `english` and `german`
-put them into words. The corpus needs no download and is the same on every machine.
+render them as text. The corpus needs no download and is the same on every machine.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ def pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields `count` distinct pairs of an English sentence and its German translation.
 
-    The same arguments give the same pairs on every machine, a smaller `count` a prefix of them.
+    The same arguments give the same pairs on every machine, and a smaller `count` their first ones.
     `max_words` keeps sentences of at most that many English words. No sentence of either language
     is in two splits, whatever the seeds.
     """
     if split not in SPLITS:
-        raise DataError(f"there is no split {split!r}; {nearest(split, SPLITS)}")
+        raise DataError(f"unknown split {split!r}; {nearest(split, SPLITS)}")
     if count < 0:
         raise DataError(f"count must be 0 or more, not {count}")
     if max_words is not None and max_words < 2:

@@ -1,10 +1,10 @@
-"""English word order and inflection."""
+"""Renders noun phrases and clauses in English: word order and inflection."""
 
 from writehead.data.corpus.syntax import THIRD, Clause, NounPhrase, Pronoun, join
 
 
 def noun_phrase(phrase: NounPhrase, *, is_object: bool = False) -> str:
-    """The noun phrase as the subject or an object."""
+    """Returns the noun phrase as the subject or an object."""
     head = phrase.head
     if isinstance(head, Pronoun):
         return head.english[is_object]
@@ -20,7 +20,7 @@ def noun_phrase(phrase: NounPhrase, *, is_object: bool = False) -> str:
 
 
 def clause(part: Clause, *, lead: str = "", inverted: bool = False) -> str:
-    """The clause after a conjunction or a question word; `inverted` has the auxiliary first."""
+    """Returns the clause after its `lead`, such as a conjunction; `inverted`: auxiliary first."""
     auxiliary, verb = _verb(part, part.subject.person if part.subject else THIRD, inverted)
     subject = noun_phrase(part.subject) if part.subject else ""
     words = [lead, auxiliary, subject] if inverted else [lead, subject, auxiliary]
@@ -31,12 +31,12 @@ def clause(part: Clause, *, lead: str = "", inverted: bool = False) -> str:
 
 
 def infinitive(part: Clause) -> str:
-    """The clause without its subject, from the bare infinitive on."""
+    """Returns the clause without its subject, with the verb as a bare infinitive."""
     return join([part.verb.english.base, *_after_verb(part)])
 
 
 def _verb(part: Clause, person: int, inverted: bool) -> tuple[str, str]:
-    """The auxiliary, if any, and the rest of the verb."""
+    """Returns the auxiliary, if any, and the rest of the verb."""
     verb, modal, past, third = part.verb.english, part.modal, part.tense == "past", person == THIRD
     do = "" if not (inverted or part.negated) else "did" if past else "does" if third else "do"
     if modal:
@@ -57,7 +57,7 @@ def _verb(part: Clause, person: int, inverted: bool) -> tuple[str, str]:
 
 
 def _after_verb(part: Clause) -> list[str]:
-    """The objects and adverbials: "switch it on", but "look for it"."""
+    """Returns the objects and adverbials: "switch it on", but "look for it"."""
     verb = part.verb.english
     direct, indirect, about = (
         noun_phrase(phrase, is_object=True) if phrase else ""

@@ -1,17 +1,17 @@
-"""German word order and inflection."""
+"""Renders noun phrases and clauses in German: word order and inflection."""
 
 from writehead.data.corpus.lexicon import ACCUSATIVE, DATIVE, NOMINATIVE
 from writehead.data.corpus.syntax import PLURAL, THIRD, Clause, NounPhrase, Pronoun, join
 
 
 def _table(*rows: str) -> list[list[str]]:
-    """A row for each case; columns are masculine, feminine, neuter and plural. "-" is empty."""
+    """Parses a row per case; columns are masculine, feminine, neuter and plural. "-" is empty."""
     return [[ending.replace("-", "") for ending in row.split()] for row in rows]
 
 
 _DEFINITE = _table("der die das die", "den die das die", "dem der dem den")
 _EIN = _table("- e - e", "en e - e", "em er em en")
-# endings of adjectives after der, after ein, and without an article; dieser has the latter, too
+# endings of adjectives after der, after ein, and without an article; dieser has the last, too
 _WEAK = _table("e e e en", "en e e en", "en en en en")
 _MIXED = _table("er e es en", "en e es en", "en en en en")
 _STRONG = _table("er e es e", "en e es e", "em er em en")
@@ -33,7 +33,7 @@ _AUXILIARIES = {
 
 
 def noun_phrase(phrase: NounPhrase, case: int, *, negated: bool = False) -> str:
-    """The noun phrase in a case; `negated` turns "ein" into "kein"."""
+    """Returns the noun phrase in a case; `negated` turns "ein" into "kein"."""
     head = phrase.head
     if isinstance(head, Pronoun):
         return head.german[case]
@@ -48,7 +48,7 @@ def noun_phrase(phrase: NounPhrase, case: int, *, negated: bool = False) -> str:
 def _determiner(
     phrase: NounPhrase, case: int, column: int, negated: bool
 ) -> tuple[str, list[list[str]]]:
-    """The determiner and the endings of an adjective after it."""
+    """Returns the determiner and the endings of an adjective after it."""
     determiner = phrase.determiner
     if determiner == "the":
         return _DEFINITE[case][column], _WEAK
@@ -62,14 +62,14 @@ def _determiner(
 
 
 def prepositional(preposition: str, phrase: NounPhrase, case: int) -> str:
-    """The preposition and its noun phrase, contracted where usual: "im" for "in dem"."""
+    """Returns a preposition and its noun phrase, contracted where usual: "im" for "in dem"."""
     first, _, rest = noun_phrase(phrase, case).partition(" ")
     words = f"{preposition} {first}"
     return join([_CONTRACTIONS.get(words, words), rest])
 
 
 def clause(part: Clause, order: str, *, lead: str = "") -> str:
-    """The clause after its `lead`, with the finite verb first, second or last (`order`)."""
+    """Returns the clause after its `lead`, with the finite verb first, second or last."""
     finite, final = _verb(part, part.subject.person if part.subject else THIRD)
     subject = noun_phrase(part.subject, NOMINATIVE) if part.subject else ""
     middle = _middle_field(part)
@@ -91,7 +91,7 @@ def clause(part: Clause, order: str, *, lead: str = "") -> str:
 
 
 def _middle_field(part: Clause) -> list[str]:
-    """The words between the finite and the final verb: what is known, time, what is new, place."""
+    """Returns the words between finite and final verb: known phrases, time, new phrases, place."""
     accusative, dative = part.accusative, part.dative
     kein = part.negated and accusative is not None and not accusative.is_definite
     nicht = part.negated and not kein
@@ -118,7 +118,7 @@ def _middle_field(part: Clause) -> list[str]:
 
 
 def _verb(part: Clause, person: int) -> tuple[str, str]:
-    """The finite verb and what stands at the end of a main clause."""
+    """Returns the finite verb, and the rest of the verb at the end of a main clause."""
     verb, modal, past, plural = part.verb.german, part.modal, part.tense == "past", person == PLURAL
     infinitive = verb.prefix + verb.infinitive
     if modal:

@@ -73,7 +73,7 @@ class Verb:
 
 
 def _read() -> dict[str, list[list[str]]]:
-    """The columns of every line, by section."""
+    """Reads the columns of every line, by section."""
     sections: dict[str, list[list[str]]] = {}
     text = files(__package__).joinpath("lexicon.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
@@ -85,7 +85,7 @@ def _read() -> dict[str, list[list[str]]]:
 
 
 def _with_s(word: str) -> str:
-    """The plural of a noun or the third person of a verb."""
+    """Returns the regular plural of a noun or third person of a verb."""
     return word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")
 
 
@@ -152,7 +152,7 @@ def _verb(english: str, german: str, subject: str = "", slots: str = "") -> Verb
 
 
 def nouns(kinds: str) -> tuple[Noun, ...]:
-    """The nouns of any of these kinds; a noun's own English word is one of its kinds."""
+    """Returns the nouns of any of these kinds; the English word of a noun is one of its kinds."""
     wanted = set(re.split("[ ,]", kinds))
     return tuple(noun for noun in NOUNS.values() if noun.kinds & wanted)
 

@@ -55,16 +55,16 @@ class Dice:
         self._random = random.Random(seed).random
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Returns true with this probability."""
         return self._random() < probability
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of the options with equal probability."""
+        """Returns one of the options, all with equal probability."""
         return options[int(self._random() * len(options))]
 
 
 def _noun_phrase(dice: Dice, head: Noun, subject: NounPhrase | None = None) -> NounPhrase:
-    """A phrase about a noun; a possessive often refers to the `subject` of the clause."""
+    """Draws a phrase about a noun; a possessive often refers to the `subject` of the clause."""
     determiner, count = dice.choice(_DETERMINERS), None
     plural = bool(head.german_plural) and dice.chance(0.3)
     if determiner == "my" or "family" in head.kinds:
@@ -90,7 +90,7 @@ def _subject(dice: Dice, fillers: tuple[Noun, ...]) -> NounPhrase:
 
 
 def _object(dice: Dice, fillers: tuple[Noun, ...], subject: NounPhrase) -> NounPhrase | None:
-    """An object that is not the subject itself."""
+    """Draws an object that is not the subject itself."""
     if not fillers:
         return None
     same = (syntax.I, syntax.WE) if subject.head in (syntax.I, syntax.WE) else (subject.head,)
@@ -100,7 +100,7 @@ def _object(dice: Dice, fillers: tuple[Noun, ...], subject: NounPhrase) -> NounP
 
 
 def _place(dice: Dice, verb: Verb) -> Pair:
-    """A place, or a destination if the verb takes one."""
+    """Draws a place, or a destination if the verb takes one."""
     to = verb.place == "to"
     if NOUNS["city"] in verb.places and dice.chance(0.25):
         name, german_name = dice.choice(lexicon.PHRASES["city"])
@@ -135,7 +135,7 @@ def _clause(
     tense: str = "",
     plain: bool = False,
 ) -> Clause:
-    """A clause; a `plain` one has neither a modal, nor negation, nor optional adverbials."""
+    """Draws a clause; a `plain` one has no modal, no negation and no optional adverbials."""
     verb = verb or dice.choice(_VERBS)
     subject = subject or _subject(dice, verb.subjects)
     part = Clause(
@@ -151,7 +151,7 @@ def _clause(
 
 
 def _suitable_tense(verb: Verb, subject: NounPhrase, tense: str) -> str:
-    """The tense, or another if the verb does not have it or would be ambiguous in it."""
+    """Returns the tense, or another one if the verb lacks it or would be ambiguous in it."""
     if verb.state and tense not in ("present", "past"):
         return "present"
     if verb.event and tense == "progressive":
@@ -168,7 +168,7 @@ def _with_modal(dice: Dice, part: Clause) -> Clause:
 
 
 def _negated(dice: Dice, part: Clause) -> Clause:
-    """The clause, sometimes negated if "not" is unambiguous in it."""
+    """Returns the clause, sometimes negated if "not" is unambiguous in it."""
     participants = (part.subject, part.dative, part.prepositional)
     definite = all(phrase.is_definite for phrase in participants if phrase)
     if not definite or (part.accusative and part.accusative.count) or dice.chance(0.85):
@@ -178,7 +178,7 @@ def _negated(dice: Dice, part: Clause) -> Clause:
 
 
 def _with_adverbials(dice: Dice, part: Clause) -> Clause:
-    """The clause, sometimes with a place and a time."""
+    """Returns the clause, sometimes with a place and a time."""
     if part.verb.place == "in" and dice.chance(0.35):
         part = replace(part, place=_place(dice, part.verb))
     if part.verb.state or part.tense not in ("present", "past", "future"):
@@ -224,7 +224,7 @@ def _request(dice: Dice) -> Drawn:
 
 
 def _quality(dice: Dice) -> Drawn:
-    """X is old, was X old?"""
+    """Draws a sentence such as "X is old." or "Was X old?"."""
     head = dice.choice(_DESCRIBED)
     subject = replace(_noun_phrase(dice, head), adjective=None)
     if not subject.is_definite:
@@ -238,7 +238,7 @@ def _quality(dice: Dice) -> Drawn:
 
 
 def _two_clauses(dice: Dice) -> Drawn:
-    """Two main clauses, or a main and a subordinate clause in either order."""
+    """Draws two main clauses, or a main and a subordinate clause in either order."""
     word, conjunction, german_conjunction, tense = dice.choice(_CONJUNCTIONS)
     if word:
         second = replace(_clause(dice), time_first=False)
@@ -264,7 +264,7 @@ def _two_clauses(dice: Dice) -> Drawn:
 
 
 def _second_clause(dice: Dice, first: Clause, tense: str) -> Clause:
-    """A clause about the subject of the first one, or about the weather."""
+    """Draws a clause about the subject of the first one, or about the weather."""
     assert first.subject
     head, pronoun = first.subject.head, first.subject.pronoun()
     if not pronoun or dice.chance(0.2):
@@ -275,7 +275,7 @@ def _second_clause(dice: Dice, first: Clause, tense: str) -> Clause:
 
 
 def _infinitive(dice: Dice) -> Drawn:
-    """Somebody tries to …"""
+    """Draws a sentence such as "Somebody tries to …"."""
     tense = dice.choice(("present", "past", "perfect"))
     main = Clause(_NAMED["versuchen"], _subject(dice, _PEOPLE), tense)
     options = [verb for verb in _ACTIONS if verb.place != "to"]
@@ -290,6 +290,6 @@ _CONSTRUCTIONS = (
 
 
 def draw(dice: Dice) -> Pair:
-    """A random sentence and its translation."""
+    """Draws a random sentence and its translation."""
     source, target, mark = dice.choice(_CONSTRUCTIONS)(dice)
     return source[0].upper() + source[1:] + mark, target[0].upper() + target[1:] + mark

@@ -1,4 +1,4 @@
-"""The structure of a sentence, independent of the language: noun phrases and clauses."""
+"""Noun phrases and clauses: the structure of a sentence, independent of the language."""
 
 from dataclasses import dataclass
 
@@ -50,13 +50,13 @@ class NounPhrase:
 
     @property
     def is_definite(self) -> bool:
-        """Whether it refers to something known."""
+        """Whether the phrase refers to something known."""
         if isinstance(self.head, Pronoun) or "name" in self.head.kinds:
             return True
         return self.determiner not in ("", "a")
 
     def pronoun(self) -> Pronoun | None:
-        """The pronoun that refers back to it; None for a child, whose gender is ambiguous."""
+        """Returns the pronoun for this phrase; None for a child, whose gender is ambiguous."""
         if isinstance(self.head, Pronoun):
             return self.head
         kinds = self.head.kinds
@@ -105,5 +105,5 @@ class Clause:
 
 
 def join(words: list[str]) -> str:
-    """The words that are not empty, separated by spaces."""
+    """Joins the words that are not empty with spaces."""
     return " ".join(word for word in words if word)
