@@ -96,7 +96,9 @@ def _approximations(kind: str, data: dict[str, Any]) -> list[str]:
     )
     unshared = data.get("share_encoder_decoder_embeddings") is False
     biased = kind == "qwen2" or data.get("attention_bias") or data.get("mlp_bias")
+    gated = kind in GATED or str(data.get("feed_forward_proj")).startswith("gated")
     notes = {
+        "a gated feed-forward layer is counted as an ungated one of 1.5 times its d_ff": gated,
         "the encoder's embedding is counted with the size of the decoder's": unshared,
         "the encoder is counted with the decoder's heads and d_ff": asymmetric,
         "the relative position biases are left out": kind in T5,

@@ -119,7 +119,7 @@ def _print_summary(dataset: "Dataset", page: Page) -> None:
     for name, counts in dataset.info["splits"].items():
         sizes = (counts[key] for key in ("lines", "sequences", "target_tokens"))
         splits.add_row(name, *(f"{size:,}" for size in sizes))
-    dropped = Table("dropped", "lines", box=None, pad_edge=False)
+    page.print(splits, "")
     for reason, count in dataset.info["dropped"].items():
-        dropped.add_row(reason, f"{count:,}")
-    page.print(splits, "", dropped, "", f"vocabulary: {dataset.vocab_size:,} tokens", sep="\n")
+        page.print(f"dropped ({reason}): {count:,}")
+    page.print(f"vocabulary: {dataset.vocab_size:,} tokens")

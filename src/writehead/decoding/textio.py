@@ -247,7 +247,7 @@ def counting(wanted: bool) -> Iterator[Counter | None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.10g} lines"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        yield functools.partial(bar.advance, bar.add_task(""))
+        yield functools.partial(bar.advance, bar.add_task("", total=None))
 
 
 # arguments: a group of lines, the index of its first line, progress; yields text per line

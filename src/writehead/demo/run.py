@@ -59,6 +59,8 @@ def run_demo(folder: Path, demo: Demo | None = None, *, device: str = "auto") ->
     demo = demo or Demo()
     load_sacrebleu("demo")  # fails before the training if it is not installed
     log, out = Console(stderr=True, highlight=False), Console(highlight=False)
+    if not out.is_terminal:
+        out.width = 120  # the table must not be cut in a log
     log.print("This takes about five minutes on two CPU cores. Ctrl-C stops; run again to resume.")
     log.print("\n[bold]1. The bundled model[/] translates English to German")
     outputs = Engine.load(device=device).translate(SAMPLES)

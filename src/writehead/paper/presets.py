@@ -112,7 +112,7 @@ def preset(name: str) -> ModelConfig:
         raise ConfigError(f"preset must be a name such as 'wmt14/multi-query', not {name!r:.60}")
     family, _, row = name.partition("/")
     if family not in FAMILIES or row not in rows(family):
-        known = [one for one in preset_names() if one.startswith(f"{name}/")] or preset_names()
+        known = [one for one in preset_names() if one.startswith(f"{family}/")] or preset_names()
         raise ConfigError(f"unknown preset {name!r}; {nearest(name, known)}")
     return rows(family)[row]
 
