@@ -110,7 +110,7 @@ def test_every_input_line_gives_one_output_line(writehead, caplog):
     options = ("--temperature=3", "--device=cpu")  # draws control characters too
     code, out, _ = writehead("translate", *options, stdin="\r\n".join(lines).encode() + b"\r\n")
     assert code == 0
-    assert f"line {len(lines)} is longer than the 23 tokens" in caplog.text
+    assert f"line {len(lines)} is longer than the model's limit of 23" in caplog.text
     answers = out.decode().split("\n")
     assert len(answers) == len(lines) + 1
     assert answers == [clean(answer) for answer in answers]
@@ -332,7 +332,7 @@ def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(runs, tmp
         process.stdout.close()
         messages = process.stderr.read().decode()
     assert process.returncode == 0
-    assert messages.startswith("warning: line 1 is longer than the 23 tokens")
+    assert messages.startswith("warning: line 1 is longer than the model's limit of 23")
     assert messages.count("\n") == 1
 
 

@@ -79,8 +79,9 @@ def test_explain_says_what_it_approximates(tmp_path, writehead):
     for path in (tmp_path, tmp_path / "config.json"):
         answer = json.loads(writehead("explain", path, "--target=31", "--json")[1])
         assert answer["kind"] == "grouped-query"
-        assert "biases" in answer["approximations"][0]
-    assert writehead("explain", tmp_path, "--target=31")[1].count("approximated") == 1
+        assert "gated" in answer["approximations"][0]
+        assert "biases" in answer["approximations"][1]
+    assert writehead("explain", tmp_path, "--target=31")[1].count("approximated") == 2
     code, _, err = writehead("explain", tmp_path, "--target=32")
     assert (code, "31 positions" in err) == (2, True)
 

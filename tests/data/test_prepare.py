@@ -101,20 +101,21 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
     assert (files(tmp_path / "ds"), files(tmp_path / "full")) == (before, {"precious": b"x\n"})
 
 
-def test_of_two_preparations_of_one_dataset_the_first_is_kept(tmp_path):
-    paths, made = write_pairs(tmp_path, "train", pairs(100)), []
+def test_only_one_process_prepares_a_dataset(tmp_path):
+    paths, refused = write_pairs(tmp_path, "train", pairs(100)), []
 
     class Meanwhile(TextFiles):
         def rows(self):
-            if not made:
-                inputs = Inputs((TextFiles(paths),))
-                made.append(files(prepare(tmp_path / "ds", inputs, SMALL, threads=1).directory))
+            if not refused:
+                with pytest.raises(DataError, match="another process") as error:
+                    prepare(tmp_path / "ds", Inputs((TextFiles(paths),)), SMALL, threads=1)
+                refused.append(error)
             return super().rows()
 
-    config = replace(SMALL, vocab_size=390)
-    with pytest.raises(DataError, match="File exists"):
-        prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), config, threads=1)
-    assert files(tmp_path / "ds") == made[0]
+    prepare(tmp_path / "ds", Inputs((Meanwhile(paths),)), SMALL, threads=1)
+    assert refused
+    expected = prepare(tmp_path / "alone", Inputs((TextFiles(paths),)), SMALL, threads=1)
+    assert files(tmp_path / "ds") == files(expected.directory)
 
 
 @pytest.mark.parametrize(

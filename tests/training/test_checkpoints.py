@@ -61,7 +61,7 @@ def test_checkpoints_are_runs_and_average_to_a_run(trained, tmp_path, writehead)
     ("source", "output", "last", "words"),
     [
         ("", "new", 6, "5 of the 6"),
-        ("", "new", 0, "1 or more"),
+        ("", "new", 0, "at least 1"),
         ("nowhere", "new", 1, "0 of the 1"),
         ("", "", 2, "contains more than a run"),
         ("", "checkpoints/step-00000005", 2, "contains more than a run"),
