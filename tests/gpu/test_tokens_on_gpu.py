@@ -22,8 +22,8 @@ def varied_lines(count: int) -> list[str]:
     parts = (SUBJECTS, VERBS, OBJECTS)
     lines = ["Hello!", "", "1,234.56 €"]
     while len(lines) < count:
-        count = draw.choice((1, 1, 2, 4))
-        sentences = (" ".join(map(draw.choice, parts)) + draw.choice(ENDINGS) for _ in range(count))
+        length = draw.choice((1, 1, 2, 4))
+        sentences = (" ".join(map(draw.choice, parts)) + draw.choice(ENDINGS) for _ in range(length))
         lines.append(" ".join(sentences))
     return lines
 
