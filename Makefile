@@ -10,7 +10,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --
 # Tests that depend on the order of floating-point sums, and settings that limit them to the
 # instruction sets of older CPUs. PyTorch (ATen, MKL, oneDNN) and NumPy (OpenBLAS, used by Triton's
 # interpreter) choose their kernels by instruction set.
-NUMERICAL := tests/kernels tests/model tests/decoding tests/training tests/paper/test_listings.py
+NUMERICAL := tests/ops tests/model tests/engine tests/training tests/paper/test_listings.py
 SSE := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
        ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
 AVX2 := ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell MKL_CBWR=AVX2 \

@@ -3,10 +3,12 @@
 Kernels are compiled instead of launched, so their results are never written.
 """
 
+import sys
 from collections.abc import Callable
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -14,61 +16,71 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers import config, model, tokens
-from writehead.config import DecodeConfig
-from writehead.decoding.graphs import GraphDecoder
-from writehead.decoding.search import Constraints
-from writehead.kernels import (
-    Visibility,
-    beams,
-    begin,
-    choose,
-    decode,
-    label_loss,
-    linear,
-    packed,
-    pointwise,
-    tiles,
+from writehead.engine.runner import Lane, Shape
+from writehead.engine.search import Options
+from writehead.ops import decode_attention_kernels, packed_attention
+from writehead.ops.decode_attention import (
+    CacheLayer,
+    MemoryLayer,
+    decode_attention,
+    memory_attention,
 )
-from writehead.kernels.heads import Heads
+from writehead.ops.heads import Heads
+from writehead.ops.linear import Weight, linear
+from writehead.ops.loss import label_loss
+from writehead.ops.visibility import Visibility
 
 H200 = GPUTarget("cuda", 90, 32)
 OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
+TYPES |= {torch.float16: "fp16", torch.uint8: "u8"}
 SEGMENTS = torch.ones(2, 40, dtype=torch.long)
 PACKED = Visibility(causal=True, query_segments=SEGMENTS, memory_segments=SEGMENTS)
-compiled: dict[tuple[str, str], str] = {}  # PTX by name and specialization
+SIZES = {"d": 64, "f": 96, "h": 8, "k": 32, "v": 64, "decoder_layers": 1, "target_positions": 64}
+LAYER_NORM = {"norm": "layer", "bias": True, "activation": "gelu"}
+GATED = {"gated": True, "activation": "silu", "positions": "rotary"}
+SHARED_MEMORY = 227 << 10  # bytes per program on an H200
+compiled: set[tuple[str, str]] = set()  # names and specializations
 
 
 def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
     """Replaces `kernel[grid]`."""
 
-    def launch(*args: object, **named: object) -> None:
+    def compile_kernel(*args: object, **named: object) -> None:
         options = {name: named.pop(name) for name in OPTIONS & named.keys()}
         values = dict(zip(kernel.arg_names, args, strict=False)) | named
         signature, constants = {}, {}
         for parameter in kernel.params:
             value = values[parameter.name]
-            kind = "constexpr" if parameter.is_constexpr else type_of(value)
-            # as in a real launch, the compiler specializes integers equal to 1
-            if kind == "constexpr" or (kind == "i32" and value == 1):
-                kind, constants[(parameter.num,)] = "constexpr", value
-            signature[parameter.name] = kind
+            if parameter.is_constexpr:
+                signature[parameter.name], constants[(parameter.num,)] = "constexpr", value
+            else:
+                signature[parameter.name] = type_of(value, (parameter.num,), constants)
         key = kernel.__name__, str((signature, constants, sorted(options.items())))
         if key not in compiled:
             source = ASTSource(kernel, signature, constants)
-            compiled[key] = triton.compile(source, target=H200, options=options).asm["ptx"]
+            made = triton.compile(source, target=H200, options=options)
+            assert made.metadata.shared <= SHARED_MEMORY, (key, made.metadata.shared)
+            compiled.add(key)
 
-    return launch
+    return compile_kernel
 
 
-def type_of(value: object) -> str:
-    """Triton's name for the type of an argument."""
+def type_of(value: object, place: tuple[int, ...], constants: dict) -> object:
+    """Returns Triton's name for the type of an argument; records integers that are constants."""
+    if isinstance(value, tuple):
+        types = [type_of(one, (*place, i), constants) for i, one in enumerate(value)]
+        return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
     if isinstance(value, Tensor):
         return f"*{TYPES[value.dtype]}"
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
     if isinstance(value, float):
         return "fp32"
+    # as in a real launch, the compiler specializes integers equal to 1
+    if isinstance(value, tl.constexpr) or value == 1:
+        constants[place] = getattr(value, "value", value)
+        return "constexpr"
     return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
 
 
@@ -76,58 +88,90 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
-def compile_search(task: str, rows: int, beam: int, **changes: object) -> None:
-    """One step of a search in bfloat16."""
-    options = DecodeConfig(max_length=3, beam=beam)
-    sizes = {"d": 64, "h": 8, "k": 32, "v": 64, "decoder_layers": 1, **changes}
-    made = model(config(task, **sizes), dtype=torch.bfloat16)
-    constraints = Constraints.make(options, 1, None, None, rows, made.device)
-    search = GraphDecoder(made).start(tokens(rows, 5), [4] * rows, 9, options, constraints)
-    search.step()
-    if beam > 1:
-        beams.trace_back(search.buffers.history, search.buffers.pool, options.n_best)
+@torch.no_grad()
+def compile_lane(task: str, slots: int, beam: int, **changes: object) -> None:
+    """Encodes or prefills, then runs one step of a lane's slots, as in a graph."""
+    dtype = changes.pop("dtype", torch.bfloat16)
+    made = model(config(task, **(SIZES | changes)), dtype=dtype).pack()
+    lane = Lane(made, Shape(slots, beam, 8 * (task == "translation"), 32), vocab_size=37, eos=1)
+    if task == "translation":
+        lane.encode(range(slots), tokens(slots, 5), torch.full((slots,), 4))
+    else:
+        state = made.new_state(slots, 8)
+        made.feed(tokens(slots, 7), state, torch.full((slots,), 5))
+    lane.admit(range(slots), [Options(max_length=3)] * slots)
+    for samples in (False, True)[: 3 - min(beam, 2)]:
+        lane._run(torch.arange(slots, dtype=torch.int32), slots, samples)
+    lane.collect(range(slots))
 
 
+@torch.no_grad()
 def compile_products() -> None:
-    """Products of one row, whose weights leave the cache first, and of forty rows."""
-    for depth in (1024, 5440):
-        X, W = zeros(1, depth), zeros(1280, depth)
-        linear.row_linear(X, W, residual=zeros(1, 1280), passing=True)
-    X, W = zeros(40, 1024), zeros(1280, 1024)
-    tiles.tiled_linear(X, W, tiles.choose_shape(X, W), residual=zeros(40, 1280))
+    """Runs products of one row with streamed weights, and of many rows and columns."""
+    for rows, columns, depth in ((1, 1280, 1024), (1, 1280, 5440), (16, 32768, 1024)):
+        weight = Weight(zeros(columns, depth), streamed=True)
+        for dtype in (torch.bfloat16, torch.float16)[: 1 + (rows == 1)]:
+            one = Weight(weight.W.to(dtype), streamed=True)
+            linear(zeros(rows, depth, dtype=dtype), one, implementation="small_rows")
+    for rows, activation, gated in ((16, "silu", True), (40, "relu", False), (200, "silu", True)):
+        weight, X = Weight(zeros(1280, 1024)), zeros(rows, 1024)
+        shape = {"gated": gated, "residual": zeros(rows, 1280 // (1 + gated))}
+        linear(X, weight, activation=activation, implementation="small_rows", **shape)
+    linear(zeros(300, 1024), Weight(zeros(1280, 1024)), activation="silu", gated=True)
 
 
-def compile_attention() -> None:
-    """Attention over long memories, split or by the largest tiles, and packed attention."""
+def compile_decode_attention() -> None:
+    """Runs attention over long memories, split or in large tiles, and of several positions."""
     for rows, g, m, v, padded in ((1, 2, 4096, 64, True), (150, 1, 4160, 128, False)):
-        ones = torch.ones(rows, dtype=torch.long)
-        Q, K, V = zeros(rows, 8 * 128), zeros(rows, g, m, 128), zeros(rows, g, m, v)
-        decode.attend_memory(Q, K, V, ones, ones, heads=8, scale=0.1, padded=padded)
+        ones, K, V = (
+            torch.ones(rows, dtype=torch.long),
+            zeros(rows, g, m, 128),
+            zeros(rows, g, m, v),
+        )
+        heads = Heads(8, g, 128, v)
+        memory = MemoryLayer(K, V, ones, ones, beam=1, slots=None, padded=padded)
+        memory_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
+        for n, window in ((1, None), (3, None), (2, m)):
+            cache = CacheLayer(K, V, ones, ones, beam=1, window=window, padded=padded)
+            QKV = zeros(rows, n, sum(heads.widths))
+            decode_attention(QKV, cache, heads, scale=0.1)
+
+
+def compile_training() -> None:
+    """Runs attention over packed sequences, and the loss."""
     noise = torch.ones(2, 2, 40)
     for dtype, used in ((torch.bfloat16, None), (torch.bfloat16, noise), (torch.float32, None)):
         shapes = (4, 40, 32), (2, 40, 32), (2, 40, 16)
         QKV = (zeros(2, *shape, dtype=dtype).requires_grad_() for shape in shapes)
-        packed.attend(*QKV, PACKED, 0.1, used).sum().backward()
+        packed_attention.attend(*QKV, PACKED, 0.1, used).sum().backward()
     for heads in (Heads(8, 8, 128, 128), Heads(8, 1, 128, 128)):
         QKV = zeros(2, 40, sum(heads.widths)).requires_grad_()
-        packed.attend_fused(QKV, heads, PACKED, 0.1, torch.ones(2, heads.g, 40)).sum().backward()
+        noise = torch.ones(2, heads.g, 40)
+        packed_attention.attend_fused(QKV, heads, PACKED, 0.1, noise).sum().backward()
+    logits, options = zeros(2, 40_000).requires_grad_(), {"label_smoothing": 0.1, "z_loss": 1e-4}
+    losses = label_loss(logits, torch.tensor([3, -100]), implementation="triton", **options)
+    losses[0].sum().backward()
 
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    for module in (beams, begin, choose, decode, linear, pointwise, tiles):
-        module.chained = lambda T: {"launch_pdl": True}  # as on an H200
-    compile_search("translation", 20, 1)
-    compile_search("translation", 3, 4, g=8)
-    compile_search("translation", 1, 1)
-    compile_search("translation", 1, 1, norm="layer", bias=True)
-    compile_search("language", 1, 1, g=2, window=1)
-    compile_search("language", 1, 2, window=1)
-    compile_search("language", 2, 5)
+    decode_attention_kernels._shared_memory = lambda device: SHARED_MEMORY
+    as_on_an_h200 = {"runs_triton": lambda T: True, "pdl": lambda T: {"launch_pdl": True}}
+    for module in [one for name, one in sys.modules.items() if name.startswith("writehead.")]:
+        for name in as_on_an_h200.keys() & vars(module).keys():
+            setattr(module, name, as_on_an_h200[name])
+    for slots in (1, 16, 32, 128):
+        compile_lane("translation", slots, 1)
+        compile_lane("translation", slots, 4, g=8)
+    compile_lane("translation", 1, 1, g=8, **LAYER_NORM)
+    compile_lane("translation", 16, 2, dtype=torch.float32, **LAYER_NORM)
+    compile_lane("translation", 32, 1, norm_place="post", **LAYER_NORM)
+    compile_lane("language", 1, 1, g=2, window=1)
+    compile_lane("language", 16, 5, window=7, **GATED)
+    compile_lane("language", 128, 1, **GATED)
     compile_products()
-    compile_attention()
-    logits = zeros(2, 40_000).requires_grad_()
-    label_loss.label_loss(logits, torch.tensor([3, -100]), 0.1, 1e-4)[0].sum().backward()
+    compile_decode_attention()
+    compile_training()
     print(*sorted({name for name, _ in compiled}))
 
 

@@ -1,26 +1,30 @@
 """Fixtures of all tests: few threads, one seed per test, no GPU tests without a GPU."""
 
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
+from typing import TextIO
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
 
+from writehead import engine, ops
 from writehead.cli import main
 
 if not torch.cuda.is_available() and find_spec("triton"):
     # kernels are interpreted if this is set when they are defined
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        names = "beams begin choose decode label_loss linear packed_kernels pointwise tiles"
-        for name in names.split():
-            import_module(f"writehead.kernels.{name}")
+        for room in (ops, engine):
+            for module in iter_modules(room.__path__):
+                import_module(f"{room.__name__}.{module.name}")
 
 settings.register_profile("writehead", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("writehead")
@@ -42,10 +46,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _small_matrix_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _small_matrix_rate() -> Iterator[None]:
     """Measures the matrix rate of a CPU with a small product: no test needs the true rate."""
-    monkeypatch.setattr("writehead.training.throughput.PRODUCT", {"cuda": 8192, "cpu": 64})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("writehead.training.throughput.PRODUCT", {"cuda": 8192, "cpu": 64})
+        yield
 
 
 @pytest.fixture
@@ -70,7 +76,9 @@ def writehead(
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs the command line in this process: exit code, standard output, standard error."""
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments: object, stdin: bytes | TextIO = b"") -> tuple[int, str, str]:
+        given = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", given)
         monkeypatch.setattr(sys, "argv", ["writehead", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "120")
         try:
@@ -85,18 +93,29 @@ def writehead(
 
 
 @pytest.fixture
-def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of a small run that replaces the bundled model."""
-    from texts import save_small_runs  # imports the kernels, which must be defined as above
+def refused(writehead: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Runs a command that must exit with code 2 and print one error line; returns the line."""
 
-    (tmp_path / "bundled").mkdir()
-    run = save_small_runs(tmp_path / "bundled")[1]
-    monkeypatch.setattr("writehead.model.bundled.BUNDLED", run)
+    def run(*arguments: object, **options: object) -> str:
+        code, out, err = writehead(*arguments, **options)
+        *progress, line = err.splitlines()
+        assert (code, len(out), line[:7]) == (2, 0, "error: "), err
+        assert all(step.endswith("…") for step in progress), err
+        return line
+
     return run
 
 
+@pytest.fixture(scope="session")
+def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with random weights: `translation`, `language` and `quantized`."""
+    from texts import save_small_runs  # imports the kernels, which must be defined as above
+
+    return save_small_runs(tmp_path_factory.mktemp("runs"))
+
+
 @pytest.fixture
-def missing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The path of a bundled model that does not exist."""
-    monkeypatch.setattr("writehead.model.bundled.BUNDLED", tmp_path / "none")
-    return tmp_path / "none"
+def bundled(monkeypatch: pytest.MonkeyPatch, small_runs: Path) -> Path:
+    """The folder of a small run that replaces the bundled model."""
+    monkeypatch.setattr("writehead.model.bundled.BUNDLED", small_runs / "quantized")
+    return small_runs / "quantized"

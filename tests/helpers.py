@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from writehead.config import ModelConfig
-from writehead.kernels import Visibility
 from writehead.model import Attention, DecoderState, LanguageModel, TranslationModel
+from writehead.ops.visibility import Visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter computes bfloat16 products incorrectly
@@ -18,10 +18,10 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32][DEVICE == "cpu" :]
 
 # every kernel that decoding and training launch
 KERNELS = {
-    *("attend_kernel", "combine_kernel", "_linear_kernel", "_rows_kernel", "_tiles_kernel"),
-    *("_embed_kernel", "_normalize_kernel", "_begin_kernel", "_survey_kernel", "pick_kernel"),
-    *("_greedy_kernel", "beam_kernel", "trace_kernel", "_sum_kernel", "_differentiate_kernel"),
-    *("forward", "backward_queries", "backward_memory"),
+    *("embed_kernel", "linear_kernel", "_gate_kernel", "_normalize_kernel", "attend_kernel"),
+    *("combine_kernel", "scan_kernel", "sample_kernel", "top_kernel", "beam_kernel"),
+    *("trace_kernel", "loss_kernel", "loss_gradient_kernel", "packed_forward_kernel"),
+    *("packed_dq_kernel", "packed_dkv_kernel"),
 }
 
 Sees = Callable[[int, int, int], bool]

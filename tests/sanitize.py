@@ -21,17 +21,23 @@ import torch
 ROOT = Path(__file__).parent.parent
 ERROR_CODE = 86  # the exit code of compute-sanitizer if it finds an error
 FAULTS = ROOT / "tests/faults.py"
-PRODUCTS = "row_linear or rows_linear or tiled_linear"
-DIRECT = f"(errs_at_most_twice and not float16 and not 9000 and not 5000) or {PRODUCTS} or losses"
-SMALL = (
-    f"((bfloat16 and (37 or 900)) or {PRODUCTS} or sentence_starts or greedy_choice "
-    "or beam_kernels) and not packed"
+OPS = tuple(
+    f"tests/ops/test_{name}.py"
+    for name in ("decode_attention", "embedding", "linear", "loss", "norm", "packed_attention")
 )
+SEARCH = ("tests/engine/test_search_kernels.py",)
+OTHERS = "reference or library or compiled or elements or on_a_gpu or torch.float16"
+WANTED = "errs_at_most or equal or embed_adds or ring or slots or beams or several"
+DIRECT = f"({WANTED}) and not ({OTHERS} or 9000)"
+FEW = "(torch.bfloat16 and (37 or 900)) or equals_the_formula_where or slots_come or beams_follow"
+SMALL = f"({FEW} or several_new) and not ({OTHERS} or packed)"
 # tool, tests, pytest's -k, and whether PyTorch's caching allocator is used
 PASSES = (
-    ("memcheck", "tests/kernels", DIRECT, False),
-    ("memcheck", "tests/gpu", "captured_search and multi-query-2-12", True),
-    ("racecheck", "tests/kernels", SMALL, False),
+    ("memcheck", OPS, DIRECT, False),
+    ("memcheck", SEARCH, "not concurrent", False),
+    ("memcheck", ("tests/gpu",), "captured_steps and translation-multi-query", True),
+    ("racecheck", OPS, SMALL, False),
+    ("racecheck", SEARCH, "kernels_equal or samples_equal or vocabularies", False),
 )
 
 
@@ -48,7 +54,7 @@ def find_sanitizer() -> str | None:
 
 def kernels() -> list[str]:
     """The names of our kernels and of the faulty ones; helper functions may be among them."""
-    sources = [*sorted((ROOT / "src/writehead/kernels").glob("*.py")), FAULTS]
+    sources = [*sorted((ROOT / "src/writehead").glob("*/*.py")), FAULTS]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     names = re.findall(r"^@triton\.jit(?:\(.*\))?\ndef (\w+)", text, re.MULTILINE)
     return [name for name in names if name.endswith("_kernel") or not name.startswith("_")]
@@ -89,8 +95,8 @@ def main() -> str | None:
         if not watch(sanitizer, tool, [str(FAULTS), tool], caching=False)[1]:
             return f"{tool} did not report the fault of a faulty kernel"
     for tool, tests, selection, caching in PASSES:
-        print(f"{tool}: {tests} -k '{selection}'", flush=True)
-        work = ["-m", "pytest", tests, "-k", selection, "-q", "-x", "-p", "no:cacheprovider"]
+        print(f"{tool}: {' '.join(tests)} -k '{selection}'", flush=True)
+        work = ["-m", "pytest", *tests, "-k", selection, "-q", "-x", "-p", "no:cacheprovider"]
         code, reported = watch(sanitizer, tool, work, caching=caching)
         if reported:
             return f"{tool} found errors in {', '.join(sorted(reported))}; see above"

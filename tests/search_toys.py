@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 import torch
 
-from writehead.decoding import Hypothesis
+from writehead.engine import Hypothesis
 
 History = tuple[int, ...]
 

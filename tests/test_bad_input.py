@@ -8,20 +8,14 @@ import torch
 from torch import Tensor
 
 from helpers import config, model, random, tokens
+from writehead import errors
 from writehead.config import AttentionConfig
-from writehead.decoding import Batching, beam_search, greedy, sample
-from writehead.decoding.search import stream
-from writehead.errors import (
-    BackendError,
-    CacheError,
-    CacheFull,
-    ConfigError,
-    ShapeError,
-    TokenError,
-    WriteheadError,
-)
-from writehead.kernels import Visibility, attend
+from writehead.engine import Batching, beam_search, greedy, sample
+from writehead.engine.search import stream
 from writehead.model import DecoderState, KVCache, Packing, TranslationModel, make_model
+from writehead.ops.attention import attend
+from writehead.ops.visibility import Visibility
+from writehead.util.threads import use_threads
 
 b, n, m, h, g, k, v, d = 2, 3, 5, 6, 2, 5, 7, 14
 Case = tuple[Callable[[], object], str]
@@ -32,10 +26,10 @@ def integers(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.long)
 
 
-def attending(visibility: Visibility | None = None, backend: str = "auto", **changes: object):
+def attending(visibility: Visibility | None = None, **changes: object):
     """Attention over Q, K and V that fit, but for the changes."""
     fitting = {"Q": random(b, h, n, k), "K": random(b, g, m, k), "V": random(b, g, m, v)}
-    return attend(**({**fitting, "scale": 1.0} | changes), visibility=visibility, backend=backend)
+    return attend(**({**fitting, "scale": 1.0} | changes), visibility=visibility)
 
 
 def cache(**changes: object) -> KVCache:
@@ -62,7 +56,7 @@ def packing(*shape: int) -> Packing:
 
 def full() -> DecoderState:
     started = prompted(length=1)
-    started.cache.advance(started.cache.reserve(1))
+    started.cache.advance(1)
     return started
 
 
@@ -70,14 +64,17 @@ CONFIG: list[Case] = [
     (lambda: config(dropout=1.0), "must be below 1"),
     (lambda: config(eos=37), "eos=37 must be below 37"),
     (lambda: config(encoder_layers=2), "of a language model must be 0"),
-    (lambda: attending(scale=0.0), r"usual one is k\*\*-0.5"),
-    (lambda: attending(backend="spda"), "did you mean 'sdpa'"),
+    (lambda: attending(scale=0.0), r"usual value is k\*\*-0.5"),
+    (lambda: attending(implementation="spda"), "did you mean 'sdpa'"),
     (lambda: TranslationModel(config()), "needs another class; use make_model"),
     (lambda: make_model("tiny/multi-query"), r"use preset\(\)"),
     (lambda: sourced(0), "23 positions"),
     (lambda: prompted(tokens(b, n), 2), "exceeds max_length=2; raise"),
     (lambda: sourced(beam=-1), "beam=-1 must be at least 1"),
     (lambda: Batching(tokens="4"), "tokens='4' must be an integer"),
+    (lambda: use_threads("2"), "must be an integer from 1 to 1024"),
+    (lambda: use_threads(True), "must be an integer from 1 to 1024"),
+    (lambda: use_threads(10**400), "must be an integer from 1 to 1024"),
     *(
         (
             lambda search=search: search(LANGUAGE.step, prompted(), {"beam": 1}, eos=1),
@@ -89,9 +86,9 @@ CONFIG: list[Case] = [
 
 SHAPE: list[Case] = [
     (lambda: attending(Q=random(h, n, k)), r"attend takes Q \[b, h, n"),
-    (lambda: attending(K=random(b, g, m, k + 1)), "Q and K in k"),
+    (lambda: attending(K=random(b, g, m, k + 1)), "Q and K the same k"),
     (lambda: attending(Q=random(b, 5, n, k)), "g must divide h"),
-    (lambda: attending(Q=random(3, h, n, k)), "must divide the second"),
+    (lambda: attending(Q=random(3, h, n, k)), "the number must divide"),
     (lambda: attending(Q=integers(b, h, n, k)), "one floating-point type"),
     (lambda: attending(V=random(b, g, m, v).to("meta")), "V is on meta and Q on cpu; move them"),
     (lambda: Visibility(query_segments=integers(b, n)), "both query_segments and memory_segments"),
@@ -126,18 +123,24 @@ SHAPE: list[Case] = [
 CACHE: list[Case] = [
     (lambda: cache(layers=0), "layers=0 must be at least 1"),
     (lambda: cache().reserve(0), "reserve at least 1"),
+    (lambda: cache(beam=2).reserve(2), "by one position per step; pass n=1"),
+    (lambda: cache(beam=2).reserve(1, integers(b)), "by one position per step; .* no counts"),
     (lambda: prompted(beam=-1), "beam=-1 must be at least 1"),
     (lambda: prompted(beam=2).expand(2), "already has 2 beams"),
     (lambda: sourced(beam=2).reorder(torch.tensor([0, 2, 2, 3])), "a beam of the same sentence"),
 ]
 
 CASES = {
-    ConfigError: CONFIG,
-    ShapeError: SHAPE,
-    TokenError: [(lambda: LANGUAGE(integers(b, n) * 37), "tokens must be from 0 to 36, not 37")],
-    CacheError: CACHE,
-    CacheFull: [(lambda: LANGUAGE.step(tokens(b), full()), "capacity 1; .* max_length=2 or more")],
-    BackendError: [(lambda: attending(backend="sdpa"), "use backend='auto'")],
+    errors.ConfigError: CONFIG,
+    errors.ShapeError: SHAPE,
+    errors.TokenError: [
+        (lambda: LANGUAGE(integers(b, n) * 37), "tokens must be from 0 to 36, not 37")
+    ],
+    errors.CacheError: CACHE,
+    errors.CacheFull: [
+        (lambda: LANGUAGE.step(tokens(b), full()), "capacity 1; .* max_length=2 or more")
+    ],
+    errors.BackendError: [(lambda: attending(implementation="sdpa"), "use 'auto'")],
 }
 
 
@@ -146,7 +149,7 @@ CASES = {
     [(error, *case) for error, cases in CASES.items() for case in cases],
 )
 def test_bad_input_is_answered_with_what_to_do(error, call, sentence):
-    with pytest.raises(WriteheadError) as caught:
+    with pytest.raises(errors.WriteheadError) as caught:
         call()
     assert caught.type is error
     assert re.search(sentence, str(caught.value)), str(caught.value)

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import logging
-import os
 import re
 import signal
 import subprocess
@@ -12,19 +11,19 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from processes import environment, run_python
 from writehead.cli import app, main
 from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
 
 
 def command(
-    *arguments: str, redirect: str = "", path: Path | None = None, **environment: str
+    *arguments: str, redirect: str = "", paths: tuple[Path, ...] = (), **variables: str
 ) -> tuple[int, bytes, bytes]:
     """Runs the command line in a process of its own: exit code, output, errors."""
-    paths = [*([] if path is None else [str(path)]), *sys.path]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-m", "writehead", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        env=environment(*paths, **variables),
         capture_output=True,
         check=False,
     )
@@ -44,36 +43,31 @@ def test_explain_prints_a_page_and_json(writehead):
     assert "211M parameters" in out
     assert "518 µs" in out
     answer = explained(writehead, "wmt14/multi-query", "--position=0", "--batch=999", "--beam=3")
-    assert answer["decoder_step"]["position"] == 0
-    assert (answer["setting"]["batch"], answer["setting"]["beam"]) == (999, 3)
-    assert answer["setting"]["source"] == 128
     assert answer["parameters"]["total"] == sum(answer["parameters"]["parts"].values())
-    step = answer["decoder_step"]
+    setting, step = answer["setting"], answer["decoder_step"]
+    assert (step["position"], setting["batch"], setting["beam"]) == (0, 999, 3)
     for key in ("operations", "bytes", "floor_us"):
         assert step[key] == pytest.approx(sum(part[key] for part in step["parts"]))
     assert answer["comparison"]["multi-head"]["f"] == 4096
     assert answer["comparison"]["gain"] > 1
-    assert explained(writehead, "lm1b/multi-query")["setting"]["source"] == 0
+    sources = [explained(writehead, f"{name}/multi-query")["setting"] for name in ("wmt14", "lm1b")]
+    assert [setting["source"] for setting in sources] == [128, 0]
 
 
-def test_explain_reports_a_batch_that_does_not_fit(writehead):
-    options = ("wmt14/multi-head", "--batch=9999", "--memory=1e6")
-    assert explained(writehead, *options)["fits"] is False
-    assert "does not fit; at most 0 do" in " ".join(writehead("explain", *options)[1].split())
-
-
-def test_explain_takes_figures_of_a_chip(writehead):
-    figures = {"bandwidth": 1e12, "flops": 1e30, "memory": 5e9}
-    options = [f"--{name}={value}" for name, value in figures.items()]
-    chip = explained(writehead, "lm1b/multi-head", "--chip=l4", *options)["chip"]
-    assert {name: chip[name] for name in figures} == figures
-    assert explained(writehead, "lm1b/multi-head", "--chip=l4")["chip"]["name"] == "l4"
-
-
-def test_explain_reads_the_config_of_a_run(writehead, tmp_path):
-    config = dataclasses.replace(preset("tiny/multi-query"), f=8)
+def test_explain_takes_a_run_other_sizes_and_another_chip(writehead, tmp_path):
+    config = dataclasses.replace(preset("tiny/multi-query"), f=8, window=3, bias=True)
     save_run(tmp_path / "run", make_model(config))
     assert explained(writehead, tmp_path / "run")["config"] == config.to_json()
+    grouped = preset("wmt14/multi-head").with_write_heads(2)
+    assert grouped.with_write_heads(1) == preset("wmt14/multi-query")
+    sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
+    assert explained(writehead, *sizes)["config"] == grouped.to_json()
+    figures = {"bandwidth": 1e12, "flops": 1e30, "memory": 1e6}
+    options = [f"--{name}={value}" for name, value in figures.items()]
+    answer = explained(writehead, "lm1b/multi-head", "--chip=l4", *options)
+    assert {name: answer["chip"][name] for name in figures} == figures
+    assert answer["fits"] is False
+    assert explained(writehead, "lm1b/multi-head", "--chip=l4")["chip"]["name"] == "l4"
 
 
 def test_presets_are_listed(writehead):
@@ -86,25 +80,19 @@ def test_presets_are_listed(writehead):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_explain_changes_sizes_as_asked(writehead):
-    grouped = preset("wmt14/multi-head").with_write_heads(2)
-    sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
-    assert explained(writehead, *sizes)["config"] == grouped.to_json()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["explain", "tiny/multi-head", "--target=257"], "target=257 exceeds the model's 256"),
-        (["explain", "tiny/multi-head", "--set=model.g=3"], "g=3 write-heads must divide h=8"),
         (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' must be an integer"),
         (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
         (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
-        (["explain", "nothing-like-it"], "choose from "),
         (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
+        (["explain", "tiny/multi-head", "--source", "-1"], "source=-1 must be at least 0"),
         (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
         (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
         (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
+        (["explain", "tiny/multi-head", "--flops", "inf"], "flops=inf must be a finite number"),
         (["explain", "."], "has no config.json"),
         (["explain", "wmt14"], "unknown preset 'wmt14'; choose from wmt14/multi-head"),
         (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
@@ -114,17 +102,16 @@ def test_explain_changes_sizes_as_asked(writehead):
         ),
         (["generate", "run", "Once", "--input", "prompts"], "not both"),
         (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "not a regular file"),
+        (["translate", "old news.en"], "no run at 'old news.en'"),
+        (["translate", "The cat sees\nthe dog."], r"no run at 'The cat sees\nthe dog.'"),
+        (["translate", "x" * 3000], "x…"),
+        (["translate", "--threads", "0"], "threads=0 must be"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(
-    writehead, monkeypatch, tmp_path, arguments, words
-):
+def test_wrong_input_is_one_line_and_exit_code_2(refused, monkeypatch, tmp_path, arguments, words):
     monkeypatch.chdir(tmp_path)
-    code, out, err = writehead(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert words in err
-    assert err.count("\n") == 1
+    Path("old news.en").write_text("the cat.\n")
+    assert words in refused(*arguments)
 
 
 def test_every_verb_answers_help_with_an_example():
@@ -140,7 +127,7 @@ def test_every_verb_answers_help_with_an_example():
 
 def test_the_command_line_answers_before_pytorch_has_loaded():
     code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_python(code)[0] == 0
 
 
 CLOSED = b"error: standard output could not be written: Bad file descriptor\n"
@@ -180,7 +167,7 @@ def test_a_terminal_of_any_encoding_can_be_written_to(verb, encoding):
 def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
     interrupted = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
     (tmp_path / "typer.py").write_text(interrupted)
-    assert command("presets", path=tmp_path) == (-signal.SIGINT, b"", b"")
+    assert command("presets", paths=(tmp_path,)) == (-signal.SIGINT, b"", b"")
 
 
 def test_text_from_files_cannot_control_the_terminal(writehead, monkeypatch, tmp_path):
@@ -192,7 +179,7 @@ def test_text_from_files_cannot_control_the_terminal(writehead, monkeypatch, tmp
     assert code == 2
 
     def warn() -> None:
-        logging.getLogger("writehead.decoding").warning("a line of %s", hostile)
+        logging.getLogger("writehead.engine").warning("a line of %s", hostile)
 
     monkeypatch.setattr(sys.modules[main.__module__], "app", warn)
     code, _, warning = writehead()

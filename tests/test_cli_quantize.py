@@ -3,41 +3,31 @@
 import json
 import shutil
 from operator import lt
+from pathlib import Path
 
 import pytest
 
-from texts import engine, sentences, tokenizer
+from texts import sentences
 from writehead.model import load_run, save_run
 from writehead.model.runs import read_quantization
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the runs `translation` and `language`."""
-    folder = tmp_path_factory.mktemp("runs")
-    tokenizer().save(folder / "tokenizer")
-    for task in ("translation", "language"):
-        save_run(folder / task, engine(task).model.float(), tokenizer=folder / "tokenizer")
-    return folder
+def test_quantize_makes_a_smaller_run_and_replaces_one_if_forced(writehead, small_runs, tmp_path):
+    plain, small = small_runs / "translation", tmp_path / "small"
+    for options, bits, group in (
+        ([], 8, None),
+        (["--bits=4"], 4, 32),
+        (["--bits=5", "--group=0"], 5, None),
+    ):
+        code, out, err = writehead("quantize", plain, small, *options, "--force")
+        assert (code, out, err.count("\n")) == (0, "", 1)
+        config = read_quantization(small)
+        assert (config.bits, config.group) == (bits, group)
+        assert lt(*((run / "model.safetensors").stat().st_size for run in (small, plain)))
 
 
-@pytest.mark.parametrize(
-    ("options", "bits", "group"),
-    [([], 8, None), (["--bits=4"], 4, 32), (["--bits=5", "--group=0"], 5, None)],
-)
-def test_quantize_makes_a_smaller_run(writehead, folder, tmp_path, options, bits, group):
-    small = tmp_path / "small"
-    code, out, err = writehead("quantize", folder / "translation", small, *options)
-    assert (code, out, err.count("\n")) == (0, "", 1)
-    config = read_quantization(small)
-    assert (config.bits, config.group) == (bits, group)
-    weights = (run / "model.safetensors" for run in (small, folder / "translation"))
-    assert lt(*(path.stat().st_size for path in weights))
-
-
-def test_other_commands_read_a_quantized_run(writehead, folder, tmp_path):
-    small, text = tmp_path / "small", tmp_path / "text"
-    writehead("quantize", folder / "translation", small)
+def test_other_commands_read_a_quantized_run(writehead, small_runs, tmp_path):
+    small, text = small_runs / "quantized", tmp_path / "text"
     save_run(tmp_path / "same", load_run(small).model, tokenizer=small / "tokenizer.model")
     text.write_text("\n".join(sentences(5)) + "\n")
     scored = ("--source", text, "--reference", text, "--device=cpu", "--json")
@@ -49,32 +39,20 @@ def test_other_commands_read_a_quantized_run(writehead, folder, tmp_path):
     assert translated[0] == translated[1]
     assert translated[0][0] == 0
     assert losses[0] == losses[1]
-    assert writehead("explain", small, "--source=8", "--target=8")[0] == 0
-    writehead("quantize", folder / "language", tmp_path / "lm")
+    writehead("quantize", small_runs / "language", tmp_path / "lm")
     assert writehead("generate", tmp_path / "lm", "the cat", "--device=cpu")[0] == 0
+    assert writehead("explain", tmp_path / "lm", "--target=8")[0] == 0
 
 
-def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, folder, tmp_path):
+def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, small_runs, tmp_path):
     checkpoint = tmp_path / "training" / "checkpoints" / "step-00000007"
-    shutil.copytree(folder / "translation", checkpoint)
+    shutil.copytree(small_runs / "translation", checkpoint)
     (checkpoint / "optimizer.safetensors").write_bytes(b"moments")
     code, _, err = writehead("quantize", tmp_path / "training", tmp_path / "small")
     assert (code, "step-00000007" in err) == (2, True)
     assert writehead("quantize", checkpoint, tmp_path / "small")[0] == 0
     names = sorted(path.name for path in (tmp_path / "small").iterdir())
     assert names == ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
-
-
-def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
-    place = tmp_path / "small"
-    for bits in (8, 4):
-        command = ("quantize", folder / "language", place, f"--bits={bits}", "--force")
-        assert writehead(*command)[0] == 0
-        assert read_quantization(place).bits == bits
-    (place / "notes").write_text("mine")
-    code, _, err = writehead(*command)
-    assert (code, "more than a run" in err) == (2, True)
-    assert (place / "notes").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +62,7 @@ def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
         (("run", "run"), "run exists"),
         (("run", "run", "--force"), "choose another folder"),
         (("run", ".", "--force"), ". is not a run and is not overwritten"),
+        (("run", "small", "--force"), "more than a run"),
         (("run", "new", "--bits=7"), "bits=7"),
         (("run", "new", "--group=-1"), "group=-1"),
         (("small", "new"), "small already has 8 bits"),
@@ -91,12 +70,11 @@ def test_force_replaces_a_run_but_not_other_files(writehead, folder, tmp_path):
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
-    writehead, folder, tmp_path, monkeypatch, arguments, words
+    refused, small_runs, tmp_path, monkeypatch, arguments, words
 ):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder / "language", "run")
-    writehead("quantize", "run", "small")
-    code, out, err = writehead("quantize", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert words in err
+    shutil.copytree(small_runs / "translation", "run")
+    shutil.copytree(small_runs / "quantized", "small")
+    Path("small", "notes").write_text("mine")
+    assert words in refused("quantize", *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "small"]

@@ -12,69 +12,43 @@ import unicodedata
 
 import pytest
 
-from texts import ODD, engine, sentences, tokenizer
-from writehead.cli import main
+from processes import environment, run_python
+from texts import ODD, names, sentences
 from writehead.config import DecodeConfig
-from writehead.decoding import Batching, Engine
-from writehead.decoding.resumable import ResumableFile
-from writehead.decoding.worker import Worker
-from writehead.model import save_run
+from writehead.engine import Batching, Engine
+from writehead.engine.resumable import ResumableFile
+from writehead.engine.runner import Lane
 
-SHORT = [
-    "--max-length=9",
-    "--device=cpu",
-    "--dtype=float64",
-]  # printed digits do not depend on the batch
+# in float64, printed digits do not depend on the batch
+SHORT = ["--max-length=9", "--device=cpu", "--dtype=float64"]
 LINES = sentences(9)
 TEXT = "\n".join(LINES).encode()
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A folder with the runs `translation` and `language`."""
-    folder = tmp_path_factory.mktemp("runs")
-    tokenizer().save(folder / "tokenizer")
-    for task in ("translation", "language"):
-        save_run(folder / task, engine(task).model, tokenizer=folder / "tokenizer")
-    return folder
-
-
-def command(runs, verb: str, *arguments: object) -> list[str]:
-    run = runs / {"translate": "translation", "generate": "language"}[verb]
+def command(small_runs, verb: str, *arguments: object) -> list[str]:
+    run = small_runs / {"translate": "translation", "generate": "language"}[verb]
     return ["writehead", verb, str(run), *map(str, arguments)]
 
 
 @pytest.fixture
-def writehead(runs, monkeypatch, capfdbinary):
+def writehead(writehead, small_runs):
     """Runs a command on the run of its task: exit code, standard output, standard error."""
 
-    def run(verb: str, *arguments: object, stdin: object = b"") -> tuple[int, bytes, str]:
-        monkeypatch.setattr(sys, "argv", command(runs, verb, *arguments))
-        given = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
-        monkeypatch.setattr(sys, "stdin", given)
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfdbinary.readouterr()
-        return code, captured.out, captured.err.decode()
+    def run(*arguments: object, **given: object) -> tuple[int, bytes, str]:
+        code, out, err = writehead(*command(small_runs, *arguments)[1:], **given)
+        return code, out.encode(), err
 
     return run
 
 
-def load(runs, task: str) -> Engine:
-    return Engine.load(runs / task, device="cpu", dtype="float64")
+def load(small_runs, task: str) -> Engine:
+    return Engine.load(small_runs / task, device="cpu", dtype="float64")
 
 
 def clean(text: str) -> str:
     """Removes control characters, and replaces separators by spaces."""
     spaced = "".join(" " if c in "\t\n\v\f\r\x85\u2028\u2029" else c for c in text)
     return "".join(c for c in spaced if unicodedata.category(c) != "Cc")
-
-
-def names(folder) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -84,13 +58,17 @@ def names(folder) -> list[str]:
         (["--beam=1", "--scores"], {"beam": 1}, "{text}\t{score:.6f}"),
         (["--n-best=2"], {"beam": 4, "n_best": 2}, "{i} ||| {text} ||| {score:.6f}"),
         (["--temperature=2", "--seed=3"], {"temperature": 2.0, "seed": 3}, "{text}"),
+        (["--temperature=2", "--min-p=0.3"], {"temperature": 2.0, "min_p": 0.3}, "{text}"),
+        (["--repetition-penalty=2"], {"beam": 1, "repetition_penalty": 2.0}, "{text}"),
     ],
 )
-def test_lines_are_translated_in_order(writehead, runs, arguments, options, shown):
+def test_lines_are_translated_in_order(writehead, small_runs, arguments, options, shown):
     lines = [*LINES, "", "the cat."]
     code, out, err = writehead("translate", *SHORT, *arguments, stdin="\n".join(lines).encode())
     assert (code, err) == (0, "")
-    outputs = load(runs, "translation").translate(lines, DecodeConfig(max_length=9, **options))
+    outputs = load(small_runs, "translation").translate(
+        lines, DecodeConfig(max_length=9, **options)
+    )
     expected = [
         shown.format(i=i, text=clean(one.text), score=one.score)
         for i, output in enumerate(outputs)
@@ -99,14 +77,8 @@ def test_lines_are_translated_in_order(writehead, runs, arguments, options, show
     assert out.decode().split("\n") == [*expected, ""]
 
 
-def test_lines_end_with_lf_or_crlf_and_the_last_end_may_be_missing(writehead):
-    texts = (b"the cat.\n\na dog.\n", b"the cat.\r\n\r\na dog.\r\n", b"the cat.\n\na dog.")
-    assert len({writehead("translate", *SHORT, stdin=text)[1] for text in texts}) == 1
-    assert writehead("translate", *SHORT, stdin=b"") == (0, b"", "")
-
-
 def test_every_input_line_gives_one_output_line(writehead, caplog):
-    lines = [line.replace("\n", " ") for line in ODD] + LINES + ["the cat runs. " * 40]
+    lines = [line.replace("\n", " ") for line in ODD] + LINES + ["the cat small_runs. " * 40]
     options = ("--temperature=3", "--device=cpu")  # draws control characters too
     code, out, _ = writehead("translate", *options, stdin="\r\n".join(lines).encode() + b"\r\n")
     assert code == 0
@@ -115,18 +87,6 @@ def test_every_input_line_gives_one_output_line(writehead, caplog):
     assert len(answers) == len(lines) + 1
     assert answers == [clean(answer) for answer in answers]
     assert [not answer for answer in answers[:4]] == [True] * 4
-
-
-def test_generated_text_has_no_control_characters(writehead, runs):
-    loaded, prompt = load(runs, "language"), "\x1b[31mthe\tcat"
-    drawn = (DecodeConfig(temperature=3.0, seed=seed) for seed in range(4))
-    texts = [next(iter(loaded.generate([prompt], options))).text for options in drawn]
-    assert any(text != clean(text) for text in texts)
-    for seed, text in enumerate(texts):
-        options = ("--temperature=3", f"--seed={seed}", *SHORT[1:])
-        expected = f"[31mthe cat{clean(text)}\n"
-        assert writehead("generate", prompt, *options)[1].decode() == expected
-        assert writehead("generate", *options, stdin=prompt.encode())[1].decode() == expected
 
 
 @pytest.mark.parametrize("verb", ["translate", "generate"])
@@ -204,11 +164,6 @@ def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_
     assert names(tmp_path) == ["in.txt", "out.txt"]
 
 
-def test_a_device_is_not_replaced_by_a_file(writehead):
-    assert writehead("translate", *SHORT, "--output", "/dev/null", stdin=b"the cat.")[0] == 0
-    assert not os.path.isfile("/dev/null")
-
-
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
@@ -224,19 +179,29 @@ def test_a_device_is_not_replaced_by_a_file(writehead):
         (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
         (["translate", "--beam", "99999"], b"", "beam=99999 must be at most 300"),
         (["translate", "--seed", "3"], b"", "--seed is for sampling"),
+        (["translate", "--min-p", "0.1"], b"", "min_p is for sampling; set temperature too"),
+        (["translate", "--temperature=1", "--min-p=1.5"], b"", "min_p=1.5 must be at most 1"),
+        (["translate", "--repetition-penalty=0"], b"", "repetition_penalty=0.0 must be above 0"),
+        (["translate", "--beam=2", "--repetition-penalty=2"], b"", "not for beam search"),
         (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
         (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
         (["generate", "\udcff"], b"", "prompt 1 is not UTF-8"),
     ],
 )
-def test_wrong_input_is_one_line(writehead, monkeypatch, tmp_path, arguments, stdin, words):
+def test_wrong_input_is_one_line(refused, monkeypatch, tmp_path, arguments, stdin, words):
     if "/dev/full" in arguments and not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     monkeypatch.chdir(tmp_path)
-    code, out, err = writehead(*arguments, stdin=stdin)
-    assert (code, out) == (2, b"")
-    assert (err[:7], err.count("\n")) == ("error: ", 1)
-    assert words in err
+    assert words in refused(*arguments, stdin=stdin)
+
+
+def test_generate_takes_min_p_and_a_repetition_penalty(writehead):
+    greedy = writehead("generate", "the cat", *SHORT)
+    likeliest = ("--temperature=9", "--min-p=1", "--repetition-penalty=1")
+    assert writehead("generate", "the cat", *SHORT, *likeliest) == greedy
+    code, out, err = writehead("generate", "the cat", *SHORT, "--repetition-penalty=0.001")
+    assert (code, err) == (0, "")
+    assert out != greedy[1]
 
 
 class Typed(io.TextIOWrapper):
@@ -264,50 +229,42 @@ class Typed(io.TextIOWrapper):
         ("generate", ["--samples=2", "--temperature=0.8"], 2),
     ],
 )
-def test_typed_lines_are_answered_at_once(
-    verb, options, lines, writehead, capfdbinary, monkeypatch
-):
+def test_typed_lines_are_answered_at_once(verb, options, lines, writehead, capsys, monkeypatch):
     asked = [b"the cat\n", b"\n", b"a dog\n"]
     together = writehead(verb, *options, *SHORT, stdin=b"".join(asked))[1]
     monkeypatch.setenv("FORCE_COLOR", "1")  # a counter would show on standard error
-    typed = Typed(asked, capfdbinary.readouterr)
+    typed = Typed(asked, capsys.readouterr)
     assert writehead(verb, *options, *SHORT, stdin=typed)[0] == 0
     empty = 1 if verb == "translate" else lines  # an empty line has one translation
-    assert [answer.out.count(b"\n") for answer in typed.seen] == [lines, empty, lines]
-    assert b"".join(answer.out for answer in typed.seen) == together
-    assert not any(b" lines" in answer.err for answer in typed.seen)
+    assert [answer.out.count("\n") for answer in typed.seen] == [lines, empty, lines]
+    assert "".join(answer.out for answer in typed.seen).encode() == together
+    assert not any(" lines" in answer.err for answer in typed.seen)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options"),
+    ("arguments", "options", "samples"),
     [
-        (["--temperature=0.9", "--seed=4"], {"temperature": 0.9, "seed": 4}),
-        (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}),
+        (["--temperature=3", "--seed=4"], {"temperature": 3.0, "seed": 4}, 1),
+        (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}, 1),
+        (["--temperature=3", "--seed=4", "--samples=3"], {"temperature": 3.0, "seed": 4}, 3),
     ],
 )
-def test_a_prompt_is_continued_like_engine_generate(writehead, runs, arguments, options, tmp_path):
-    config = DecodeConfig(max_length=12, **options)
-    [answer] = load(runs, "language").generate(["the cat"], config)
+def test_a_prompt_is_continued_like_engine_generate(
+    writehead, small_runs, arguments, options, samples, tmp_path
+):
+    config, prompt = DecodeConfig(max_length=12, **options), "\x1b[31mthe\tcat"
+    [answer] = load(small_runs, "language").generate([prompt], config, samples=samples)
+    texts = [one.text for one in answer.hypotheses]
+    assert len(texts) == samples
+    assert any(text != clean(text) for text in texts) == ("seed" in options)  # control characters
     arguments = ("--max-length=12", *SHORT[1:], *arguments)
-    expected = f"the cat{clean(answer.text)}\n".encode()
-    assert writehead("generate", "the cat ", *arguments) == (0, expected, "")
-    assert (
-        writehead("generate", "the cat", "--no-echo", *arguments)[1] == expected[len("the cat") :]
-    )
-    assert writehead("generate", "the cat", "-o", tmp_path / "out", *arguments) == (0, b"", "")
+    expected = "".join(f"[31mthe cat{clean(text)}\n" for text in texts).encode()
+    assert writehead("generate", f"{prompt} ", *arguments) == (0, expected, "")
+    assert writehead("generate", *arguments, stdin=prompt.encode()) == (0, expected, "")
+    assert writehead("generate", prompt, "-o", tmp_path / "out", *arguments) == (0, b"", "")
     assert (tmp_path / "out").read_bytes() == expected
-
-
-def test_each_sample_of_a_prompt_is_one_line(writehead, tmp_path):
-    prompts = ["the cat", "", "a small dog"]
-    (tmp_path / "prompts").write_text("\n".join(prompts), encoding="utf-8")
-    arguments = ("--temperature", "2.0", "--samples", "3", *SHORT)
-    code, out, _ = writehead("generate", "--input", tmp_path / "prompts", *arguments)
-    lines = out.decode().split("\n")
-    assert (code, len(lines)) == (0, 10)
-    for i, prompt in enumerate(prompts):
-        assert all(line.startswith(prompt) for line in lines[3 * i : 3 * i + 3])
-    assert writehead("generate", *arguments, stdin="\n".join(prompts).encode())[1] == out
+    continued = writehead("generate", prompt, "--no-echo", *arguments)[1]
+    assert continued == expected.replace(b"[31mthe cat", b"")
 
 
 def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
@@ -317,17 +274,16 @@ def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path)
     assert "1 lines" in writehead(*arguments, stdin=b"the cat.\n")[2]
 
 
-def start(runs, *arguments: object) -> subprocess.Popen:
-    name, *rest = command(runs, *arguments)
+def start(small_runs, *arguments: object) -> subprocess.Popen:
+    name, *rest = command(small_runs, *arguments)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, "-m", name, *rest], env=environment, **pipes)
+    return subprocess.Popen([sys.executable, "-m", name, *rest], env=environment(), **pipes)
 
 
-def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(runs, tmp_path):
+def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(small_runs, tmp_path):
     # more output than a pipe buffers
-    (tmp_path / "lines").write_text("the cat runs. " * 20 + "\n" * 100_000, encoding="utf-8")
-    with start(runs, "translate", "--input", tmp_path / "lines", *SHORT) as process:
+    (tmp_path / "lines").write_text("the cat small_runs. " * 20 + "\n" * 100_000, encoding="utf-8")
+    with start(small_runs, "translate", "--input", tmp_path / "lines", *SHORT) as process:
         assert len(process.stdout.readline()) > 1
         process.stdout.close()
         messages = process.stderr.read().decode()
@@ -340,10 +296,10 @@ def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(runs, tmp
     ("verb", "end", "code"),
     [("translate", None, 0), ("translate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130)],
 )
-def test_a_program_can_wait_for_each_answer(runs, writehead, verb, end, code):
+def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, end, code):
     asked = [b"the cat\n", b"a dog\n"]
     expected = writehead(verb, *SHORT, stdin=b"".join(asked))[1].splitlines(keepends=True)
-    with start(runs, verb, *SHORT) as process:
+    with start(small_runs, verb, *SHORT) as process:
         for line, answer in zip(asked, expected, strict=True):
             process.stdin.write(line)
             process.stdin.flush()
@@ -360,8 +316,9 @@ def test_a_program_can_wait_for_each_answer(runs, writehead, verb, end, code):
 KILLED = """
 import json, os, signal, sys
 from writehead.cli import main
-from writehead.decoding import Batching
-from writehead.decoding.resumable import ResumableFile
+from writehead.engine import Batching
+from writehead.engine.resumable import ResumableFile
+from writehead.engine.runner import Lane
 
 def commit_and_die(self, commit=ResumableFile.commit):
     commit(self)
@@ -377,7 +334,7 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
-def test_a_killed_command_resumes(runs, writehead, tmp_path):
+def test_a_killed_command_resumes(small_runs, writehead, tmp_path):
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
     source.write_bytes(TEXT)
     prefixes.write_text("the\n" * len(LINES))
@@ -388,12 +345,10 @@ def test_a_killed_command_resumes(runs, writehead, tmp_path):
         "prompts": ("generate", "--temperature=2", "--samples=2"),
     }
     commands = [
-        command(runs, *case, *SHORT, "--input", source, "--output", tmp_path / name)
+        command(small_runs, *case, *SHORT, "--input", source, "--output", tmp_path / name)
         for name, case in cases.items()
     ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    script = [sys.executable, "-c", KILLED, json.dumps(commands)]
-    subprocess.run(script, env=environment, check=True, stderr=subprocess.DEVNULL)
+    assert run_python(KILLED, json.dumps(commands), env=environment(OMP_NUM_THREADS="1"))[0] == 0
     assert len(names(tmp_path)) == 2 + len(cases)
     for name, case in cases.items():
         output = tmp_path / name
@@ -483,7 +438,7 @@ def test_the_first_of_two_commands_wins(writehead, monkeypatch, tmp_path):
     assert (code, err.count("\n"), "--force" in err) == (2, 1, True)
     assert output.read_bytes() == writehead("translate", "--beam=1", *SHORT, stdin=TEXT)[1]
     expected = writehead("translate", *SHORT, stdin=TEXT)[1]
-    monkeypatch.setattr(Worker, "_search", None)  # nothing is left to decode
+    monkeypatch.setattr(Lane, "admit", None)  # nothing is left to decode
     assert writehead(*second, "--force", stdin=TEXT)[0] == 0
     assert output.read_bytes() == expected
     assert names(tmp_path) == ["out"]
@@ -504,25 +459,22 @@ def test_a_command_killed_after_publishing_its_output(writehead, monkeypatch, tm
 
 
 def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypatch, tmp_path):
-    search, batches = Worker._search, []
+    admit, left = Lane.admit, 0
 
-    def interrupted(self, batch, options):
-        batches.append(len(batch))
-        if len(batches) == 5:
+    def interrupted(self, slots, options):
+        nonlocal left
+        left -= len(slots)
+        if left < 0:
             raise KeyboardInterrupt
-        return search(self, batch, options)
+        admit(self, slots, options)
 
-    monkeypatch.setattr(Worker, "_search", interrupted)
-    monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line per batch
-    arguments = ("--beam=1", "--batch-tokens=1", *SHORT)
-    code, out, err = writehead("translate", *arguments, stdin=TEXT)
-    assert (code, out.count(b"\n")) == (130, 3)
-    assert err == "interrupted: 3 lines written\n"
-    for first, message in ((0, "3 lines done and kept"), (4, "0 lines written")):
-        output = tmp_path / f"out{first}"
-        batches[:] = [0] * first
-        code, out, err = writehead("translate", *arguments, "--output", output, stdin=TEXT)
-        assert (code, out) == (130, b"")
-        assert message in err
-        assert not output.exists()
-        assert len(list(tmp_path.glob(f".{output.name}.*"))) == (first == 0)
+    monkeypatch.setattr(Lane, "admit", interrupted)
+    monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line at a time
+    arguments = ("translate", "--beam=1", "--batch-tokens=1", *SHORT)
+    left = 3
+    code, out, err = writehead(*arguments, stdin=TEXT)
+    assert (code, out.count(b"\n"), err) == (130, 3, "interrupted: 3 lines written\n")
+    left = 0
+    code, out, err = writehead(*arguments, "--output", tmp_path / "out", stdin=TEXT)
+    assert (code, out, err) == (130, b"", "interrupted: 0 lines written\n")
+    assert names(tmp_path) == []

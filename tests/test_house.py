@@ -10,8 +10,8 @@ import writehead
 SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
-LOWER = "errors util schema config cost hugging_face_config kernels model data"
-UPPER = "decoding training interop bench paper explain demo cli"
+LOWER = "errors util schema config cost hugging_face_config ops model data"
+UPPER = "engine training interop bench paper explain demo cli"
 PACKAGES = [*LOWER.split(), *UPPER.split()]
 
 

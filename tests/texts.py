@@ -1,6 +1,10 @@
 """Text, a tokenizer and small engines."""
 
 import random
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +12,7 @@ import torch
 
 from helpers import config, model
 from writehead.data.tokenizer import Tokenizer
-from writehead.decoding import Batching, Engine
+from writehead.engine import Batching, Engine
 from writehead.model import quantize_run, save_run
 
 WORDS = "the a cat dog bird runs sees sings house tree small big red under over with and then now"
@@ -55,10 +59,28 @@ def engine(task: str, batching: Batching | None = None, **changes: object) -> En
     return Engine(made, tokenizer(), batching)
 
 
-def save_small_runs(folder: Path) -> tuple[Path, Path]:
-    """A run of a translation model with random weights, and its int8 quantization."""
+def save_small_runs(folder: Path) -> Path:
+    """Saves a run per task, `translation` and `language`, and the first one `quantized`."""
     tokenizer().save(folder / "tokenizer")
-    plain, quantized = folder / "plain", folder / "quantized"
-    save_run(plain, engine("translation").model.float(), tokenizer=folder / "tokenizer")
-    quantize_run(plain, quantized)
-    return plain, quantized
+    for task in ("translation", "language"):
+        save_run(folder / task, engine(task).model.float(), tokenizer=folder / "tokenizer")
+    quantize_run(folder / "translation", folder / "quantized")
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    """The names in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Makes writes fail after `limit` bytes of a file, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)

@@ -11,7 +11,7 @@ from writehead.util.threads import wait_passively
 TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
     from writehead.config import AttentionConfig, DecodeConfig, ModelConfig, matched_d_ff
-    from writehead.decoding import (
+    from writehead.engine import (
         Batching,
         Engine,
         Hypothesis,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         sample,
     )
     from writehead.errors import WriteheadError
-    from writehead.kernels import Visibility, attend
     from writehead.model import (
         LanguageModel,
         Run,
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
         make_model,
         save_run,
     )
+    from writehead.ops.attention import attend
+    from writehead.ops.visibility import Visibility
     from writehead.paper.presets import preset, preset_names
 
 __version__ = "0.1.0"
@@ -64,7 +65,7 @@ __all__ = [
     "save_run",
 ]
 
-_MODULES = ("config", "errors", "paper.presets", "kernels", "model", "decoding")
+_MODULES = ("config", "errors", "paper.presets", "ops.attention", "model", "engine")
 
 
 def __getattr__(name: str) -> object:

@@ -68,10 +68,13 @@ class ModelConfig(JsonConfig):
 
     task: Task
     vocab_size: int
+    source_vocab_size: int | None = None  # of a separate source embedding; None: shared
     d: int
     f: int
     h: int
     g: int
+    encoder_g: int | None = None  # write-heads of the encoder's self-attention; None: g
+    cross_g: int | None = None  # write-heads of encoder-decoder attention; None: g
     k: int
     v: int
     window: int | None = None
@@ -79,61 +82,113 @@ class ModelConfig(JsonConfig):
     decoder_layers: int
     source_positions: int = 0
     target_positions: int = 256
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    position_offset: int = 0  # position of the first token; the table has as many additional rows
+    rotary_base: float = 10_000.0
     tied: bool = True
+    embedding_scale: float | None = None  # multiplies the token embeddings; None: 1
     norm: Literal["rms", "layer"] = "rms"
+    norm_place: Literal["pre", "post"] = "pre"  # "post": norm(X + sublayer(X)), no final norm
     norm_epsilon: float = 1e-6
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    gated: bool = False  # the feed-forward layer computes P_2(activation(P_1 x) * P_3 x)
     bias: bool = False
     dropout: float = 0.1
     logit_scale: float | None = None
+    output_bias: bool = False
     pad: int = 0
     bos: int = 0
     eos: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_sizes(self, "vocab_size", "d", "f", "target_positions")
+        check_sizes(self, "vocab_size", "source_vocab_size", "d", "f", "target_positions")
         check_bounds(self, "decoder_layers", ge=1, le=MAX_LAYERS)
         if self.task == "translation":
             check_sizes(self, "source_positions")
             check_bounds(self, "encoder_layers", ge=1, le=MAX_LAYERS)
-        elif self.encoder_layers or self.source_positions:
-            raise ConfigError("encoder_layers and source_positions of a language model must be 0")
+        else:
+            self._check_no_encoder()
+        self._check_positions()
         check_bounds(self, "dropout", ge=0, lt=1)
-        check_bounds(self, "norm_epsilon", "logit_scale", gt=0)
+        check_bounds(self, "norm_epsilon", "logit_scale", "embedding_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
-        _ = self.decoder_attention  # checks h, g, k, v and window
+        check_bounds(self, "pad", "eos", lt=self.source_vocab_size or self.vocab_size)
+        # these properties check h, k, v, window, and each number of write-heads
+        _ = self.decoder_attention, self.encoder_attention, self.cross_attention
+
+    def _check_no_encoder(self) -> None:
+        if self.encoder_layers or self.source_positions:
+            raise ConfigError("encoder_layers and source_positions of a language model must be 0")
+        for name in ("source_vocab_size", "encoder_g", "cross_g"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is for translation; a language model has no encoder")
+
+    def _check_positions(self) -> None:
+        check_bounds(self, "position_offset", ge=0, le=INT32)
+        check_bounds(self, "rotary_base", gt=1)
+        if self.positions == "sinusoidal" and self.d % 2:
+            raise ConfigError(f"sinusoidal positions need an even d, not d={self.d}")
+        if self.positions == "rotary" and self.k % 2:
+            raise ConfigError(f"rotary positions need an even k, not k={self.k}")
+        if self.positions == "rotary" and self.position_offset:
+            raise ConfigError("rotary positions are relative; set position_offset to 0")
 
     @cached_property
     def encoder_attention(self) -> AttentionConfig:
-        """The encoder's self-attention; encoder-decoder attention has the same sizes."""
-        return AttentionConfig(self.d, self.h, self.g, self.k, self.v, bias=self.bias)
+        """The encoder's self-attention."""
+        return self._attention(self.encoder_g)
+
+    @cached_property
+    def cross_attention(self) -> AttentionConfig:
+        """The decoder's attention to the output of the encoder."""
+        return self._attention(self.cross_g)
 
     @cached_property
     def decoder_attention(self) -> AttentionConfig:
         """The decoder's self-attention, the only one with a window."""
-        return dataclasses.replace(self.encoder_attention, window=self.window)
+        return dataclasses.replace(self._attention(self.g), window=self.window)
+
+    def _attention(self, g: int | None) -> AttentionConfig:
+        g = self.g if g is None else g
+        return AttentionConfig(self.d, self.h, g, self.k, self.v, bias=self.bias)
 
     @property
     def kind(self) -> Kind:
-        """multi-head, multi-query or grouped-query; the same for all attention layers."""
+        """The kind of the decoder's self-attention: multi-head, multi-query or grouped-query."""
         return self.decoder_attention.kind
 
     @property
-    def attention_layers(self) -> int:
-        """Attention layers in total: with an encoder, each decoder layer has two."""
-        return self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
+    def cross_layers(self) -> int:
+        """Layers with encoder-decoder attention: all decoder layers, or 0 without an encoder."""
+        return self.decoder_layers if self.encoder_layers else 0
+
+    @property
+    def feed_forward_parameters(self) -> int:
+        """Parameters of one feed-forward layer, including biases."""
+        wide = 2 * self.f if self.gated else self.f
+        return self.d * (wide + self.f) + (wide + self.d if self.bias else 0)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of all attention and feed-forward layers, without norms."""
+        return (
+            self.encoder_layers * self.encoder_attention.parameters
+            + self.decoder_layers * self.decoder_attention.parameters
+            + self.cross_layers * self.cross_attention.parameters
+            + (self.encoder_layers + self.decoder_layers) * self.feed_forward_parameters
+        )
 
     @property
     def effective_logit_scale(self) -> float:
-        """Factor of the decoder's output; with tied embeddings, logits then have unit variance."""
+        """Factor of the logits; its default gives them unit variance with tied embeddings."""
         if self.logit_scale is not None:
             return self.logit_scale
         return self.d**-0.5 if self.tied else 1.0
 
     def with_write_heads(self, g: int) -> Self:
-        """Returns the same model with g write-heads and the feed-forward width that matches."""
-        variant = dataclasses.replace(self, g=g)
+        """Returns the model with g write-heads in all attention layers, and a matched d_ff."""
+        variant = dataclasses.replace(self, g=g, encoder_g=None, cross_g=None)
         return dataclasses.replace(variant, f=matched_d_ff(variant, self))
 
 
@@ -253,6 +308,8 @@ class DecodeConfig:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None  # keeps tokens at least min_p times as likely as the likeliest
+    repetition_penalty: float | None = None  # above 1: repeats become less likely; not for beams
     seed: int = 0  # sequence i is sampled with seed + i
 
     def __post_init__(self) -> None:
@@ -260,13 +317,18 @@ class DecodeConfig:
         check_sizes(self, "max_length", "beam", "n_best", "top_k")
         check_bounds(self, "seed", ge=0)
         check_bounds(self, "alpha", ge=-10, le=10)
-        check_bounds(self, "temperature", gt=0)
+        check_bounds(self, "temperature", "repetition_penalty", gt=0)
         check_bounds(self, "top_p", gt=0, le=1)
+        check_bounds(self, "min_p", ge=0, le=1)
         check_bounds(self, "min_length", ge=0, le=self.max_length or INT32)
-        if self.temperature is None and (self.top_k or self.top_p) is not None:
-            raise ConfigError("top_k and top_p need sampling; set temperature too")
-        if self.temperature is not None and max(self.n_best, self.width) > 1:
+        if self.temperature is None:
+            for name in ("top_k", "top_p", "min_p"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} is for sampling; set temperature too")
+        elif max(self.n_best, self.width) > 1:
             raise ConfigError("sampling returns one sequence; set beam and n_best to 1")
+        if self.repetition_penalty is not None and max(self.n_best, self.width) > 1:
+            raise ConfigError("repetition_penalty is not for beam search; set beam and n_best to 1")
         if self.beam is not None and self.n_best > self.beam:
             raise ConfigError(f"n_best={self.n_best} is larger than beam={self.beam}; raise beam")
 
@@ -276,23 +338,23 @@ class DecodeConfig:
         return 1 if self.beam is None else self.beam
 
     def with_default_beam(self, beam: int) -> Self:
-        """Returns the options with `beam` set if it was not; for sampling, it is set to 1."""
+        """Returns the options with `beam` set, to 1 if the other options exclude beam search."""
         if self.beam is not None:
             return self
-        return dataclasses.replace(self, beam=beam if self.temperature is None else 1)
+        one = self.temperature is not None or self.repetition_penalty is not None
+        return dataclasses.replace(self, beam=1 if one else beam)
 
 
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
     """Returns the d_ff that gives `variant` as many parameters as `baseline` (§4.1), rounded."""
-    for name in ("task", "vocab_size", "d", "encoder_layers", "decoder_layers", "tied", "bias"):
+    sizes = ("task", "vocab_size", "source_vocab_size", "d", "encoder_layers", "decoder_layers")
+    for name in (*sizes, "tied", "bias", "output_bias"):
         if getattr(variant, name) != getattr(baseline, name):
-            raise ConfigError(f"d_ff can be matched only if {name} is equal in both configs")
-    saved = baseline.attention_layers * (
-        baseline.decoder_attention.parameters - variant.decoder_attention.parameters
-    )
-    column = 2 * variant.d + int(variant.bias)
+            raise ConfigError(f"d_ff can be matched only if {name} is the same in both configs")
+    missing = baseline.layer_parameters - variant.layer_parameters
+    column = (3 if variant.gated else 2) * variant.d + variant.bias * (2 if variant.gated else 1)
     layers = variant.encoder_layers + variant.decoder_layers
-    f = round(baseline.f + saved / (layers * column))
+    f = round(variant.f + missing / (layers * column))
     if f < 1:
         raise ConfigError(f"the matching d_ff would be {f}; choose fewer or smaller heads")
     return f

@@ -1,19 +1,19 @@
-"""Counts the operations and bytes of a config, and a lower bound of their time on a chip.
+"""Counts the operations and bytes of a config, and computes a lower bound of their time on a chip.
 
-Operations are the multiplications and additions of matrix products, with attention over visible
-pairs only; bytes are those of weights and of the K and V that a step reads. Norms, softmax and
+Operations are the multiplications and additions of matrix products; attention counts only visible
+pairs. Bytes are those of weights, and of the K and V that a step reads. Norms, softmax and
 activations are left out, because fused kernels can avoid most of their memory traffic. The floor
-of a part is the larger of operations / FLOPS and bytes / bandwidth; floors of parts add up.
+of a part is the larger of operations / FLOPS and bytes / bandwidth. The floors of parts add up.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
-from writehead.config import ModelConfig
+from writehead.config import AttentionConfig, ModelConfig
 from writehead.errors import ConfigError, nearest, shown
 from writehead.schema import check_bounds, check_types
 
-# per position of a row: int32 history (two), int32 forced prefix, int64 ancestors
+# per position of a row: int32 history (two), forced prefix and ancestors; float32 random numbers
 SEARCH_BYTES = 20
 
 
@@ -125,31 +125,33 @@ class Work:
 
 
 def parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; their sum is the size of the model."""
-    d, f = config.d, config.f
-    feed_forward = 2 * d * f + (d + f if config.bias else 0)
-    layers = config.encoder_layers + config.decoder_layers
-    norms = config.attention_layers + layers + 1 + bool(config.encoder_layers)
-    norm_size = d * (2 if config.norm == "layer" and config.bias else 1)
-    attention = config.encoder_attention.parameters
+    """Returns the parameters of each part; their sum is the size of the model."""
+    d, encoders, decoders = config.d, config.encoder_layers, config.decoder_layers
+    learned = config.target_positions + config.position_offset
+    if encoders:
+        learned += config.source_positions + config.position_offset
+    final_norms = 0 if config.norm_place == "post" else 2 if encoders else 1
+    norms = 2 * (encoders + decoders) + config.cross_layers + final_norms
     counts = {
         "token embedding": config.vocab_size * d,
+        "source embedding": (config.source_vocab_size or 0) * d,
         "output embedding": 0 if config.tied else config.vocab_size * d,
-        "positions": (config.source_positions + config.target_positions) * d,
-        "encoder attention": config.encoder_layers * attention,
-        "encoder feed-forward": config.encoder_layers * feed_forward,
-        "decoder self-attention": config.decoder_layers * attention,
-        "encoder-decoder attention": (config.attention_layers - layers) * attention,
-        "decoder feed-forward": config.decoder_layers * feed_forward,
-        "norms": norms * norm_size,
+        "output bias": config.vocab_size if config.output_bias else 0,
+        "positions": learned * d if config.positions == "learned" else 0,
+        "encoder attention": encoders * config.encoder_attention.parameters,
+        "encoder feed-forward": encoders * config.feed_forward_parameters,
+        "decoder self-attention": decoders * config.decoder_attention.parameters,
+        "encoder-decoder attention": config.cross_layers * config.cross_attention.parameters,
+        "decoder feed-forward": decoders * config.feed_forward_parameters,
+        "norms": norms * d * (2 if config.norm == "layer" and config.bias else 1),
     }
     return {name: count for name, count in counts.items() if count}
 
 
 def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:
-    """Bytes of the KV cache: per target and source token, for each kind of attention, in total."""
+    """Returns the bytes of K and V: per token, for each kind of attention, and in total."""
     position = config.decoder_layers * config.decoder_attention.kv_size * setting.element
-    source = position if config.encoder_layers else 0
+    source = config.cross_layers * config.cross_attention.kv_size * setting.element
     kept = setting.target if config.window is None else min(config.window, setting.target)
     own, encoder = setting.rows * kept * position, setting.batch * setting.source * source
     tokens = {"target_token": position, "source_token": source}
@@ -157,29 +159,34 @@ def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:
 
 
 def visible_pairs(n: int, window: int | None = None) -> int:
-    """Pairs of query and memory position in causal attention over n positions."""
+    """Returns the pairs of query and memory position in causal attention over n positions."""
     w = n if window is None else min(window, n)
     return w * (w + 1) // 2 + (n - w) * w
 
 
 def encoder(config: ModelConfig, setting: Setting, pairs: int | None = None) -> Work:
-    """The encoder, with the projection of its output to K and V; `pairs` is for packed rows."""
+    """Returns the work of the encoder and of the projection of its output to K and V.
+
+    `pairs` is for packed rows.
+    """
     if not config.encoder_layers:
         return Work(())
     pairs = setting.batch * setting.source**2 if pairs is None else pairs
     tokens, e, layers = setting.batch * setting.source, setting.element, config.encoder_layers
+    own, cross = config.encoder_attention, config.cross_attention
+    projection = _projections("cross: K and V projected", cross, tokens, e, queries=False)
     return Work(
         (
-            _product("encoder: projections", config, tokens, e).times(layers),
+            _projections("encoder: projections", own, tokens, e).times(layers),
             _mixing("encoder: attention", config, pairs).times(layers),
-            _product("encoder: feed-forward", config, tokens, e).times(layers),
-            _product("cross: K and V projected", config, tokens, e).times(config.decoder_layers),
+            _feed_forward("encoder: feed-forward", config, tokens, e).times(layers),
+            projection.times(config.cross_layers),
         )
     )
 
 
 def decoder_step(config: ModelConfig, setting: Setting, position: int | None = None) -> Work:
-    """One decoder step at `position`, which counts from 0 and defaults to the last."""
+    """Returns the work of one step at `position`, counted from 0; the default is the last."""
     position = setting.target - 1 if position is None else position
     if not 0 <= position < setting.target:
         raise ConfigError(f"position={position} must be from 0 to {setting.target - 1}")
@@ -187,19 +194,20 @@ def decoder_step(config: ModelConfig, setting: Setting, position: int | None = N
 
 
 def decoder_sequence(config: ModelConfig, setting: Setting, *, padded: bool = False) -> Work:
-    """All `target` steps; if `padded`, each reads the whole cache, as the paper's decoder did."""
+    """Returns the work of all `target` steps; if `padded`, each reads the whole cache (§4.3)."""
     n = setting.target
     pairs = n * min(n, config.window or n) if padded else visible_pairs(n, config.window)
     return _decode(config, setting, n, pairs)
 
 
 def _decode(config: ModelConfig, setting: Setting, steps: int, pairs: int) -> Work:
-    """`steps` steps in which each row reads `pairs` positions of its own memory in total."""
-    rows, source = setting.rows, setting.source
-    position = setting.element * config.decoder_attention.kv_size
-    own = _mixing("self: K and V", config, rows * pairs, rows * pairs * position)
-    once = setting.batch * source * steps * position  # the beams of a sentence share K and V
-    cross = _mixing("cross: K and V", config, rows * steps * source, once)
+    """Returns the work of `steps` steps, in which a row reads `pairs` cache positions in total."""
+    rows, source, e = setting.rows, setting.source, setting.element
+    own_bytes = e * rows * pairs * config.decoder_attention.kv_size
+    # the beams of a sentence share K and V
+    cross_bytes = e * setting.batch * source * steps * config.cross_attention.kv_size
+    own = _mixing("self: K and V", config, rows * pairs, own_bytes)
+    cross = _mixing("cross: K and V", config, rows * steps * source, cross_bytes)
     return _decoder(config, setting, rows, steps, own, cross)
 
 
@@ -213,9 +221,10 @@ class Pairs:
 
 
 def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = None) -> Work:
-    """Forward and backward pass, without the optimizer; `pairs` is for packed rows.
+    """Returns the work of a forward and backward pass, without the optimizer.
 
-    The backward pass computes two products for each one of the forward pass.
+    The backward pass has two products for each product of the forward pass. `pairs` is for packed
+    rows.
     """
     source, target = setting.source, setting.target
     if pairs is None:
@@ -229,23 +238,24 @@ def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = N
 
 
 def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
-    """The largest batch that can be decoded in the chip's memory."""
+    """Returns the largest batch that can be decoded in the chip's memory."""
     weights = sum(parameters(config).values()) * setting.element
     return max(0, int((chip.memory - weights) // _sentence_bytes(config, setting)))
 
 
 def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Bytes per sentence, including the workspace of the step, also while the encoder runs."""
+    """Returns the bytes per sentence: K and V, the search, and the workspace of both stacks."""
     d, e = config.d, setting.element
     sentence = dataclasses.replace(setting, batch=1)
-    # residuals, their norm, a feed-forward layer and logits; the largest of each 32 logits, float32
-    step = (2 * d + config.f + config.vocab_size) * e + config.vocab_size // 8
+    inner = 3 * config.f if config.gated else config.f  # both factors and their product
+    # residuals, their norm, a feed-forward layer, logits, and a float32 maximum per 32 logits
+    step = (2 * d + inner + config.vocab_size) * e + config.vocab_size // 8
     encoding = 0
     if config.encoder_layers:
         attention = config.encoder_attention
-        # the output of attention exists three times: as computed, masked, and with joined heads
+        # attention has three copies of its output: as computed, masked, and with joined heads
         attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
-        encoding = setting.source * (d + max(d + config.f, attending)) * e
+        encoding = setting.source * (d + max(d + inner, attending)) * e
     search = setting.beam * (setting.target * SEARCH_BYTES + step)
     return kv_bytes(config, sentence)["total"] + search + encoding
 
@@ -253,34 +263,51 @@ def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
 def _decoder(
     config: ModelConfig, setting: Setting, tokens: int, steps: int, own: Part, cross: Part
 ) -> Work:
-    """`steps` passes over `tokens` positions, with the attention of one layer over all passes."""
+    """Returns the work of `steps` passes over `tokens` positions.
+
+    own, cross: the attention of one layer, summed over all passes.
+    """
     layers, e = config.decoder_layers, setting.element
-    parts = [
-        _product("self: projections", config, tokens, e).times(layers * steps),
-        own.times(layers),
-        _product("feed-forward", config, tokens, e).times(layers * steps),
-        _product("output", config, tokens, e).times(steps),
-    ]
+    self_projections = _projections("self: projections", config.decoder_attention, tokens, e)
+    parts = [self_projections.times(layers * steps), own.times(layers)]
     if config.encoder_layers:
-        projections = _product("cross: projections", config, tokens, e).times(layers * steps)
-        parts[2:2] = [projections, cross.times(layers)]
+        read = _projections("cross: projections", config.cross_attention, tokens, e, memory=False)
+        parts += [read.times(layers * steps), cross.times(layers)]
+    parts.append(_feed_forward("feed-forward", config, tokens, e).times(layers * steps))
+    bias = config.vocab_size if config.output_bias else 0
+    parts.append(_product("output", config.d * config.vocab_size, bias, tokens, e).times(steps))
     return Work(tuple(parts))
 
 
-def _product(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
-    """The matrix products of one layer over `tokens` positions."""
-    a, d, f = config.encoder_attention, config.d, config.f
-    q, read, write = a.h * a.k, a.h * (a.k + a.v), a.kv_size
-    weights, biases = {
-        "projections": (d * (read + write), q + write + d),
-        "cross: projections": (d * read, q + d),
-        "cross: K and V projected": (d * write, write),
-        "feed-forward": (2 * d * f, d + f),
-        "output": (d * config.vocab_size, 0),
-    }[name.removeprefix("encoder: ").removeprefix("self: ")]
-    return Part(name, 2 * tokens * weights, e * (weights + biases if config.bias else weights))
+def _product(name: str, weights: int, biases: int, tokens: int, e: int) -> Part:
+    """Returns the work of matrix products over `tokens` positions."""
+    return Part(name, 2 * tokens * weights, e * (weights + biases))
+
+
+def _projections(
+    name: str,
+    attention: AttentionConfig,
+    tokens: int,
+    e: int,
+    *,
+    queries: bool = True,
+    memory: bool = True,
+) -> Part:
+    """Returns the projections of an attention layer: P_q, P_o (queries) and P_k, P_v (memory)."""
+    d, h, k, v = attention.d, attention.h, attention.k, attention.v
+    write = attention.kv_size if memory else 0
+    weights = d * (h * (k + v) * queries + write)
+    biases = (h * k + d) * queries + write if attention.bias else 0
+    return _product(name, weights, biases, tokens, e)
+
+
+def _feed_forward(name: str, config: ModelConfig, tokens: int, e: int) -> Part:
+    """Returns the products of one feed-forward layer; a gated one has a third."""
+    wide = 2 * config.f if config.gated else config.f
+    biases = wide + config.d if config.bias else 0
+    return _product(name, config.d * (wide + config.f), biases, tokens, e)
 
 
 def _mixing(name: str, config: ModelConfig, pairs: int, kv: int = 0) -> Part:
-    """Attention logits and weighted sums over `pairs` visible pairs."""
+    """Returns the attention logits and weighted sums over `pairs` visible pairs."""
     return Part(name, 2 * pairs * config.h * (config.k + config.v), 0, kv)

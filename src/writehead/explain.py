@@ -36,9 +36,11 @@ def _scaled(value: float, units: dict[str, float]) -> str:
     return f"{value / units[unit]:.3g}{unit}"
 
 
-SIZES = ("encoder_layers", "decoder_layers", "d", "f", "h", "g", "k", "v", "window")
+LAYERS = ("encoder_layers", "decoder_layers")
+SIZES = (*LAYERS, "d", "f", "h", "g", "encoder_g", "cross_g", "k", "v", "window")
+MIXED = "mixed"  # encoder, decoder and cross-attention differ in their number of write-heads
 WORK = ("training_step", "encoder", "decoder_step", "decoder_sequence")
-COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of the values, and their format
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # the key of the values and their format
     "count": ("count", "{:,}".format),
     "share": ("share", "{:.1%}".format),
     "ops": ("operations", quantity),
@@ -61,7 +63,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of the values, a
 
 @dataclass(frozen=True)
 class Question:
-    """A config, a workload and a chip, and the position of the decoder step to explain."""
+    """A config, a workload, a chip, and the position of the decoder step to explain."""
 
     name: str
     config: ModelConfig
@@ -69,7 +71,6 @@ class Question:
     chip: Chip
     position: int | None = None
     approximations: tuple[str, ...] = ()  # of an imported model
-    longest: int | None = None  # maximum tokens; None: as many as learned positions
 
 
 def explain(question: Question) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def explain(question: Question) -> dict[str, Any]:
     config, setting, chip = question.config, question.setting, question.chip
     _check_lengths(question)
     position = setting.target - 1 if question.position is None else question.position
-    attention, parts = config.encoder_attention, cost.parameters(config)
+    attention, parts = config.decoder_attention, cost.parameters(config)
     tokens = setting.batch * setting.target
     step = cost.decoder_step(config, setting, position)
     largest = cost.largest_batch(config, setting, chip)
@@ -105,7 +106,7 @@ def _check_lengths(question: Question) -> None:
     """Raises ConfigError if a sentence has more tokens than the model has positions."""
     for side in ("source", "target"):
         length = getattr(question.setting, side)
-        most = question.longest or getattr(question.config, f"{side}_positions")
+        most = getattr(question.config, f"{side}_positions")
         if length > most:
             raise ConfigError(
                 f"{side}={length} exceeds the model's {most} positions; choose {most} or fewer"
@@ -132,20 +133,24 @@ def _work(work: Work, chip: Chip, tokens: int) -> dict[str, Any]:
 
 
 def _comparison(question: Question, position: int) -> dict[str, Any] | None:
-    """Compares variants of equal parameters; returns None if d_ff is too small for that."""
+    """Compares variants with equal parameters; returns None if d_ff is too small to match them."""
     config, setting, chip = question.config, question.setting, question.chip
-    answer: dict[str, Any] = {}
-    for kind, g in {"multi-head": config.h, config.kind: config.g, "multi-query": 1}.items():
-        try:
-            variant = config if config.g == g else config.with_write_heads(g)
-        except ConfigError:
-            return None
-        answer[kind] = {
+    uniform = config.encoder_attention.g == config.cross_attention.g == config.g
+    variants: dict[str, ModelConfig] = {config.kind if uniform else MIXED: config}
+    try:
+        for kind, g in {"multi-head": config.h, "multi-query": 1}.items():
+            variants.setdefault(kind, config.with_write_heads(g))
+    except ConfigError:
+        return None
+    answer: dict[str, Any] = {
+        kind: {
             "f": variant.f,
             "kv_bytes": cost.kv_bytes(variant, setting)["total"],
             "step_floor_us": cost.decoder_step(variant, setting, position).floor(chip) * 1e6,
             "largest_batch": cost.largest_batch(variant, setting, chip),
         }
+        for kind, variant in variants.items()
+    }
     slow, fast = answer["multi-head"], answer["multi-query"]
     return {**answer, "gain": slow["step_floor_us"] / fast["step_floor_us"]}
 
@@ -192,7 +197,7 @@ def _tables(answer: dict[str, Any]) -> Iterator[Table]:
     comparison = answer["comparison"]
     if comparison is None:
         return
-    kinds = ("multi-head", "grouped-query", "multi-query")
+    kinds = ("multi-head", "grouped-query", MIXED, "multi-query")
     rows = {kind: comparison[kind] for kind in kinds if kind in comparison}
     title, columns = "Multi-head and multi-query, parameters equal", ("K and V", "step floor")
     table = _table(title, rows, "attention", "d_ff", *columns, "largest batch")

@@ -1,8 +1,7 @@
 """Reads a Hugging Face `config.json` as a ModelConfig, to compute the costs of the model.
 
-`ModelConfig` has one kind of layer, so some parts of other models are approximated; each
-approximation is listed. A gated feed-forward layer has three matrices of width f, which have as
-many parameters and operations as two of width 1.5 f.
+Parts of a model that ModelConfig cannot express are approximated, and each approximation is listed.
+Token ids and dropout do not affect costs, so they keep their defaults.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from writehead.util.json_files import read_json
 
 CONFIG, MAX_BYTES, MAX_SIZE = "config.json", 1 << 20, 1 << 24
 
-# fields of ModelConfig and their names in config.json; the first name that is set counts
+# fields of ModelConfig and their names in config.json; the first name that is set is used
 NAMES = {
     "vocab_size": ("vocab_size",),
     "d": ("d_model", "n_embd", "hidden_size"),
@@ -28,19 +27,46 @@ NAMES = {
     "decoder_layers": ("decoder_layers", "num_decoder_layers", "n_layer", "num_hidden_layers"),
     "target_positions": ("max_position_embeddings", "n_positions"),
 }
-BIASED = {"bart", "marian", "mbart", "m2m_100", "gpt2", "gpt_bigcode"}  # have layer norms, too
-T5 = {"t5", "mt5"}
-GATED = {"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"}
-UNTIED = {"mt5", "llama", "mistral", "qwen2", "qwen3"}  # unless tie_word_embeddings is set
-EXTRA_POSITIONS = {"bart": 2, "mbart": 2}
+# fields of each model family; a file may override some of them
+BIASED = {"norm": "layer", "norm_epsilon": 1e-5, "bias": True, "activation": "gelu"}
+GPT = BIASED | {"activation": "gelu_tanh"}
+T5 = {"positions": "sinusoidal"}  # approximates relative position biases
+LLAMA = {"positions": "rotary", "gated": True, "activation": "silu", "tied": False}
+GEMMA = LLAMA | {"activation": "gelu_tanh", "tied": True}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bart": BIASED | {"norm_place": "post", "position_offset": 2, "output_bias": True},
+    "gemma": GEMMA,
+    "gemma2": GEMMA,
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "llama": LLAMA,
+    "m2m_100": BIASED | {"positions": "sinusoidal", "position_offset": 2, "activation": "relu"},
+    "marian": BIASED | {"norm_place": "post", "positions": "sinusoidal", "output_bias": True},
+    "mbart": BIASED | {"position_offset": 2, "output_bias": True},
+    "mistral": LLAMA,
+    "mt5": T5 | {"tied": False},
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "t5": T5,
+}
+SCALED = ("gemma", "gemma2", "m2m_100")  # multiply embeddings by d^0.5 unless disabled by the file
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "gated-gelu": "gelu_tanh",
+    "gated-silu": "silu",
+}
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A Hugging Face model as a ModelConfig; `longest` is its maximum number of tokens."""
+    """A Hugging Face model as a ModelConfig, and the approximations that this makes."""
 
     config: ModelConfig
-    longest: int
     approximations: tuple[str, ...]
 
 
@@ -49,63 +75,90 @@ def find_config(path: Path) -> Path | None:
     if path.is_file():
         return path
     file = path / CONFIG
-    return file if file.is_file() and "model_type" in _read(file) else None  # else one of our runs
+    # our runs have a config.json without model_type
+    return file if file.is_file() and "model_type" in _read(file) else None
 
 
 def import_config(file: Path) -> Imported:
     """Reads a Hugging Face config file; raises ConfigError if the model is not supported."""
     data = _read(file)
     kind = data.get("model_type")
-    known = sorted(BIASED | T5 | GATED)
-    if kind not in known:
-        raise ConfigError(f"{file} has model_type {shown(kind)}; supported: {', '.join(known)}")
-    fields = _sizes(file, data)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigError(f"{file} has model_type {shown(kind)}; supported: {known}")
+    fields = FAMILIES[kind] | _sizes(file, data)
     d, h = fields["d"], fields["h"]
     fields.setdefault("f", 4 * d)
     fields.setdefault("k", d // h)
     fields.setdefault("g", 1 if kind == "gpt_bigcode" and data.get("multi_query", True) else h)
-    if kind in GATED or str(data.get("feed_forward_proj")).startswith("gated"):
-        fields["f"] = (3 * fields["f"] + 1) // 2
+    fields.setdefault("target_positions", MAX_SIZE)
+    fields["v"], fields["task"] = fields["k"], "language"
+    if "encoder_layers" in fields:
+        fields |= {"task": "translation", "source_positions": fields["target_positions"]}
     if kind == "gemma2" or (kind.startswith("qwen") and not data.get("use_sliding_window")):
         fields.pop("window", None)
-    longest = fields.get("target_positions", MAX_SIZE)
-    learned = kind in BIASED - {"m2m_100"}
-    # ModelConfig needs at least one learned position
-    positions = longest + EXTRA_POSITIONS.get(kind, 0) if learned else 1
-    encoder, tied = "encoder_layers" in fields, data.get("tie_word_embeddings")
-    fields |= {
-        "task": "translation" if encoder else "language",
-        "v": fields["k"],
-        "target_positions": positions,
-        "source_positions": positions if encoder else 0,
-        "norm": "layer" if kind in BIASED else "rms",
-        "bias": kind in BIASED,
-        "tied": kind not in UNTIED if tied is None else tied,
-    }
     if data.get("share_encoder_decoder_embeddings") is False:
+        fields["source_vocab_size"] = fields["vocab_size"]
         fields["vocab_size"] = data.get("decoder_vocab_size") or fields["vocab_size"]
-        fields["tied"] = False
-    return Imported(ModelConfig(**fields), longest, tuple(_approximations(kind, data)))
+    if data.get("tie_word_embeddings") is not None:
+        fields["tied"] = data["tie_word_embeddings"]
+    fields |= _layers(file, kind, data)
+    if data.get("scale_embedding", kind in SCALED):
+        fields["embedding_scale"] = d**0.5
+    if kind not in ("t5", "mt5") or data.get("scale_decoder_outputs") is False:
+        fields["logit_scale"] = 1.0  # T5 scales like our default
+    config = ModelConfig(**fields)
+    return Imported(config, tuple(_approximations(config, kind, data)))
 
 
-def _approximations(kind: str, data: dict[str, Any]) -> list[str]:
+def _layers(file: Path, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of norms, rotary positions and activations that the file sets."""
+    fields: dict[str, Any] = {}
+    for name in ("layer_norm_epsilon", "rms_norm_eps"):
+        if data.get(name) is not None:
+            fields["norm_epsilon"] = data[name]
+    base = _rotary(data).get("rope_theta", data.get("rope_theta"))
+    if base is not None:
+        fields["rotary_base"] = base
+    if kind == "llama" and data.get("attention_bias") and data.get("mlp_bias"):
+        fields["bias"] = True
+    if kind.startswith("gemma"):
+        return fields  # early files name a different activation than the models use
+    names = ("activation_function", "hidden_act", "feed_forward_proj")
+    activation = next((data[name] for name in names if data.get(name) is not None), None)
+    if activation is None:
+        return fields
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ConfigError(f"{file} has the activation {shown(activation)}; supported: {known}")
+    if activation.startswith("gated-"):
+        fields["gated"] = True
+    return fields | {"activation": ACTIVATIONS[activation]}
+
+
+def _rotary(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of rotary positions, called rope_scaling in older files."""
+    options = data.get("rope_parameters") or data.get("rope_scaling")
+    return options if isinstance(options, dict) else {}
+
+
+def _approximations(config: ModelConfig, kind: str, data: dict[str, Any]) -> list[str]:
     """Lists the parts of a model that ModelConfig cannot express."""
     asymmetric = any(
         data.get(f"encoder_{name}") != data.get(f"decoder_{name}")
         for name in ("ffn_dim", "attention_heads")
     )
-    unshared = data.get("share_encoder_decoder_embeddings") is False
     biased = kind == "qwen2" or data.get("attention_bias") or data.get("mlp_bias")
-    gated = kind in GATED or str(data.get("feed_forward_proj")).startswith("gated")
+    scaling = _rotary(data).get("rope_type", _rotary(data).get("type", "default"))
     notes = {
-        "a gated feed-forward layer is counted as an ungated one of 1.5 times its d_ff": gated,
-        "the encoder's embedding is counted with the size of the decoder's": unshared,
+        "the norms of the embeddings are left out": kind in ("bart", "mbart"),
         "the encoder is counted with the decoder's heads and d_ff": asymmetric,
-        "the relative position biases are left out": kind in T5,
+        "the relative position biases are left out": kind in ("t5", "mt5"),
         "two of the four norms in each layer are left out": kind == "gemma2",
         "layers with a sliding window are counted as global attention": kind == "gemma2",
         "the query and key norms are left out": kind == "qwen3",
-        "the biases of the layers are left out": biased,
+        "the biases of the layers are left out": biased and not config.bias,
+        "the scaling of rotary positions is left out": scaling != "default",
     }
     return [note for note, applies in notes.items() if applies]
 

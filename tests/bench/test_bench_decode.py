@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import json
 
@@ -7,13 +8,13 @@ import torch
 from helpers import config, model
 from writehead import cost
 from writehead.bench import decode
-from writehead.bench.decode import Place, decode_row, search_config
+from writehead.bench.decode import Place, decode_row, lane_search
 from writehead.bench.floor import decode_floor
 from writehead.bench.plain_torch import PlainDecoder
 from writehead.config import DecodeConfig
 from writehead.cost import Setting
-from writehead.decoding import beam_search
-from writehead.kernels import choose
+from writehead.engine import beam_search
+from writehead.engine.search import make_hypotheses
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,29 +83,26 @@ def test_plain_pytorch_finds_our_tokens(changes, beam):
 @pytest.mark.usefixtures("interpreted")
 # in the kernels minus infinity is a number like others
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-@pytest.mark.parametrize("beam", [1, 2])
-@pytest.mark.parametrize("search", ["graph_search", "plain_search"])
-@pytest.mark.parametrize("task", ["translation", "language"])
-def test_a_timed_decoding_finds_what_beam_search_finds(monkeypatch, task, search, beam):
-    """Ours, with interpreted kernels where there is no GPU, and graphs of few rows."""
-    graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
-    monkeypatch.setattr(graphs, "_round_rows", lambda rows: rows)
-    if GPU.type == "cpu":
-        monkeypatch.setattr(choose, "PART", 64)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("task", "beam"), [("translation", 1), ("translation", 2), ("language", 1)]
+)
+def test_a_timed_decoding_finds_what_beam_search_finds(task, beam, padded):
     sizes = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
     made = model(config(task, **sizes), dtype=torch.float32).to(GPU)
-    source = 4 if task == "translation" else 0
-    setting = Setting(batch=2, source=source, target=3, beam=beam if source else 1)
+    exact = copy.deepcopy(made).double()
+    setting = Setting(batch=2, source=4 if task == "translation" else 0, target=3, beam=beam)
+    options = DecodeConfig(beam=beam, min_length=3, max_length=3)
     torch.manual_seed(1)
-    start, run = getattr(decode, search)(made, setting, padded=False)
+    start, run = lane_search(made, setting, padded=padded)
     torch.manual_seed(1)
-    state = made.start(decode.random_tokens(made, setting), setting.target, beam=setting.beam)
-    expected = beam_search(made.step, state, search_config(setting), eos=made.config.eos)
+    state = exact.start(decode.random_tokens(exact, setting), setting.target, beam=setting.beam)
+    expected = beam_search(exact.step, state, options, eos=made.config.eos)
     start()
     for _ in range(2):  # a decoding leaves nothing behind for the next
-        tokens = [one.tokens for [one] in run()]
-        if source:
-            assert tokens == [one.tokens for [one] in expected]
+        tokens = [best.tokens for best, *_ in make_hypotheses(run())]
+        if setting.source:
+            assert tokens == [best.tokens for best, *_ in expected]
         else:  # after random numbers in the cache
             assert [len(one) for one in tokens] == [2, 2]
 

@@ -13,22 +13,14 @@ def dataset(tmp_path_factory):
     return pair_dataset(tmp_path_factory.mktemp("pairs"))
 
 
-@pytest.fixture
-def bench(writehead, dataset, tmp_path):
-    def run(*options, settings=SETTINGS):
-        path = tmp_path / "train.json"
-        command = ("bench", "train", "--preset=tiny/multi-query", "--device=cpu", *settings)
-        code, _, err = writehead(*command, "--dataset", dataset, "--output", path, *options)
-        result = json.loads(path.read_text()) if path.exists() else None
-        return code, err, result and {**result, **result["rows"][0]}
-
-    return run
-
-
-def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
-    code, err, result = bench("--steps=3")
+def test_a_result_says_what_made_it_and_adds_up(writehead, dataset, tmp_path):
+    options = ("--device=cpu", *SETTINGS, "--dataset", dataset, "--steps=3")
+    path = tmp_path / "train.json"
+    command = ("bench", "train", "--preset=tiny/multi-query", *options, "--output", path)
+    code, _, err = writehead(*command)
     assert code == 0, err
-    facts = result["environment"]
+    result = json.loads(path.read_text())
+    result, facts = result["rows"][0] | result, result["environment"]
     assert facts["versions"]["writehead"] == __version__
     assert facts["commit"] is None or len(facts["commit"].rstrip("+")) == 40
     assert facts["command"].startswith("writehead bench train --preset=tiny/multi-query")
@@ -49,7 +41,7 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["operations"] == pytest.approx(sum(counts) / 3)
 
 
-def test_a_dataset_of_other_tokens_is_refused(bench):
-    code, err, _ = bench("--steps=1", "--set=model.vocab_size=300")
-    assert code == 2
-    assert "choose another dataset" in err
+def test_a_dataset_of_other_tokens_is_refused(refused, dataset):
+    options = ("--dataset", dataset, "--device=cpu", "--set=model.vocab_size=300")
+    error = refused("bench", "train", "--preset=tiny/multi-query", *options)
+    assert "choose another dataset" in error

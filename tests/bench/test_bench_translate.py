@@ -4,16 +4,19 @@ import pytest
 
 from texts import sentences
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine
+from writehead.engine import Engine
+from writehead.model.runs import run_bytes, run_fingerprint
 
 
 def test_a_file_is_timed_from_loading_to_the_last_line(writehead, files, tmp_path):
-    path, run = tmp_path / "translate.json", files / "plain"
+    path, run = tmp_path / "translate.json", files / "run"
     options = ("--device=cpu", "--repeats=2", "--output", path)
     code, _, _ = writehead("bench", "translate", run, "--input", files / "text", *options)
     assert code == 0
     result = json.loads(path.read_text())
     assert result["sentences"] == 8
+    assert (result["fingerprint"], result["bytes"]) == (run_fingerprint(run), run_bytes(run))
+    assert result["quantization"] is None
     assert result["environment"]["command"].startswith("writehead bench translate")
     found = result["engines"]["ours"]
     assert result["engines"]["CTranslate2"]["absent"]  # its keys and values have one depth
@@ -32,7 +35,7 @@ def test_a_file_is_timed_from_loading_to_the_last_line(writehead, files, tmp_pat
 def test_lines_equal_in_float32_are_counted(writehead, files, tmp_path):
     path = tmp_path / "translate.json"
     given = ("--input", files / "text", "--device=cpu", "--output", path, "--dtype=bfloat16")
-    code, _, _ = writehead("bench", "translate", files / "plain", *given, "--no-peers", "--beam=1")
+    code, _, _ = writehead("bench", "translate", files / "run", *given, "--no-peers", "--beam=1")
     assert code == 0
     engines = json.loads(path.read_text())["engines"]
     equal = {name: one["searches"]["greedy"]["equal_lines"] for name, one in engines.items()}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from corpora import language_dataset, translation_dataset
 from writehead.data.batches import PackedBatches, epoch_order, padded_batches
 from writehead.errors import ConfigError
-from writehead.kernels import Visibility
+from writehead.ops.visibility import Visibility
 
 EOS, BOS = 1, 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpora import language_dataset, translation_dataset
+from corpora import translation_dataset
 from writehead.data.dataset import Dataset, token_dtype
 from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError
@@ -19,19 +19,6 @@ def folder(tmp_path):
 def change_info(folder, **changes):
     path = folder / "dataset.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_a_dataset_has_its_splits_and_lengths(folder, tmp_path):
-    dataset = Dataset.open(str(folder))
-    split = dataset.split("train")
-    assert (dataset.task, dataset.vocab_size, dataset.splits) == ("translation", 400, ["train"])
-    assert len(split) == 60
-    for side in (split.source, split.target):
-        assert side.lengths.tolist() == [len(side[i]) for i in range(60)]
-    with pytest.raises(DataError, match="only train"):
-        dataset.split("xyz")
-    text = language_dataset(tmp_path, count=80).split("train")
-    assert sorted(text.sides) == ["target"]
 
 
 def test_ids_past_65535_take_four_bytes(folder, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 
 from corpora import pairs, sentences
 from writehead.data.hub import hub_inputs
-from writehead.errors import DataError, MissingPackage
+from writehead.errors import DataError
 
 
 def write_table(path, name, column):
@@ -125,11 +125,3 @@ def test_wmt14_and_lm1b_are_fetched_by_name(folder):
     assert tuple(dev[0]) == pairs(7, seed=1)[0][::-1]
     assert text == [[line] for line in sentences(4, seed=2)]
     assert "nobody/none could not be downloaded" in refusal
-
-
-def test_without_the_extra_the_error_names_it(monkeypatch, folder):
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for name in (str(folder / "wmt14"), "somebody/something"):
-        with pytest.raises(MissingPackage, match=r"\[hub\]"):
-            rows_of(hub_inputs(name, "en-de").train)

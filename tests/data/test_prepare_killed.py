@@ -1,49 +1,35 @@
 """`prepare` interrupted or killed with SIGKILL at any moment, and run again."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from corpora import files, pair_inputs, pairs
+from processes import environment, run_python
 from writehead.config import PrepareConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.errors import DataError
 
 CONFIG = PrepareConfig(task="translation", vocab_size=330, dev=10)
-PATH = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)])
 
 # forks a child per kill point, so that everything is imported once
 DRIVER = """
-import os, signal, sys
+import sys
 from pathlib import Path
+from processes import killed_at
 from test_prepare_killed import CONFIG, pair_inputs, pairs, prepare
 
 root = Path(sys.argv[1])
-events = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 inputs = pair_inputs(root, pairs(60))
 for point in range(200):
     folder = root / str(point)
     folder.mkdir()
-    child = os.fork()
-    if child == 0:
-        left = point
-        def hook(event, arguments):
-            global left
-            if event in events and f"{folder}/" in str(arguments):
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-        sys.addaudithook(hook)
-        prepare(folder / "ds", inputs, CONFIG, threads=1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    if os.WIFEXITED(status):
-        print(point, os.WEXITSTATUS(status))
+    code = killed_at(point, folder, lambda: prepare(folder / "ds", inputs, CONFIG, threads=1))
+    if code >= 0:
+        print(point, code)
         break
 """
 
@@ -51,9 +37,9 @@ for point in range(200):
 def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tmp_path):
     inputs = pair_inputs(tmp_path, pairs(60))
     expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
-    command, environment = [sys.executable, "-c", DRIVER, tmp_path], {"PYTHONPATH": PATH}
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
-    points, status = map(int, done.stdout.split())
+    code, out, err = run_python(DRIVER, tmp_path, env=environment(Path(__file__).parent))
+    assert code == 0, err
+    points, status = map(int, out.split())
     assert (status, points > 20) == (0, True)
     complete = 0
     for point in range(points):
@@ -71,21 +57,15 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
 def test_an_interrupted_attempt_leaves_its_tokenizer_for_the_same_text_and_settings(
     tmp_path, monkeypatch
 ):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    inputs = pair_inputs(tmp_path, pairs(60))
+    inputs, interrupt = pair_inputs(tmp_path, pairs(60)), Mock(side_effect=KeyboardInterrupt)
     expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
     place = tmp_path / "new"
     place.mkdir()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("writehead.data.prepare._encode_split", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(place / "ds", inputs, CONFIG, threads=1)
+        prepare(place / "ds", inputs, CONFIG, threads=1)
     assert len(list(place.iterdir())) == 1
     prepare(place / "other", inputs, replace(CONFIG, vocab_size=331), threads=1)  # trains its own
-    with monkeypatch.context() as patch:
-        patch.setattr("writehead.data.prepare._train", interrupt)  # must not train again
-        again = prepare(place / "ds", inputs, CONFIG, threads=1)
-    assert files(again.directory) == expected
+    monkeypatch.setattr("writehead.data.prepare._train", interrupt)  # must not train again
+    assert files(prepare(place / "ds", inputs, CONFIG, threads=1).directory) == expected
     assert not list(place.glob(".*"))

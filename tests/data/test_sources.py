@@ -1,7 +1,6 @@
 import bz2
 import gzip
 import lzma
-import os
 import random
 import tracemalloc
 
@@ -9,7 +8,7 @@ import pytest
 
 from corpora import sentences, write
 from writehead.data.encode import chunked
-from writehead.data.sources import MAX_LINE, TextFiles, parallel_files
+from writehead.data.sources import MAX_LINE, TextFiles
 from writehead.errors import DataError
 
 COMPRESS = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
@@ -43,15 +42,6 @@ def test_long_lines_take_little_memory(tmp_path):
     assert [len(chunk) for chunk in chunked([("z" * 400_000,)] * 7)] == [3, 3, 1]
 
 
-def test_files_of_different_length_are_refused_with_both_counts(tmp_path):
-    a, b = write(tmp_path / "a", ["x"] * 2500), write(tmp_path / "b", ["y"] * 2502)
-    for pair in ((a, b), (b, a)):
-        with pytest.raises(DataError, match="different numbers of lines"):
-            read(*pair)
-    with pytest.raises(DataError, match=r"2 source files .*1 target"):
-        parallel_files([a, b], [a], [], [])
-
-
 TEXT = random.Random(0).randbytes(20_000).hex().encode()
 BAD = {
     "empty": (b"", "is empty"),
@@ -72,10 +62,3 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path, kind):
     path.write_bytes(BAD[kind][0])
     with pytest.raises(DataError, match=f"{path}.*{BAD[kind][1]}"):
         read(path)
-
-
-def test_only_plain_files_are_identified(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name, words in (("none", "No such file"), (".", "regular file"), ("pipe", "regular file")):
-        with pytest.raises(DataError, match=words):
-            TextFiles((tmp_path / name,)).identity()

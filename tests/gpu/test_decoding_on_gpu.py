@@ -1,149 +1,128 @@
 """Captured decoding on a GPU: the tokens of the plain path, and small errors."""
 
+import copy
 import logging
-import random as plain_random
-from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from graph_searches import EOS, Batch, Model, assert_same, captured, plain
-from helpers import assert_at_most_twice, assert_close_in, config, model, tokens
+from helpers import DEVICE, assert_at_most_twice, assert_close_in, tokens
+from scheduling import EOS, GREEDY, NARROW, Alone, draw_tasks, make, run_mixed, scheduler
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine
+from writehead.engine import Engine
+from writehead.engine.runner import Lane, Shape
+from writehead.engine.search import Options
 from writehead.model import TranslationModel
 
-graphs = pytest.importorskip("writehead.decoding.graphs", reason="Triton is not installed")
-fused = pytest.importorskip("writehead.model.fused", reason="Triton is not installed")
+triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
 
-b, VOCABULARY = 37, 501
-TOLERANCE = 1e-3  # of scores, sums of up to 44 float32 log-probabilities
-SIZES = {"vocab_size": VOCABULARY, "d": 72, "f": 96, "h": 8, "k": 16, "v": 32}
-SIZES |= {"decoder_layers": 2, "target_positions": 64}
+TOLERANCE = 1e-3  # of scores, sums of float32 log-probabilities
+SIZES = {"vocab_size": 501, "d": 128, "f": 192, "h": 8, "k": 16, "v": 32, "decoder_layers": 2}
+SIZES |= {"target_positions": 64}
 KINDS = {
     "multi-query": {},
-    "multi-head": {"g": 8},
-    "grouped-query, layer norm, biases": {"g": 2, "norm": "layer", "bias": True},
-    "multi-query local, gelu": {"window": 5, "activation": "gelu"},
+    "multi-head": {"g": 8, "norm": "layer", "bias": True, "activation": "gelu"},
+    "grouped-query": {"g": 2, "positions": "rotary", "gated": True, "activation": "silu"},
+    "local": {"window": 5, "norm_place": "post", "positions": "sinusoidal", "tied": False},
 }
-TASKS = ("translation", "language")
-GREEDY = DecodeConfig(max_length=24, min_length=4)
-BEAM = DecodeConfig(max_length=20, min_length=4, beam=4, n_best=3)
-
-both_tasks = pytest.mark.parametrize("task", TASKS)
-both_searches = pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+SLOTS = 20 * (40 + 64)  # tokens in a lane: 20 slots, or five of beam 4
 
 
-def make(
-    task: str, kind: str = "multi-query", dtype: torch.dtype = torch.float32, **changes: object
-) -> Model:
-    """A model with random weights that ends some of its texts."""
-    sizes = SIZES | KINDS[kind] | changes
-    if task == "translation":
-        sizes |= {"encoder_layers": 2, "source_positions": 40}
-    made = model(config(task, **sizes), dtype=torch.float32)
-    with torch.no_grad():
-        made.tokens.weight[EOS] *= 2.0
-    return made.to("cuda", dtype)
+def sized(task: str, kind: str = "multi-query", dtype: torch.dtype = torch.float32, **changes):
+    encoder = {"encoder_layers": 2, "source_positions": 40} if task == "translation" else {}
+    return make(task, dtype, **(SIZES | KINDS[kind] | encoder | changes))
 
 
-def read(count: int, longest: int, seed: int = 0) -> Batch:
-    """Sources or prompts of different lengths, padded."""
-    draw = plain_random.Random(seed)
-    lengths = [longest, *(draw.randint(1, longest) for _ in range(count - 1))]
-    rows = [[draw.randrange(2, VOCABULARY) for _ in range(longest)] for _ in lengths]
-    return torch.tensor(rows, device="cuda"), lengths
-
-
-# rows end one after another, so that the search moves to smaller graphs
-LIMITS = {
-    "max_lengths": [4 + i % 40 for i in range(b)],
-    "prefixes": [[7, 9, 11][: i % 4] for i in range(b)],
-}
-
-
-@both_searches
 @pytest.mark.parametrize(
-    ("task", "kind", "count", "longest", "limits"),
+    ("task", "kind"),
+    [*(("translation", kind) for kind in KINDS), *(("language", kind) for kind in [*KINDS][2:])],
+)
+def test_captured_steps_decode_requests_as_alone(task, kind):
+    made = sized(task, kind)
+    alone, loop = Alone(made), scheduler(made.to(DEVICE), batch_tokens=SLOTS)
+    configs = [GREEDY, GREEDY, *NARROW, DecodeConfig(beam=4, n_best=3)]
+    tasks = draw_tasks(made, configs, 40, longest=31, limit=24)
+    for done in (*run_mixed(loop, tasks[:1]), *run_mixed(loop, tasks)):
+        alone.check(*done, TOLERANCE)
+
+
+def test_repeated_searches_are_bit_exact():
+    made = sized("translation", dtype=torch.bfloat16).to(DEVICE)
+    loop, results = scheduler(made), []
+    tasks = draw_tasks(made, [GREEDY, NARROW[0], DecodeConfig(beam=4, n_best=2)], 90, longest=31)
+    for _ in range(2):
+        requests = [task.request() for task in tasks]
+        loop.submit(requests)
+        loop.run(requests)
+        results.append([request.result() for request in requests])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
     [
-        *(("translation", kind, b, 31, {}) for kind in KINDS),
-        *(("language", kind, b, 9, {}) for kind in ("multi-query", "multi-query local, gelu")),
-        *(("translation", "multi-query", count, 12, {}) for count in (1, 2, 16, 20)),
-        *((task, "multi-query", b, 9, LIMITS) for task in TASKS),
+        *(("multi-query", rows) for rows in (1, 16, 32, 200)),
+        *((kind, rows) for kind in ("multi-head", "grouped-query") for rows in (1, 32)),
     ],
 )
-def test_captured_search_equals_plain_search(task, kind, count, longest, limits, options):
-    made = make(task, kind)
-    decoder = graphs.GraphDecoder(made)
-    if limits:
-        options = replace(options, max_length=44, min_length=3, alpha=0.2)
-    for seed in (0, int(count < b)):  # the second search replays the graphs of the first
-        batch = read(count, longest, seed)
-        expected = plain(made, batch, options, **limits)
-        assert_same(captured(decoder, batch, options, **limits), expected, TOLERANCE)
+@torch.no_grad()
+def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(kind, rows, monkeypatch):
+    from writehead.ops.launch import compile_kernels
 
-
-@both_searches
-def test_repeated_searches_are_bit_exact(options):
-    decoder = graphs.GraphDecoder(make("translation", dtype=torch.bfloat16))
-    batches = [read(b, longest, seed) for seed, longest in enumerate((31, 20, 9))]
-    _, second, third = (
-        [list(captured(decoder, one, options)) for one in batches] for _ in range(3)
+    made = sized("translation", kind, torch.bfloat16).to(DEVICE)
+    exact, packed = copy.deepcopy(made).double(), copy.deepcopy(made).pack()
+    source, slots = tokens(rows, 31, vocab_size=501).to(DEVICE), range(rows)
+    lengths = torch.arange(rows, device=DEVICE) % 30 + 1
+    lane = Lane(packed, Shape(rows, 1, 31, 16), vocab_size=501, eos=EOS)
+    lane.encode(slots, source, lengths)
+    lane.admit(slots, [Options(max_length=16)] * rows)
+    listed = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    decode = partial(packed.decode, lane.search.tokens, lane.cache, lane.memory, listed)
+    if DEVICE == "cuda":
+        compile_kernels(decode)
+    fed, ours = tokens(7, rows, vocab_size=501).to(DEVICE), []
+    for one in fed:
+        lane.search.tokens[:rows] = one
+        ours.append(decode().double())
+        lane.cache.lengths[:rows] += 1
+    monkeypatch.setattr("writehead.ops.linear._choose", lambda *given: "reference")
+    plain, expected = (
+        [model.step(one, state).double() for one in fed]
+        for model in (made, exact)
+        for state in [model.start(source, 16, source_lengths=lengths)]
     )
-    assert second == third
+    assert_at_most_twice(*(torch.stack(some) for some in (ours, plain, expected)))
 
 
-def test_the_first_search_compiles_all_kernels_in_rehearsals(monkeypatch):
-    triton = pytest.importorskip("triton")
-    compiled: dict[str, bool] = {}  # by kernel: whether it was always in a rehearsal
+def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
+    compiled: dict[str, bool] = {}  # by kernel: whether it was always compiled in parallel
 
     def record(*args, fn, **options):
-        is_rehearsal = triton.runtime._async_compile.active_mode.get() is not None
-        compiled[fn.name] = compiled.get(fn.name, True) and is_rehearsal
+        in_parallel = triton.runtime._async_compile.active_mode.get() is not None
+        compiled[fn.name] = compiled.get(fn.name, True) and in_parallel
 
+    made = sized("translation", dtype=torch.bfloat16, d=88, f=104, vocab_size=777)  # used once
+    made = made.to(DEVICE).pack()
+    lane = Lane(made, Shape(3, 4, 9, 16), vocab_size=777, eos=EOS)
+    lane.encode(range(3), tokens(3, 9).to(DEVICE), torch.tensor([9, 2, 5], device=DEVICE))
+    lane.admit(range(3), [Options(max_length=9)] * 3)
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record)
-    odd = {"d": 88, "f": 104, "vocab_size": 777}  # sizes that no other test compiles
-    made = make("translation", dtype=torch.bfloat16, **odd)
-    captured(graphs.GraphDecoder(made), read(3, 9), BEAM)
+    lane.step(range(3))
     assert compiled
-    assert [name for name, is_rehearsal in compiled.items() if not is_rehearsal] == []
+    assert [name for name, in_parallel in compiled.items() if not in_parallel] == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind", "d"),
-    [(rows, kind, 72) for rows in (1, 2, 16, 20, b) for kind in KINDS]
-    + [(rows, kind, 128) for rows in (33, 128, 200) for kind in ("multi-query", "multi-head")],
-)
-@torch.no_grad()
-def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(rows, kind, d):
-    made, exact = (make("translation", kind, t, d=d) for t in (torch.bfloat16, torch.float64))
-    exact.load_state_dict(made.state_dict())
-    source, lengths = read(rows, 31)
-    known = torch.tensor(lengths, device="cuda")
-    low, high, own = (one.start(source, 9, source_lengths=known) for one in (made, exact, made))
-    memories = [torch.stack([getattr(one, name) for one in own.memories]) for name in "KV"]
-    decoder, cache = fused.FusedDecoder(made), own.cache
-    results = []
-    for _ in range(9):
-        fed = tokens(rows, vocab_size=VOCABULARY).cuda()
-        state = fused.Rows(fed, cache.lengths, cache.growing)
-        logits = decoder.step(decoder.embed(state), state, cache, fused.Memories(*memories, known))
-        cache.lengths.add_(1)
-        results.append((logits.double(), made.step(fed, low).double(), exact.step(fed, high)))
-    assert_at_most_twice(*(torch.stack(some) for some in zip(*results, strict=True)))
-
-
-@both_tasks
-@pytest.mark.parametrize("kind", ["multi-query", "multi-query local, gelu"])
+@pytest.mark.parametrize("task", ["translation", "language"])
+@pytest.mark.parametrize("kind", ["multi-query", "local"])
 def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
-    made, n = make(task, kind), 9
-    source, fed = read(2, 11)[0], read(2, n, seed=1)[0]
+    made, n = sized(task, kind).to(DEVICE), 9
+    source, fed = (tokens(2, length, vocab_size=501).to(DEVICE) for length in (11, n))
     is_translation = isinstance(made, TranslationModel)
-    prompt = source if is_translation else fed[:, :1]
-    state = made.start(prompt, n, padded=True)
-    buffer = torch.zeros(state.rows, dtype=torch.long, device="cuda")
+    state = made.start(source if is_translation else fed[:, :1], n, padded=True)
+    buffer = torch.zeros(state.rows, dtype=torch.long, device=DEVICE)
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -167,9 +146,9 @@ def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
     assert state.cache.lengths.tolist() == [n] * 2
 
 
-@both_tasks
+@pytest.mark.parametrize("task", ["translation", "language"])
 def test_an_engine_with_graphs_equals_one_without(task):
-    made = engine(task, k=16, v=16).model.to("cuda", torch.float32)
+    made = engine(task, k=16, v=16).model.to(DEVICE, torch.float32)
     lines, options, answers = sentences(20), DecodeConfig(max_length=9, beam=2), []
     for captures in (True, False):
         one = Engine(made, tokenizer(), graphs=captures)
@@ -179,9 +158,8 @@ def test_an_engine_with_graphs_equals_one_without(task):
 
 
 def test_unsupported_heads_are_decoded_step_by_step_with_a_warning(caplog):
-    made = engine("translation").model.to("cuda", torch.float32)
+    one = Engine(engine("translation").model.to(DEVICE, torch.float32), tokenizer())
     with caplog.at_level(logging.WARNING):
-        one = Engine(made, tokenizer())
+        assert len(list(one.translate(sentences(3), DecodeConfig(max_length=4)))) == 3
     assert "without CUDA graphs" in caplog.text
-    assert "k to be a power of two" in caplog.text
-    assert len(list(one.translate(sentences(3), DecodeConfig(max_length=4)))) == 3
+    assert "powers of two" in caplog.text

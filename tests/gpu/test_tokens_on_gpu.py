@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from writehead.config import DecodeConfig
-from writehead.decoding import Engine
+from writehead.engine import Engine
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +23,9 @@ def varied_lines(count: int) -> list[str]:
     lines = ["Hello!", "", "1,234.56 €"]
     while len(lines) < count:
         length = draw.choice((1, 1, 2, 4))
-        sentences = (" ".join(map(draw.choice, parts)) + draw.choice(ENDINGS) for _ in range(length))
+        sentences = (
+            " ".join(map(draw.choice, parts)) + draw.choice(ENDINGS) for _ in range(length)
+        )
         lines.append(" ".join(sentences))
     return lines
 

@@ -7,10 +7,12 @@ from torch.testing import assert_close
 
 from helpers import causal_mask, projections, random
 from writehead.config import AttentionConfig
-from writehead.kernels import Visibility, attend
 from writehead.model import Attention, KVCache
-from writehead.model.attention import WholePast
-from writehead.model.dropout import SharedDropout, noise
+from writehead.model.attention import Memory, WholeSequence
+from writehead.model.dropout import SharedDropout
+from writehead.ops.attention import attend
+from writehead.ops.heads import split_heads
+from writehead.ops.visibility import Visibility
 from writehead.paper.listings import (
     MultiheadAttentionBatched,
     MultiheadSelfAttentionIncremental,
@@ -33,13 +35,11 @@ def attention(g: int, v: int = v, **options: object) -> Attention:
 @pytest.mark.parametrize("window", [None, 1, 4, m + 1])
 def test_self_attention_is_the_listing(window, g, v):
     module, X, mask = attention(g, v), random(b, m, d), causal_mask(b, h, m, window)
-    Y = module(X, WholePast(Visibility(causal=True, window=window)))
+    Y = module(X, WholeSequence(Visibility(causal=True, window=window)))
     assert_close(Y, MultiheadAttentionBatched(X, X, mask, *projections(module)))
     if g == 1:
         own = projections(module, shared=True)
         assert_close(Y, MultiqueryAttentionBatched(X, X, mask, *own))
-    # in training, Q, K and V are one wide product
-    assert_close(module.eval()(X, WholePast(Visibility(causal=True, window=window))), Y)
 
 
 @every_depth
@@ -53,9 +53,9 @@ def test_steps_through_a_cache_are_the_listings(window, g, v):
     )
     own, steps = projections(module), []
     for x in X.unbind(1):
-        reservation = cache.reserve(1)
-        steps.append(module(x.unsqueeze(1), reservation.layer(0)).squeeze(1))
-        cache.advance(reservation)
+        cache.reserve(1)
+        steps.append(module(x.unsqueeze(1), cache.layer(0)).squeeze(1))
+        cache.advance(1)
         if window is None:
             y, K, V = MultiheadSelfAttentionIncremental(x, K, V, *own)
             assert_close(steps[-1], y)
@@ -72,28 +72,23 @@ def test_steps_through_a_cache_are_the_listings(window, g, v):
         assert_close(cache.V[0], V[:, :: h // g])
 
 
-def test_one_wide_product_in_training_has_the_biases_of_three():
-    module, past, X = attention(2, bias=True), WholePast(Visibility(causal=True)), random(b, m, d)
-    for P in (module.P_q, module.P_k, module.P_v, module.P_o):
-        torch.nn.init.normal_(P.bias)
-    assert_close(module.train()(X, past), module.eval()(X, past))
-
-
 @pytest.mark.parametrize("depth", [k, v], ids=["sdpa", "eager"])
 def test_dropout_in_training_is_that_of_the_values(depth):
-    module = Attention(AttentionConfig(d, h, 2, k, depth), dropout=0.3).double()
+    module = Attention(AttentionConfig(d, h, 2, k, depth, bias=True), dropout=0.5).double()
+    for P in (module.P_q, module.P_k, module.P_v, module.P_o):
+        torch.nn.init.normal_(P.bias)
     X, M = (random(b, size, d).requires_grad_() for size in (m, n))
 
     def by_hand(kv: Tensor, visibility: Visibility) -> Tensor:
-        Q = module.P_q(X).unflatten(2, (h, k)).transpose(1, 2)
-        K, V = module.project_kv(kv)
-        V = V * noise(V.shape[:3], 0.3, V.device).to(V.dtype).unsqueeze(3)
+        Q = split_heads(module.P_q(X), h)
+        K, V = split_heads(module.P_k(kv), 2), split_heads(module.P_v(kv), 2)
+        V = V * 2.0 * (torch.rand(*V.shape[:3], 1) >= 0.5)
         O = attend(Q, K, V, visibility, scale=k**-0.5)  # noqa: E741
         return module.P_o(O.transpose(1, 2).flatten(2))
 
     def by_module() -> Tensor:
-        memory = module.memorize(M, Visibility())
-        return module(X, WholePast(Visibility(causal=True))) + module.read(X, memory)
+        memory = Memory(*module.project_memory(M), Visibility())
+        return module(X, WholeSequence(Visibility(causal=True))) + module.read(X, memory)
 
     found = []
     for work in (by_module, lambda: by_hand(X, Visibility(causal=True)) + by_hand(M, Visibility())):

@@ -10,12 +10,13 @@ from torch.testing import assert_close
 
 from helpers import random
 from writehead.config import AttentionConfig
-from writehead.errors import CacheError, CacheFull
-from writehead.kernels import attend
+from writehead.errors import CacheFull
 from writehead.model import KVCache
+from writehead.ops.decode_attention import decode_attention
+from writehead.ops.heads import Heads
 
 layers, h, g, k, v, d = 2, 6, 2, 3, 5, 17
-SCALE = 0.7
+HEADS, SCALE = Heads(h, g, k, v), 0.7
 
 
 def new_cache(rows: int, capacity: int, window: int | None = None, **options: object) -> KVCache:
@@ -24,33 +25,24 @@ def new_cache(rows: int, capacity: int, window: int | None = None, **options: ob
     return KVCache(sizes, **shape, **options, dtype=torch.float64)
 
 
-def written(rows: int, n: int) -> tuple[Tensor, ...]:
-    """Q [layers, rows, h, n, k], K [layers, rows, g, n, k] and V [layers, rows, g, n, v]."""
-    sizes = ((h, n, k), (g, n, k), (g, n, v))
-    return tuple(random(layers, rows, *size) for size in sizes)
-
-
-def write(cache: KVCache, Q: Tensor, K: Tensor, V: Tensor, counts: Tensor | None = None) -> Tensor:
-    """What each layer's queries read as K and V are appended: O [layers, rows, h, n, v]."""
-    reservation = cache.reserve(Q.shape[3], counts)
-    read = [reservation.layer(i).append(K[i], V[i]) for i in range(layers)]
-    if cache.padded and Q.shape[3] == 1:  # no shape changes from step to step
-        assert read[0][0].shape[2] == cache.size
-    O = [attend(Q[i], *memory, scale=SCALE) for i, memory in enumerate(read)]  # noqa: E741
-    cache.advance(reservation)
-    return torch.stack(O)
+def write(cache: KVCache, QKV: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Appends QKV [layers, rows, n, columns]: O [layers, rows, n, h, v]."""
+    n = QKV.shape[2]
+    cache.reserve(n, counts)
+    O = [  # noqa: E741
+        decode_attention(QKV[i], cache.layer(i, counts=counts), HEADS, scale=SCALE)
+        for i in range(layers)
+    ]
+    cache.advance(n, counts)
+    return torch.stack(O).unflatten(3, (h, v))
 
 
 class History:
-    """The naive cache: each row is a Python list of its positions' K and V."""
+    """The naive cache: each row is a list of the K [layers, g, k] and V [layers, g, v] written."""
 
     def __init__(self, rows: int, window: int | None) -> None:
         self.rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(rows)]
         self.window = window
-
-    def append(self, row: int, K: Tensor, V: Tensor) -> None:
-        """K [layers, g, k] and V [layers, g, v] of one more position."""
-        self.rows[row].append((K, V))
 
     def read(self, row: int, Q: Tensor) -> Tensor:
         """What Q [layers, h, k] at the row's last position reads: [layers, h, v]."""
@@ -62,9 +54,9 @@ class History:
 
 
 class Caches(RuleBasedStateMachine):
-    """Any sequence of appends, reorderings and one expansion."""
+    """Any sequence of appends, reorderings, rows that stop, and one expansion."""
 
-    capacity = 19
+    capacity = 11
 
     @initialize(
         window=st.sampled_from([None, 1, 4, 30]),
@@ -75,27 +67,29 @@ class Caches(RuleBasedStateMachine):
         torch.manual_seed(seed)
         self.cache = new_cache(2, self.capacity, window, padded=padded)
         self.history = History(2, window)
-        self.beam = 1
+        self.beam, self.live = 1, [True, True]
 
-    def write(self, n: int, counts: list[int] | None) -> None:
+    def write(self, n: int, counts: list[int] | None = None) -> None:
         rows = self.history.rows
-        real = counts or [n] * len(rows)
-        Q, K, V = written(len(rows), n)
+        real = [count * self.live[i] for i, count in enumerate(counts or [n] * len(rows))]
         given = None if counts is None else torch.tensor(counts)
         if max(len(row) + count for row, count in zip(rows, real, strict=True)) > self.capacity:
             with pytest.raises(CacheFull):
                 self.cache.reserve(n, given)
             return
-        O = write(self.cache, Q, K, V, given)  # noqa: E741
+        QKV = random(layers, len(rows), n, sum(HEADS.widths))
+        O = write(self.cache, QKV, given)  # noqa: E741
         for row, count in enumerate(real):
             for i in range(count):
-                self.history.append(row, K[:, row, :, i], V[:, row, :, i])
-                assert_close(O[:, row, :, i], self.history.read(row, Q[:, row, :, i]))
+                q, k_new, v_new = QKV[:, row, i].split(HEADS.widths, dim=1)
+                rows[row].append((k_new.unflatten(1, (g, k)), v_new.unflatten(1, (g, v))))
+                expected = self.history.read(row, q.unflatten(1, (h, k)))
+                assert_close(O[:, row, i], expected)
         assert self.cache.lengths.tolist() == [len(row) for row in rows]
 
     @rule(n=st.integers(1, 7))
     def append(self, n):
-        self.write(n, None)
+        self.write(n if self.beam == 1 else 1)  # beams grow by one position
 
     @precondition(lambda self: self.beam == 1)
     @rule(n=st.integers(1, 7), data=st.data())
@@ -108,11 +102,6 @@ class Caches(RuleBasedStateMachine):
         beam, rows = self.beam, len(self.history.rows)
         chosen = data.draw(st.lists(st.integers(0, beam - 1), min_size=rows, max_size=rows))
         parents = [row // beam * beam + choice for row, choice in enumerate(chosen)]
-        lengths = [len(row) for row in self.history.rows]
-        if [lengths[parent] for parent in parents] != lengths:
-            with pytest.raises(CacheError, match="rows of different lengths"):
-                self.cache.reorder(torch.tensor(parents))
-            return
         self.cache.reorder(torch.tensor(parents))
         self.history.rows = [list(self.history.rows[parent]) for parent in parents]
 
@@ -121,16 +110,28 @@ class Caches(RuleBasedStateMachine):
     def expand(self, beam):
         self.cache = self.cache.expand(beam)
         self.history.rows = [list(row) for row in self.history.rows for _ in range(beam)]
-        self.beam = beam
+        self.beam, self.live = beam, [live for live in self.live for _ in range(beam)]
+
+    @rule()
+    def stop_the_first_sentence(self):
+        self.live = [False] * self.beam + [True] * self.beam
+        self.cache.stop(~torch.tensor(self.live))
 
 
 TestAnySequence = Caches.TestCase
 TestAnySequence.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
 
 
-def test_rows_that_share_a_memory_grow_by_equal_counts():
-    with pytest.raises(CacheError, match="share K and V"):
-        new_cache(2, 40, 4).expand(2).reserve(2, torch.tensor([2, 0, 0, 0]))
+@pytest.mark.parametrize("counts", [None, torch.tensor([3, 3])])
+def test_a_stopped_row_needs_no_more_positions(counts):
+    cache = new_cache(2, 5)
+    cache.advance(5, torch.tensor([5, 2]))
+    cache.stop(torch.tensor([True, False]))
+    cache.reserve(3, counts)
+    cache.advance(3, counts)
+    assert cache.lengths.tolist() == [5, 5]
+    with pytest.raises(CacheFull, match="max_length=6"):
+        cache.reserve(1)
 
 
 @pytest.mark.parametrize(("window", "size"), [(None, 13), (4, 4), (30, 13)])

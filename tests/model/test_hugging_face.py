@@ -8,6 +8,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +17,8 @@ from torch.testing import assert_close
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
 from writehead.config import DecodeConfig, ModelConfig
-from writehead.decoding import beam_search
+from writehead.engine import beam_search
+from writehead.hugging_face_config import import_config
 from writehead.model import LanguageModel
 
 VOCABULARY, D, H, LAYERS, POSITIONS = 61, 48, 6, 3, 40
@@ -112,6 +115,15 @@ def test_a_forward_pass_and_cached_steps_of_uneven_prompts_give_their_logits(mul
         logits = model.step(fed, state)
         assert_close(logits, torch.stack([expected[i, n + t - 1] for i, n in enumerate(lengths)]))
         fed = torch.stack([tokens[i, n + t] for i, n in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_their_config_is_read_as_the_one_that_gives_their_logits(tmp_path, multi_query, tied):
+    theirs = witness(multi_query, tied)
+    theirs.config.save_pretrained(tmp_path)
+    imported = import_config(tmp_path / "config.json")
+    assert replace(imported.config, pad=PAD, bos=PAD, eos=EOS) == ours(theirs).config
+    assert imported.approximations == ()
 
 
 LENGTHS = [5, 1, 3, 7, 2, 4]

@@ -24,6 +24,13 @@ VARIANTS: list[dict[str, object]] = [
     {"g": 2, "window": 4},
     {"norm": "layer", "bias": True, "activation": "gelu"},
     {"activation": "gelu_tanh", "tied": False, "logit_scale": 0.3},
+    # the variants of other model families
+    {"norm_place": "post", "norm": "layer", "bias": True, "activation": "silu", "g": 6}
+    | {"positions": "sinusoidal", "embedding_scale": 3.7, "output_bias": True},
+    {"norm": "layer", "bias": True, "positions": "sinusoidal", "position_offset": 2, "g": 6},
+    {"positions": "rotary", "k": 6, "gated": True, "activation": "silu", "g": 2, "tied": False},
+    {"positions": "rotary", "k": 6, "gated": True, "activation": "gelu_tanh", "window": 4},
+    {"position_offset": 2, "rotary_base": 500.0, "output_bias": True},
 ]
 every_task = pytest.mark.parametrize("task", ["translation", "language"])
 every_window = pytest.mark.parametrize("window", [None, 4, 30])
@@ -45,8 +52,28 @@ def start(made: Model, source: Tensor, fed: Tensor, max_length: int, **options) 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_decoding_step_by_step_equals_one_forward_pass(variant, task):
     made, source, fed = model(config(task, **variant)), tokens(b, m), tokens(b, n)
-    stepped = step_through(made, fed, start(made, source, fed, n))
-    assert_close(stepped, forward(made, source, fed))
+    whole = forward(made, source, fed)
+    assert_close(step_through(made, fed, start(made, source, fed, n)), whole)
+    made.pack()
+    assert_close(step_through(made, fed, start(made, source, fed, n)), whole)
+    assert_close(forward(made, source, fed), whole)
+
+
+@pytest.mark.parametrize("changes", [{"encoder_g": 6, "cross_g": 2}, {"source_vocab_size": 41}])
+def test_encoder_and_decoder_may_differ(changes):
+    made, source, fed = model(config("translation", **changes)), tokens(b, m), tokens(b, n)
+    assert_close(step_through(made, fed, made.start(source, n)), made(source, fed))
+
+
+def test_training_and_loading_undo_packing():
+    made, fed = model(config()), tokens(b, n)
+    expected = made.pack()(fed)
+    with torch.no_grad():
+        made.train().tokens.weight.add_(1.0)
+    assert not torch.allclose(made.eval()(fed), expected)
+    other = model(config()).pack()
+    other.load_state_dict(made.state_dict())
+    assert_close(other(fed), made(fed))
 
 
 @every_task
@@ -221,7 +248,6 @@ def test_a_step_never_waits_for_its_device(v, padded, window, task):
     for i in range(n - 3):
         assert made.step(fed[:, i], state).shape == (b * 2, 37)
         state.reorder(torch.arange(b * 2, device="meta"))
-    assert made.extend(fed[:, :2], state).shape == (b * 2, 2, 37)
     made.step(fed[:, -1], state)
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from texts import save_small_runs, sentences
 from writehead.errors import RunError
-from writehead.model.runs import run_bytes, run_fingerprint
 from writehead.paper.bundled import bundled_table
 from writehead.paper.claims import CLAIMS, Scores, judge, verdict
 from writehead.paper.experiments import EXPERIMENTS
@@ -234,20 +232,6 @@ def test_bundled_files_that_do_not_belong_together_are_refused(project, name, ch
     write(path, json.loads(path.read_text()) | changes)
     with pytest.raises(RunError, match=words):
         bundled_table(project / "results")
-
-
-def test_evaluate_and_bench_record_which_weights_they_measured(writehead, tmp_path):
-    text, path = tmp_path / "news.en", tmp_path / "result.json"
-    text.write_text("\n".join(sentences(2)) + "\n")
-    for run in save_small_runs(tmp_path):
-        for command in (
-            ("evaluate", run, "--source", text, "--reference", text),
-            ("bench", "translate", run, "--input", text, "--repeats=1"),
-        ):
-            assert writehead(*command, "--device=cpu", "--output", path, "--force")[0] == 0
-            found = json.loads(path.read_text())
-            assert (found["fingerprint"], found["bytes"]) == (run_fingerprint(run), run_bytes(run))
-            assert (found["quantization"] is None) == (run.name == "plain")
 
 
 def test_our_own_document_and_card_say_what_our_own_results_give(writehead, monkeypatch):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from writehead.decoding import Engine
 from writehead.demo.run import KINDS, SAMPLES, Demo
+from writehead.engine import Engine
 from writehead.training.checkpoint import list_checkpoints
 
 TRAIN = replace(Demo().train, steps=2, log_every=1, evaluate_every=2, checkpoint_every=2, warmup=1)

@@ -10,27 +10,17 @@ from corpora import write_pairs
 from writehead.config import DecodeConfig, PrepareConfig, TrainConfig
 from writehead.data.prepare import prepare
 from writehead.data.sources import parallel_files
-from writehead.decoding import Engine
+from writehead.engine import Engine
 from writehead.paper.presets import preset
 from writehead.training.journal import read_log
 from writehead.training.loop import train
 
 SYLLABLES = ["ba", "co", "du", "fe", "gi", "ka", "lo", "mu"]
 HELD_OUT = 100
-CONFIG = TrainConfig(
-    steps=300,
-    rows=16,
-    source_length=32,
-    target_length=32,
-    optimizer="adamw",
-    learning_rate=5e-3,
-    warmup=40,
-    decay=0.5,
-    label_smoothing=0.0,
-    log_every=50,
-    evaluate_every=150,
-    checkpoint_every=300,
-)
+SIZES = {"rows": 16, "source_length": 32, "target_length": 32}
+RATE = {"optimizer": "adamw", "learning_rate": 5e-3, "warmup": 40, "decay": 0.5}
+EVERY = {"log_every": 50, "evaluate_every": 150, "checkpoint_every": 300}
+CONFIG = TrainConfig(steps=300, label_smoothing=0.0, **SIZES, **RATE, **EVERY)
 
 
 def lines(count: int) -> list[str]:

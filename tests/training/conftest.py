@@ -17,13 +17,6 @@ def text(tmp_path_factory) -> Path:
     return text_dataset(tmp_path_factory.mktemp("text"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _skip_the_measurement_of_the_matrix_rate():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("writehead.training.loop.matrix_rate", lambda device, dtype: 1e9)
-        yield
-
-
 @pytest.fixture
 def signal_at(monkeypatch):
     """Sends a signal to this process during the given steps, counted from 0."""

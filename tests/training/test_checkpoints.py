@@ -1,16 +1,17 @@
 """Checkpoints: which are kept, their average, and safety from crashes, damage and full disks."""
 
-import resource
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+from texts import full_disk
 from trainings import CONFIG, command, dev_curve, go, last_checkpoint, steps, weights
-from writehead.decoding import Engine
+from writehead.engine import Engine
 from writehead.errors import ConfigError, RunError, TrainingError
 from writehead.model.runs import load_run
 from writehead.training import loop
@@ -86,12 +87,9 @@ def test_the_last_checkpoint_and_the_best_are_kept(dataset, tmp_path, monkeypatc
 def test_a_run_interrupted_before_its_model_is_written_does_not_keep_the_old_one(
     dataset, tmp_path, monkeypatch
 ):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     go(dataset, tmp_path, replace(CONFIG, steps=4))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "average_weights", interrupt)
+        patch.setattr(loop, "average_weights", Mock(side_effect=KeyboardInterrupt))
         go(dataset, tmp_path)
     assert steps(tmp_path) == [4, 8, 11]
     with pytest.raises(RunError, match="checkpoints/step-00000011"):
@@ -137,14 +135,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_serves(dataset, run,
 
 @pytest.mark.parametrize("limit", [100, 8000])  # bytes: fails at the settings, at a checkpoint
 def test_a_full_disk_is_an_error_and_saved_checkpoints_stay(dataset, tmp_path, writehead, limit):
-    run, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    run = tmp_path / "run"
     go(dataset, run, replace(CONFIG, steps=4))
     before = contents(last_checkpoint(run))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
+    with full_disk(limit):
         code, _, err = writehead(*command(dataset, run))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, "Traceback" in err, "could not be written" in err) == (2, False, True)
     assert contents(run / "checkpoints") == before
     assert go(dataset, run).step == CONFIG.steps

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 from urllib.error import URLError
 
 import pytest
@@ -14,9 +15,9 @@ import torch
 from texts import engine, sentences, tokenizer
 from trainings import CONFIG, LANGUAGE, go
 from writehead.data.dataset import Dataset
-from writehead.decoding import Engine
+from writehead.engine import Engine
 from writehead.errors import DataError
-from writehead.model import save_run
+from writehead.model.runs import run_bytes, run_fingerprint
 from writehead.training import evaluate
 from writehead.training.evaluate import SEARCHES, bleu, text_likelihood
 
@@ -31,12 +32,10 @@ def engines() -> dict[str, Engine]:
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch, engines):
-    """A folder with a run per task and the files a, b, short and empty."""
+def runs(tmp_path, monkeypatch, small_runs):
+    """The current folder, with a run per task and the files a, b, short and empty."""
     monkeypatch.chdir(tmp_path)
-    tokenizer().save(tmp_path / "tokens")
-    for task, made in engines.items():
-        save_run(tmp_path / task, made.model, tokenizer=tmp_path / "tokens")
+    shutil.copytree(small_runs, tmp_path, dirs_exist_ok=True)
     files = {"a": SOURCES, "b": REFERENCES, "short": SOURCES[1:], "empty": []}
     for name, lines in files.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
@@ -103,11 +102,14 @@ def test_the_command_prints_a_table_and_writes_json(runs, writehead):
     assert writehead(*command, "--output=s.json")[0] == 2
     assert json.loads((runs / "s.json").read_text()) == written
     assert writehead(*command, "--output=s.json", "--force")[0] == 0
-    loaded = Engine.load(runs / "translation", "cpu")
+    run = runs / "translation"
+    loaded = Engine.load(run, "cpu")
     for found in (json.loads(writehead(*command, "--json")[1]), written):
         expected = text_likelihood(loaded, REFERENCES, SOURCES).ln_ppl
         assert found["ln_ppl"] == pytest.approx(expected)
         assert found["versions"]["torch"] == torch.__version__
+        assert (found["fingerprint"], found["quantization"]) == (run_fingerprint(run), None)
+        assert found["bytes"] == run_bytes(run)
         assert found["command"].startswith("writehead evaluate")
 
 
@@ -147,6 +149,7 @@ def test_the_bundled_model_is_scored_without_a_run(bundled, runs, writehead):
     answers = [json.loads(writehead("evaluate", *run, *given)[1]) for run in ((), (bundled,))]
     assert {answer["run"] for answer in answers} == {"writehead/bundled/en-de"}
     assert answers[0]["bleu"] == answers[1]["bleu"]
+    assert answers[0]["quantization"]["bits"] == 8
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["itself", "symbolic", "hard"])
@@ -159,15 +162,13 @@ def test_the_bundled_model_is_scored_without_a_run(bundled, runs, writehead):
         ("data/dataset.json", ("--dataset=data",)),
     ],
 )
-def test_an_input_is_not_overwritten(runs, dataset, writehead, name, given, link):
+def test_an_input_is_not_overwritten(runs, dataset, refused, name, given, link):
     shutil.copytree(dataset, runs / "data")
     before = (runs / name).read_bytes()
     if link is not None:
         link(runs / name, runs / "link")
-    output = name if link is None else "link"
-    command = ("evaluate", "translation", *given, CPU, "--output", output, "--force")
-    code, _, err = writehead(*command)
-    assert (code, "is an input" in err) == (2, True)
+    output = ("--output", name if link is None else "link", "--force")
+    assert "is an input" in refused("evaluate", "translation", *given, CPU, *output)
     assert (runs / name).read_bytes() == before
 
 
@@ -186,14 +187,9 @@ def test_an_input_is_not_overwritten(runs, dataset, writehead, name, given, link
         (["--test-set=wmt14"], "could not be downloaded"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, writehead, options, words):
-    def unreachable(*_, **__):
-        raise URLError("no network here")
-
-    monkeypatch.setattr("sacrebleu.get_source_file", unreachable)
-    code, _, err = writehead("evaluate", "translation", *options, CPU)
-    assert (code, "Traceback" in err) == (2, False)
-    assert words in err.replace("\n", " ")
+def test_wrong_input_is_one_line_and_exit_code_2(runs, monkeypatch, refused, options, words):
+    monkeypatch.setattr("sacrebleu.get_source_file", Mock(side_effect=URLError("no network")))
+    assert words in refused("evaluate", "translation", *options, CPU)
 
 
 def test_a_named_test_set_is_read_line_by_line(tmp_path, monkeypatch):

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from corpora import pair_inputs, pairs
-from trainings import CONFIG, LANGUAGE, go
+from trainings import CONFIG, LANGUAGE, MODEL, go
 from writehead.config import PrepareConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.errors import RunError
-from writehead.model import load_run
 from writehead.training.journal import read_log
 
 
@@ -45,21 +44,15 @@ def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
     assert not any("dev_ln_ppl" in entry for entry in read_log(tmp_path / "run"))
 
 
-def test_training_starts_with_its_size_and_notes(dataset, text, tmp_path, capsys):
+def test_pairs_too_long_for_a_row_are_announced_and_text_is_cut(dataset, text, tmp_path, capsys):
     split = Dataset.open(dataset).split("train")
     lengths = zip(split.source.lengths + 1, split.target.lengths + 1, strict=True)
     skipped = sum(source > 20 or target > 17 for source, target in lengths)
-    narrow = replace(CONFIG, steps=2, source_length=20, target_length=17)
-    go(dataset, tmp_path / "pairs", narrow)
-    err = capsys.readouterr().err
-    count = sum(P.numel() for P in load_run(tmp_path / "pairs").model.parameters())
-    assert f"{count:,} parameters on cpu; 2 steps of 4 × (20 + 17) tokens" in err
     assert 0 < skipped < len(split)
-    assert f"skipping {skipped} pairs" in err
-    assert "step 2/2 loss=" in err
-    go(text, tmp_path / "text", narrow, LANGUAGE)  # long lines of text are cut instead
-    err = capsys.readouterr().err
-    assert ("4 × 17 tokens" in err, "skipped" in err) == (True, False)
+    narrow = replace(CONFIG, steps=1, source_length=20, target_length=17)
+    for data, model, announced in ((dataset, MODEL, True), (text, LANGUAGE, False)):
+        go(data, tmp_path / model.task, narrow, model)
+        assert (f"skipping {skipped} pairs" in capsys.readouterr().err) == announced
 
 
 def test_only_a_last_entry_that_was_cut_short_is_dropped(tmp_path):

@@ -1,6 +1,5 @@
 """Two processes under torchrun train like one with the same global batch."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import environment
 from trainings import CONFIG, MODEL, assert_alike, curve, go, last_checkpoint
 from writehead.model.runs import load_run
 
@@ -62,11 +62,10 @@ def test_two_processes_train_like_one_and_resume_each_others_runs(dataset, tmp_p
     signal_at(signal.SIGTERM, 6)
     assert go(dataset, tmp_path / "one-then-two", ADAMW, PLAIN).step == 7
     (tmp_path / "driver.py").write_text(DRIVER)
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = subprocess.run(
         [sys.executable, *launcher, tmp_path / "driver.py", dataset, tmp_path],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment(Path(__file__).parent, OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
     )

@@ -1,16 +1,14 @@
 """A stopped or killed run ends with the same bits as an uninterrupted one."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import trainings
+from processes import environment, run_python
 from trainings import CONFIG, LANGUAGE, MODEL, STEPS, assert_alike, assert_same_training, go, steps
 from writehead.errors import TrainingError
 from writehead.training.step import Stepper
@@ -59,9 +57,10 @@ def test_the_command_exits_with_the_signal_and_accumulation_may_change_on_the_wa
 
 # forks a child per attempt, so that everything is imported once
 DRIVER = """
-import os, random, signal, sys
+import random, sys
 from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
+from processes import killed_at
 from trainings import go
 from writehead.training import loop
 from writehead.training.step import Stepper
@@ -69,7 +68,6 @@ from writehead.training.step import Stepper
 loop.matrix_rate = lambda device, dtype: 1e9
 dataset, run = map(Path, sys.argv[1:3])
 generator, update = random.Random(2), Stepper.update
-events = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "step")
 
 def announced(self, batch, step):
     sys.audit("step", str(run))
@@ -77,48 +75,34 @@ def announced(self, batch, step):
 
 Stepper.update = announced
 for attempt in range(1000):
-    left = generator.randint(0, 60 + 60 * attempt)
-    child = os.fork()
-    if child == 0:
-        def hook(event, arguments):
-            global left
-            if event in events and str(run) in str(arguments):
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(hook)
-        go(dataset, run)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    if os.WIFEXITED(status):
-        print(attempt, os.WEXITSTATUS(status))
+    code = killed_at(generator.randint(0, 60 + 60 * attempt), run, lambda: go(dataset, run))
+    if code >= 0:
+        print(attempt, code)
         break
 """
 
 
 def test_a_run_killed_again_and_again_ends_where_it_would_have(dataset, tmp_path):
     go(dataset, tmp_path / "whole")
-    settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    settings["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # results are equal to the last bit
-    driver = [sys.executable, "-c", DRIVER, dataset, tmp_path / "run"]
-    done = subprocess.run(driver, env=os.environ | settings, capture_output=True, check=True)
-    killed, status = map(int, done.stdout.split()[-2:])
-    assert (status, killed >= 3) == (0, True), done.stderr
+    settings = environment(OMP_NUM_THREADS=str(torch.get_num_threads()))  # equal to the last bit
+    code, out, err = run_python(DRIVER, dataset, tmp_path / "run", env=settings)
+    killed, status = map(int, out.split()[-2:])
+    assert (code, status, killed >= 3) == (0, 0, True), err
     assert_same_training(tmp_path / "run", tmp_path / "whole")
     assert not list((tmp_path / "run").rglob(".*"))
 
 
 def test_a_second_training_into_the_same_folder_is_refused(
-    dataset, tmp_path, monkeypatch, writehead
+    dataset, tmp_path, monkeypatch, refused, capsys
 ):
     update, said = Stepper.update, []
 
     def meanwhile(self, batch, step):
         if step == 5:
-            said.append(writehead(*trainings.command(dataset, tmp_path)))
+            capsys.readouterr()  # of the first training
+            said.append(refused(*trainings.command(dataset, tmp_path)))
         return update(self, batch, step)
 
     monkeypatch.setattr(Stepper, "update", meanwhile)
     assert go(dataset, tmp_path).step == CONFIG.steps
-    [(code, out, err)] = said
-    assert (code, out, "another process is training" in err) == (2, "", True)
+    assert "another process is training" in said[0]

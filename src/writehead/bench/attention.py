@@ -18,7 +18,9 @@ from writehead.bench.peers import attempt
 from writehead.bench.timing import time_calls
 from writehead.config import AttentionConfig
 from writehead.errors import BackendError, ConfigError
-from writehead.kernels import attend
+from writehead.ops.attention import attend
+from writehead.ops.decode_attention import MemoryLayer, memory_attention
+from writehead.ops.heads import Heads
 
 H, DEPTH = 8, 128  # read-heads, and k = v: those of the paper
 # (b, m), each measured with one write-head and with one per read-head
@@ -89,10 +91,10 @@ def _time(method: Method, sets: list[Inputs], rounds: int, place: Place) -> dict
 def _ours(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
     if Q.device.type != "cuda":
         raise BackendError("our kernels need a GPU; on a CPU the model uses SDPA")
-    from writehead.kernels.decode import attend_memory  # imports Triton
-
-    lengths, growing = (_full(len(Q), n, Q.device) for n in (K.shape[2], 1))
-    return attend_memory(Q.flatten(1), K, V, lengths, growing, heads=H, scale=DEPTH**-0.5)
+    lengths, live = (_full(len(Q), n, Q.device) for n in (K.shape[2], 1))
+    memory, heads = MemoryLayer(K, V, lengths, live), Heads(H, K.shape[1], DEPTH, DEPTH)
+    Q = Q.flatten(1).unsqueeze(1)  # [b, 1, h k]
+    return memory_attention(Q, memory, heads, scale=DEPTH**-0.5, implementation="triton")
 
 
 @lru_cache(maxsize=2)
@@ -102,12 +104,12 @@ def _full(b: int, value: int, device: torch.device) -> Tensor:
 
 
 def _products(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    return attend(Q, K, V, scale=DEPTH**-0.5, backend="eager")
+    return attend(Q, K, V, scale=DEPTH**-0.5, implementation="eager")
 
 
 def _folded(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    """Runs our `sdpa` backend, which treats the read-heads of a write-head as more queries."""
-    return attend(Q, K, V, scale=DEPTH**-0.5, backend="sdpa")
+    """Runs our `sdpa` implementation, which folds read-heads of a write-head into queries."""
+    return attend(Q, K, V, scale=DEPTH**-0.5, implementation="sdpa")
 
 
 METHODS: dict[str, Method] = {

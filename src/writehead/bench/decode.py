@@ -1,8 +1,8 @@
 """`bench decode`: times the decoding steps of Table 2 (§4.3), beside peers and the floor.
 
 Weights are random. A translation model decodes to the full length. A language model is timed in the
-last steps before its cache, filled with random numbers, is full. On a GPU, ours is `GraphDecoder`,
-including the transfer of tokens and scores to the host; on a CPU, it is the engine's plain path.
+last steps before its cache, filled with random numbers, is full. Our times are those of a lane of
+the engine, including the transfer of tokens and scores to the host.
 """
 
 import gc
@@ -20,12 +20,12 @@ from writehead.bench.floor import decode_floor, timed_steps
 from writehead.bench.peers import Model, random_tokens
 from writehead.bench.plain_torch import PlainDecoder
 from writehead.bench.timing import Call, Times, clocked, time_work
-from writehead.config import DecodeConfig, ModelConfig
+from writehead.config import ModelConfig
 from writehead.cost import Setting
-from writehead.decoding.beam import beam_search
-from writehead.decoding.search import Constraints
+from writehead.engine.runner import Lane, Shape
+from writehead.engine.search import Options
 from writehead.errors import BackendError, ConfigError
-from writehead.model import DecoderState, TranslationModel
+from writehead.model import TranslationModel
 
 SLOW_SECONDS = 2.0  # a call that takes longer is timed once
 ON_GPU = Setting(batch=1024, source=128, target=128)  # as in §4.3
@@ -110,8 +110,7 @@ def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> 
     for label in [*(OURS[kind] for kind in lengths), *place.peers]:
         place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
         if label in OURS.values():
-            search = graph_search if place.is_gpu else plain_search
-            ours = partial(search, padded=label == OURS["padded"])
+            ours = partial(lane_search, padded=label == OURS["padded"])
             measured[label] = _time_decode(ours, job, place)
         else:
             measured[label] = peers.attempt(partial(_time_peer, label, job, place))
@@ -131,59 +130,29 @@ def search_name(beam: int) -> str:
     return "greedy" if beam == 1 else f"beam {beam}"
 
 
-def search_config(setting: Setting) -> DecodeConfig:
-    """Returns a search that takes all timed steps, whatever the model predicts."""
-    steps = timed_steps(setting)
-    return DecodeConfig(beam=setting.beam, min_length=steps, max_length=steps)
-
-
-def plain_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Returns ours on a CPU: `model.step` and beam search in PyTorch."""
-    tokens, skipped = random_tokens(model, setting), setting.target - timed_steps(setting)
-    states: list[DecoderState] = []
+def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
+    """Returns our decoder, a lane of the engine; `run` also copies the result to the host."""
+    tokens, steps = random_tokens(model, setting), timed_steps(setting)
+    b, m, skipped = setting.batch, tokens.shape[1], setting.target - steps
+    shape = Shape(b, setting.beam, setting.source and m, setting.target, padded)
+    config = model.config
+    lane = Lane(model.pack(), shape, vocab_size=config.vocab_size, eos=config.eos)
+    # no sequence ends before the last step, whatever the model predicts
+    one = Options(first=config.bos, length=skipped, min_length=steps, max_length=steps)
+    slots, options = range(b), [one] * b
 
     def start() -> None:
-        states[:] = [model.start(tokens, setting.target, beam=setting.beam, padded=padded)]
-        if skipped:
-            states[0].cache.K.normal_()
-            states[0].cache.V.normal_()
+        if setting.source:
+            lane.encode(slots, tokens, torch.full((b,), m, device=tokens.device))
+        else:
+            lane.cache.K.normal_()
+            lane.cache.V.normal_()
 
     def run() -> object:
-        cache = states[0].cache
-        cache.clear()
-        cache.bound = skipped
-        cache.lengths.fill_(skipped)
-        return beam_search(model.step, states[0], search_config(setting), eos=model.config.eos)
-
-    return start, run
-
-
-def graph_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
-    """Returns ours on a GPU: one CUDA graph per step; `run` copies the result to the host."""
-    from writehead.decoding.captured import Captured
-    from writehead.decoding.graphs import GraphDecoder  # imports Triton
-    from writehead.model.fused import why_not
-
-    if reason := why_not(model):
-        raise BackendError(reason)
-    tokens, skipped = random_tokens(model, setting), setting.target - timed_steps(setting)
-    (b, m), decoder = tokens.shape, GraphDecoder(model, padded=padded)
-    config = search_config(setting)
-    constraints = Constraints.make(config, model.config.eos, None, None, b, model.device)
-    first = torch.full((b,), model.config.bos, device=model.device)
-    lengths = torch.full_like(first, skipped) if skipped else None
-    searches: list[Captured] = []
-
-    @torch.no_grad()
-    def start() -> None:
-        searches[:] = [decoder.start(tokens, [m] * b, setting.target, config, constraints)]
-        if skipped:
-            searches[0].buffers.cache.K.normal_()
-            searches[0].buffers.cache.V.normal_()
-
-    def run() -> object:
-        searches[0].begin(first, lengths, constraints)
-        return decoder.run(searches[0], b, constraints, config)
+        lane.admit(slots, options)
+        for _ in range(steps):
+            lane.step(slots)
+        return lane.collect(slots).packed.numpy()
 
     return start, run
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from writehead.bench.timing import Call, capture
-from writehead.kernels import Visibility
 from writehead.model import TranslationModel
 from writehead.model.attention import Attention
 from writehead.model.layers import Layer
@@ -46,12 +45,12 @@ class PlainDecoder:
     @torch.no_grad()
     def encode(self, source: Tensor) -> None:
         """Encodes source [b, m], once for all steps and beams."""
-        memories = self.model.decoder.memorize(self.model.encode(source), Visibility())
+        memories = self.model.decoder.project_memory(self.model.encode(source))
         if not self.memories:
-            self.memories = [(M.K.contiguous(), M.V.contiguous()) for M in memories]
-        for (K, V), memory in zip(self.memories, memories, strict=True):
-            K.copy_(memory.K)
-            V.copy_(memory.V)
+            self.memories = [(K.contiguous(), V.contiguous()) for K, V in memories]
+        for own, projected in zip(self.memories, memories, strict=True):
+            for stored, new in zip(own, projected, strict=True):
+                stored.copy_(new)
 
     @torch.no_grad()
     def run(self) -> Tensor:
@@ -124,6 +123,7 @@ class PlainDecoder:
             q = layer.cross.P_q(layer.norm_cross(x))
             x = x + layer.cross.P_o(_attend(q, *self.memories[i]))
             x = x + layer.feed_forward(layer.norm_feed_forward(x))
+        assert model.decoder.norm is not None
         x = model.decoder.norm(x) * c.effective_logit_scale
         return linear(x, model.tokens.weight if c.tied else model.output.weight)
 

@@ -16,7 +16,7 @@ from writehead.bench.record import run_facts
 from writehead.bench.timing import time_work
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
-from writehead.decoding import Batching, Engine
+from writehead.engine import Engine
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
@@ -26,6 +26,7 @@ from writehead.util.devices import wait_for
 
 OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
+PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
 Translate = Callable[[list[str], int], list[str]]  # arguments: lines and beam
@@ -101,7 +102,7 @@ def _load_ctranslate2(job: TranslateJob) -> Translate:
             beam_size=beam,
             length_penalty=ALPHA,
             max_decoding_length=config.target_positions,
-            max_batch_size=max(1, Batching().budget(job.device.type) // beam),
+            max_batch_size=max(1, PEER_BATCH_TOKENS[job.device.type] // beam),
             batch_type="tokens",
         )
         return [

@@ -4,10 +4,10 @@ import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, tee
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +21,9 @@ from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
-    from writehead.decoding import Engine, textio
-    from writehead.decoding.resumable import Source
-    from writehead.decoding.worker import Progress
+    from writehead.engine import Engine, textio
+    from writehead.engine.engine import Progress
+    from writehead.engine.resumable import Source
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
 # lines decoded together on a CPU: in the first group, and at most
@@ -58,6 +58,14 @@ TopK = Annotated[int | None, Option(help="Sample from the k most likely tokens o
 TopP = Annotated[
     float | None, Option(help="Sample from the smallest set of tokens with this total probability.")
 ]
+MinP = Annotated[
+    float | None,
+    Option(help="Sample only tokens at least this fraction as likely as the likeliest."),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    Option(help="Penalty for tokens already in the output. 1 turns it off."),
+]
 Seed = Annotated[
     int | None, Option(help="Seed for sampling. Line i, counted from 0, uses seed + i.")
 ]
@@ -74,7 +82,9 @@ def translate_command(
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
-    beam: Annotated[int | None, Option(help="Beam size. Default: 4, or 1 for sampling.")] = None,
+    beam: Annotated[
+        int | None, Option(help="Beam size. Default: 4; 1 for sampling or with a penalty.")
+    ] = None,
     alpha: Alpha = 0.6,
     n_best: Annotated[
         int | None, Option(help="Print N translations per line, as: line ||| text ||| score.")
@@ -87,6 +97,8 @@ def translate_command(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     prefix_file: Annotated[
         str | None, Option(help="File with one forced prefix per translation.")
@@ -112,7 +124,7 @@ def translate_command(
             f"standard input, or a file with --input"
         )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
-    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
+    from writehead.engine import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
@@ -120,8 +132,8 @@ def translate_command(
     form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
     form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
 
-    def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
-        lines, starts = [line for line, _ in group], [prefix for _, prefix in group]
+    def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
+        lines, starts = _unzip(group)
         outputs = engine.translate(lines, config, prefixes=starts, progress=progress, first=first)
         for i, output in enumerate(outputs, first):
             yield "".join(
@@ -135,8 +147,15 @@ def translate_command(
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
     with _open_output(context, engine, config, form=form) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
-        shown = not reader.typed and _is_counted(output_path)
-        textio.decode_lines(groups, answer, output, input_path, typed=reader.typed, shown=shown)
+        textio.decode_lines(
+            groups,
+            answer,
+            output,
+            input_path,
+            typed=reader.typed,
+            shown=not reader.typed and _is_counted(output_path),
+            continuous=reader.is_file and engine.model.device.type != "cpu",
+        )
     for one in (reader, prefixes):
         if one is not None:
             one.report()
@@ -159,6 +178,8 @@ def generate_command(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     echo: Annotated[bool, Option(help="Print the prompt before its continuation.")] = True,
     errors: OnErrors = Errors.STRICT,
@@ -176,16 +197,16 @@ def generate_command(
     if prompt is not None and input_path != "-":
         raise ConfigError("give either a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
-    from writehead.decoding import Batching, Engine, textio  # imports PyTorch
+    from writehead.engine import Batching, Engine, textio  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
     engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
 
-    def answer(group: "list[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
-        prompts = [line for line, _ in group]
+    def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
+        prompts, starts = tee(line for line, _ in group)
         outputs = engine.generate(prompts, config, samples=samples, progress=progress, first=first)
-        for start, output in zip(prompts, outputs, strict=True):
+        for output, start in zip(outputs, starts, strict=True):
             start = start.rstrip() * echo
             yield "".join(textio.plain_line(start + one.text) + "\n" for one in output.hypotheses)
 
@@ -203,10 +224,25 @@ def generate_command(
                     output.write(textio.plain_line(piece))
                 output.write("\n")
         else:
-            shown = not typed and _is_counted(output_path)
-            textio.decode_lines(groups, answer, output, input_path, typed=typed, shown=shown)
+            textio.decode_lines(
+                groups,
+                answer,
+                output,
+                input_path,
+                typed=typed,
+                shown=not typed and _is_counted(output_path),
+                continuous=reader is not None
+                and reader.is_file
+                and engine.model.device.type != "cpu",
+            )
     if reader is not None:
         reader.report()
+
+
+def _unzip(group: "Iterable[Source]") -> tuple[Iterator[str], Iterator[str]]:
+    """Returns the lines and the prefixes of sources, each as an iterator."""
+    sources, others = tee(group)
+    return (line for line, _ in sources), (prefix for _, prefix in others)
 
 
 def _decode_config(given: dict[str, Any]) -> DecodeConfig:
@@ -219,7 +255,7 @@ def _decode_config(given: dict[str, Any]) -> DecodeConfig:
 
 def _group_sizes(engine: "Engine") -> tuple[int, int]:
     """Returns the maximum number of lines to decode together, and the number in the first group."""
-    from writehead.decoding import Batching
+    from writehead.engine import Batching
 
     if engine.model.device.type != "cpu":
         return Batching.lines, Batching.lines
@@ -231,7 +267,7 @@ def _open_output(
     context: typer.Context, engine: "Engine", config: DecodeConfig, **form: object
 ) -> "Iterator[textio.Output]":
     """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
-    from writehead.decoding import textio
+    from writehead.engine import textio
     from writehead.model.bundled import bundled_run
     from writehead.model.runs import run_fingerprint
 

@@ -90,7 +90,6 @@ def explain_command(
             chip=dataclasses.replace(cost.find_chip(chip), **given),
             position=position,
             approximations=() if imported is None else imported.approximations,
-            longest=None if imported is None else imported.longest,
         )
     )
     if as_json:

@@ -17,8 +17,8 @@ from writehead.config import PrepareConfig, TrainConfig
 from writehead.data.corpus import pairs
 from writehead.data.prepare import prepare
 from writehead.data.sources import embedded
-from writehead.decoding import Engine
 from writehead.demo.page import example_rows, result_rows, write_page
+from writehead.engine import Engine
 from writehead.paper.presets import preset, train_preset
 from writehead.training.evaluate import SEARCHES, bleu, load_sacrebleu, text_likelihood
 from writehead.training.journal import read_log

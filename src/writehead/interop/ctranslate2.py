@@ -17,7 +17,7 @@ from writehead.model.layers import FeedForward, Layer, Stack
 from writehead.util.extras import requires
 from writehead.util.files import atomic_directory
 
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh"}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
 def export_ctranslate2(
@@ -32,10 +32,12 @@ def export_ctranslate2(
         specs: Any = import_module("ctranslate2.specs")
     spec = _make_spec(specs, model.config)
     count = len(tokens)
-    embeddings = _array(model.tokens.weight[:count])
+    E = model.tokens.weight[:count]
+    embeddings = _array(E * (model.config.embedding_scale or 1.0))
     spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embeddings
-    output = embeddings if model.config.tied else _array(model.output.weight[:count])
-    spec.decoder.projection.weight = output
+    spec.decoder.projection.weight = _array(E if model.config.tied else model.output.weight[:count])
+    if model.config.output_bias:
+        spec.decoder.projection.bias = _array(model.output_bias[:count])
     for side, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
         _set_stack(side, stack)
     # CTranslate2 has no logit scale, so it is multiplied into the norm before the output
@@ -62,6 +64,20 @@ def check_exportable(config: ModelConfig) -> None:
         raise ConfigError(
             f"k={config.k} and v={config.v} cannot be exported: CTranslate2 has one head size"
         )
+    if config.cross_attention.g != config.g:
+        raise ConfigError(
+            f"cross_g={config.cross_g} with g={config.g} cannot be exported: in CTranslate2, a "
+            f"decoder has one number of write-heads"
+        )
+    unsupported = {"norm_place": "post", "gated": True, "positions": "rotary"}
+    for name, value in unsupported.items():
+        if getattr(config, name) == value:
+            raise ConfigError(f"{name}={value!r} cannot be exported to CTranslate2 yet")
+    if config.source_vocab_size is not None:
+        raise ConfigError(
+            f"source_vocab_size={config.source_vocab_size} cannot be exported to CTranslate2 yet; "
+            f"source and target must share a vocabulary"
+        )
 
 
 def _make_spec(specs: Any, config: ModelConfig) -> Any:
@@ -69,12 +85,19 @@ def _make_spec(specs: Any, config: ModelConfig) -> Any:
         "pre_norm": True,
         "activation": specs.Activation[ACTIVATIONS[config.activation]],
         "rms_norm": config.norm == "rms",
-        "multi_query_attention": config.g == 1 < config.h,
-        "num_heads_kv": config.g if config.g < config.h else None,
         "head_dim": config.k,
     }
-    encoder = specs.TransformerEncoderSpec(config.encoder_layers, config.h, **options)
-    decoder = specs.TransformerDecoderSpec(config.decoder_layers, config.h, **options)
+
+    def heads(g: int) -> dict[str, Any]:
+        shared = g < config.h
+        return {"multi_query_attention": shared and g == 1, "num_heads_kv": g if shared else None}
+
+    encoder = specs.TransformerEncoderSpec(
+        config.encoder_layers, config.h, **options, **heads(config.encoder_attention.g)
+    )
+    decoder = specs.TransformerDecoderSpec(
+        config.decoder_layers, config.h, **options, **heads(config.g)
+    )
     encoder.scale_embeddings = decoder.scale_embeddings = False
     return specs.TransformerSpec(encoder, decoder)
 
@@ -88,7 +111,8 @@ def _set_tokens(spec_config: Any, config: ModelConfig, tokens: Sequence[str]) ->
 
 
 def _set_stack(spec: Any, stack: Stack) -> None:
-    spec.position_encodings.encodings = _array(stack.positions.weight)
+    assert stack.position_table is not None
+    spec.position_encodings.encodings = _array(stack.position_table)
     _set_norm(spec.layer_norm, stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         assert isinstance(layer, Layer)
@@ -120,7 +144,7 @@ def _set_linear(spec: Any, projections: Sequence[nn.Linear]) -> None:
         spec.bias = _array(torch.cat([P.bias for P in projections]))
 
 
-def _set_norm(spec: Any, norm: nn.Module, scale: float = 1.0) -> None:
+def _set_norm(spec: Any, norm: nn.Module | None, scale: float = 1.0) -> None:
     assert isinstance(norm, nn.RMSNorm | nn.LayerNorm)
     spec.gamma = _array(norm.weight * scale)
     if isinstance(norm, nn.LayerNorm):

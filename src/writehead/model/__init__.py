@@ -1,10 +1,9 @@
 """The models, their KV caches and their run directories."""
 
 from writehead.model.attention import Attention
-from writehead.model.cache import KVCache
+from writehead.model.cache import DecoderState, KVCache
 from writehead.model.language import LanguageModel
 from writehead.model.runs import Run, load_run, make_model, quantize_run, read_config, save_run
-from writehead.model.state import DecoderState
 from writehead.model.transformer import Packing
 from writehead.model.translation import TranslationModel
 

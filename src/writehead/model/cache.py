@@ -1,15 +1,15 @@
-"""§2.4: the KV cache, with fixed shapes.
+"""§2.4: the KV cache and the encoder's K and V, with fixed shapes.
 
-One `KVCache` holds K and V of all decoder layers, allocated once: padded to `capacity`, or for
-local attention a ring of `window` slots, where position p is in slot p mod window. Lengths and
-positions are on the device, and a step does not synchronize with it, so a CUDA graph can capture
-the step. The host keeps an upper bound of the lengths, to raise an error before a write is lost.
+A `KVCache` holds K and V of all decoder layers and is allocated once, with `capacity` positions per
+row. For local attention, it is a ring of `window` positions, where position p is stored at p mod
+window. Lengths are on the device and a step does not synchronize, so a CUDA graph can capture it.
+The host keeps an upper bound of the lengths, to raise an error before the cache overflows.
 
 All layers of a step write to the same positions:
 
-    reservation = cache.reserve(n)                          # the next n positions
-    K, V, visibility = reservation.layer(i).append(K, V)    # for each layer: write, then attend
-    cache.advance(reservation)                              # increase the lengths
+    cache.reserve(n)                            # raises CacheFull beyond the capacity
+    attention(X, cache.layer(i))                # for each layer: write n positions, then attend
+    cache.advance(n)                            # increase the lengths
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from writehead.config import AttentionConfig
 from writehead.errors import CacheError, CacheFull, ShapeError, WriteheadError
-from writehead.kernels import Visibility
+from writehead.ops.decode_attention import CacheLayer, MemoryLayer
 
 
 def check_integers(
@@ -50,55 +50,12 @@ def check_integers(
         raise error(f"{name} must be from {least} to {most}, not {wrong}")
 
 
-@dataclass(frozen=True, eq=False)
-class Reservation:
-    """The next n positions of each row: the slots they are written to, and what they attend to."""
-
-    cache: "KVCache"
-    positions: Tensor  # [b, n]
-    counts: Tensor | None  # [b], positions used of the n; None: all
-    rows: Tensor  # [b, 1], or [writes] with counts
-    columns: Tensor | None  # [writes], indices into the n; None: the last of each row
-    slots: Tensor  # [b, min(n, size)], or [writes]
-    visibility: Visibility
-
-    def layer(self, index: int) -> "LayerPast":
-        """Returns the past that layer `index` appends to."""
-        return LayerPast(self, self.cache.K[index], self.cache.V[index])
-
-
-@dataclass(frozen=True, eq=False)
-class LayerPast:
-    """One layer's part of a reservation."""
-
-    reservation: Reservation
-    K: Tensor  # [b, g, size, k]
-    V: Tensor  # [b, g, size, v]
-
-    def append(self, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Visibility]:
-        """Writes K [b, g, n, k] and V [b, g, n, v]; returns the memory to attend to."""
-        return self._write(self.K, K), self._write(self.V, V), self.reservation.visibility
-
-    def _write(self, stored: Tensor, new: Tensor) -> Tensor:
-        to, cache, n = self.reservation, self.reservation.cache, new.shape[2]
-        if cache.is_ring and n > 1:
-            # the write overwrites positions that the first queries still attend to
-            memory = torch.cat([stored, new], dim=2)
-        else:
-            memory = stored[:, :, : cache.readable(n)]
-        if to.columns is None:
-            stored[to.rows, :, to.slots] = new[:, :, -to.slots.shape[1] :].transpose(1, 2)
-        else:
-            stored[to.rows, :, to.slots] = new[to.rows, :, to.columns]
-        return memory
-
-
 class KVCache:
-    """K [layers, b, g, size, k] and V [layers, b, g, size, v] of all decoder layers.
+    """K [layers, rows, g, size, k] and V [layers, rows, g, size, v] of all decoder layers.
 
-    `size` is the capacity, or the window if that is smaller. `lengths` [b] counts the positions
-    written to each row. If `padded`, each step reads the whole size, as in the paper's decoder
-    (§4.3, footnote).
+    `size` is the capacity, or the window if that is smaller. `lengths` [rows] counts the positions
+    of each row, and `live` [rows] is 0 for a row that has stopped. The `beam` rows of a sentence
+    are adjacent. If `padded`, each step reads all `size` positions, as in the paper (§4.3).
     """
 
     def __init__(
@@ -108,28 +65,37 @@ class KVCache:
         layers: int,
         rows: int,
         capacity: int,
+        beam: int = 1,
         padded: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        for name, count in (("layers", layers), ("rows", rows), ("capacity", capacity)):
+        sizes = {"layers": layers, "rows": rows, "capacity": capacity, "beam": beam}
+        for name, count in sizes.items():
             if count < 1:
                 raise CacheError(f"{name}={count} must be at least 1")
-        self.attention, self.capacity, self.padded = attention, capacity, padded
+        self.attention, self.capacity, self.beam, self.padded = attention, capacity, beam, padded
         self.size = min(capacity, attention.window or capacity)
         g, k, v = attention.g, attention.k, attention.v
         self.K = torch.zeros(layers, rows, g, self.size, k, dtype=dtype, device=device)
         self.V = torch.zeros(layers, rows, g, self.size, v, dtype=dtype, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.rows = torch.arange(rows, device=device)
-        self.growing = torch.ones(rows, dtype=torch.long, device=device)  # 0 if stopped
-        self.ancestors: Tensor | None = None  # [b, size], the row in which each slot is stored
+        self.live = torch.ones(rows, dtype=torch.long, device=device)
+        # the beam of the same sentence whose row holds each position
+        self.ancestors: Tensor | None = None
+        if beam > 1:
+            self.ancestors = torch.zeros(rows, self.size, dtype=torch.int32, device=device)
         self.bound = 0  # upper bound of `lengths`, known to the host
         self._searched = False
 
     @property
+    def rows(self) -> int:
+        """Rows per step: sentences × beam."""
+        return len(self.lengths)
+
+    @property
     def is_ring(self) -> bool:
-        """Whether slots are reused."""
+        """Whether new positions overwrite old ones."""
         return self.size < self.capacity
 
     @property
@@ -137,95 +103,88 @@ class KVCache:
         """Allocated bytes of K and V."""
         return self.K.nbytes + self.V.nbytes
 
-    def readable(self, n: int) -> int:
-        """Number of slots that a step of n positions reads."""
-        return self.size if self.padded else min(self.size, self.bound + n)
+    def layer(
+        self, index: int, slots: Tensor | None = None, counts: Tensor | None = None
+    ) -> CacheLayer:
+        """Returns the context of layer `index` for the sentences in `slots`, by default all."""
+        return CacheLayer(
+            self.K[index],
+            self.V[index],
+            self.lengths,
+            self.live,
+            ancestors=self.ancestors,
+            beam=self.beam,
+            slots=slots,
+            counts=counts,
+            window=self.attention.window if self.is_ring else None,
+            padded=self.padded,
+            bound=min(self.bound, self.size),
+        )
 
     def begin_search(self, limits: Sequence[int]) -> None:
-        """Begins a search of up to limits[i] tokens in row i; a cache can be searched once."""
+        """Begins a search of up to limits[i] tokens in row i; raises if the cache was searched."""
         if self._searched:
             raise CacheError("this state has been searched; start a new one")
         if self.bound + max(limits) > self.capacity:
-            self._check_capacity(torch.tensor(limits, device=self.lengths.device) * self.growing)
+            self._check_capacity(torch.tensor(limits, device=self.lengths.device) * self.live)
         self._searched = True
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
         self.lengths.fill_(length)
-        self.growing.fill_(1)
+        self.live.fill_(1)
         self.bound = length
         self._searched = False
 
-    def reserve(self, n: int, counts: Tensor | None = None) -> Reservation:
-        """Reserves the next n positions of each row, or the first counts[i] of them in row i.
-
-        A ring keeps the last `size` positions of each row. Raises CacheFull beyond the capacity.
-        """
+    def reserve(self, n: int, counts: Tensor | None = None) -> None:
+        """Raises CacheFull unless n more positions fit, or the first counts[i] of them in row i."""
         if n < 1:
             raise CacheError(f"cannot reserve {n} positions; reserve at least 1")
         if counts is not None:
-            check_integers("counts", counts, self.rows.shape, self.rows.device, most=n)
-            if self.ancestors is not None:
-                raise CacheError("rows that share K and V must grow by equal counts; omit counts")
+            check_integers("counts", counts, self.lengths.shape, self.lengths.device, most=n)
+        if self.beam > 1 and (n > 1 or counts is not None):
+            raise CacheError("beams grow by one position per step; pass n=1 and no counts")
         if self.bound + n > self.capacity:
-            self._check_capacity(n * self.growing if counts is None else counts)
-        steps = torch.arange(n, device=self.rows.device)
-        start = self.lengths.unsqueeze(1)
-        if counts is None:
-            # a stopped row overwrites its last slots
-            positions = start.clamp(max=self.capacity - n) + steps  # [b, n]
-            rows, columns, written = self.rows.unsqueeze(1), None, positions[:, -self.size :]
-        else:
-            positions, ends = start + steps, counts.unsqueeze(1)
-            used = (steps < ends) & (steps >= ends - self.size)
-            rows, columns = used.nonzero(as_tuple=True)
-            written = positions[rows, columns]
-        slots = written % self.size
-        visibility = self._visibility(positions)
-        if self.ancestors is not None:
-            visibility = dataclasses.replace(visibility, ancestors=self._own(slots, n))
-        return Reservation(self, positions, counts, rows, columns, slots, visibility)
+            self._check_capacity((n if counts is None else counts) * self.live)
 
-    def advance(self, reservation: Reservation) -> None:
-        """Adds the reserved positions to the lengths."""
-        n, counts = reservation.positions.shape[1], reservation.counts
-        self.lengths += n * self.growing if counts is None else counts
+    def advance(self, n: int, counts: Tensor | None = None) -> None:
+        """Adds n, or counts[i] for row i, to the lengths of live rows."""
+        if self.ancestors is not None:
+            own = torch.arange(self.rows, device=self.lengths.device) % self.beam
+            newest = (self.lengths % self.size).unsqueeze(1)
+            self.ancestors.scatter_(1, newest, own.unsqueeze(1).to(torch.int32))
+        self.lengths += (n if counts is None else counts) * self.live
         self.bound = min(self.bound + n, self.capacity)
 
     def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [b] is true; the others can still use the whole capacity.
+        """Stops the rows where `rows` [rows] is true; they no longer use capacity.
 
-        The content of a stopped row and the logits of its next steps are undefined.
+        The logits of a stopped row are undefined in later steps.
         """
-        self.growing.masked_fill_(rows, 0)
+        self.live.masked_fill_(rows, 0)
 
     def reorder(self, rows: Tensor) -> None:
-        """Makes row i continue row rows[i] by updating the ancestor table, without moving K and V.
-
-        Rows must have equal lengths; otherwise one could overwrite what another still reads.
-        """
-        shape, device = self.rows.shape, self.rows.device
-        check_integers("rows", rows, shape, device, most=len(self.rows) - 1)
-        if device.type == "cpu" and not torch.equal(self.lengths[rows], self.lengths):
-            raise CacheError("rows of different lengths cannot be exchanged")
-        ancestors = self.share()
-        ancestors.copy_(ancestors[rows])
-
-    def share(self) -> Tensor:
-        """Returns the ancestor table; creates it if needed, which no CUDA graph can capture."""
-        if self.ancestors is None:
-            self.ancestors = self.rows.unsqueeze(1).repeat(1, self.size)
-        return self.ancestors
+        """Makes row i continue row rows[i], a beam of the same sentence; does not move K and V."""
+        device = self.lengths.device
+        check_integers("rows", rows, self.lengths.shape, device, most=self.rows - 1)
+        sentences = torch.arange(self.rows, device=device) // self.beam
+        if device.type == "cpu" and (rows // self.beam != sentences).any():
+            raise CacheError("rows[i] must be a beam of the same sentence as row i")
+        if self.ancestors is not None:
+            self.ancestors.copy_(self.ancestors[rows])
 
     def expand(self, beam: int) -> "KVCache":
-        """Returns a cache with `beam` rows for each row, which share the written positions."""
+        """Returns a cache with `beam` rows per row of this one; they share its positions."""
         if beam < 1:
             raise CacheError(f"beam={beam} must be at least 1")
+        if self.beam != 1:
+            raise CacheError(f"this cache already has {self.beam} beams; expand one with beam=1")
         wide = KVCache(
             self.attention,
             layers=self.K.shape[0],
-            rows=len(self.rows) * beam,
+            rows=self.rows * beam,
             capacity=self.capacity,
+            beam=beam,
             padded=self.padded,
             dtype=self.K.dtype,
             device=self.K.device,
@@ -233,13 +192,13 @@ class KVCache:
         if self.bound:
             wide.K[:, ::beam] = self.K
             wide.V[:, ::beam] = self.V
-            wide.lengths.copy_(self.lengths.repeat_interleave(beam))
-        wide.ancestors = self.share().repeat_interleave(beam, dim=0) * beam
+        wide.lengths.copy_(self.lengths.repeat_interleave(beam))
+        wide.live.copy_(self.live.repeat_interleave(beam))
         wide.bound, wide._searched = self.bound, self._searched
         return wide
 
     def _check_capacity(self, more: Tensor) -> None:
-        """Raises CacheFull if rows cannot grow by `more` [b]; waits for the device."""
+        """Raises CacheFull if rows cannot grow by `more` [rows]; waits for the device."""
         needed = int((self.lengths + more).max())
         if needed > self.capacity:
             raise CacheFull(
@@ -247,23 +206,112 @@ class KVCache:
                 f"max_length={needed} or more"
             )
 
-    def _visibility(self, positions: Tensor) -> Visibility:
-        """Returns what queries at `positions` [b, n] see of the memory that `append` returns."""
-        if positions.shape[1] == 1:  # one query sees everything written, including itself
-            return Visibility(lengths=(self.lengths + 1).clamp(max=self.size))
-        memory = None
-        if self.is_ring:
-            slots, newest = torch.arange(self.size, device=positions.device), self.lengths - 1
-            past = newest.unsqueeze(1) - (newest.unsqueeze(1) - slots) % self.size  # < 0 if unused
-            memory = torch.cat([past, positions], dim=1)
-        window = self.attention.window
-        return Visibility(True, window, query_positions=positions, memory_positions=memory)
 
-    def _own(self, slots: Tensor, n: int) -> Tensor:
-        """Makes each row own its `slots`; returns the ancestors of the memory to attend to."""
-        ancestors, own = self.share(), self.rows.unsqueeze(1)
-        table = ancestors[:, : self.readable(n)]
-        if self.is_ring and n > 1:
-            table = torch.cat([ancestors, own.expand(-1, n)], dim=1)
-        ancestors[own, slots] = own.expand_as(slots)
-        return table
+@dataclass(eq=False)
+class EncoderMemory:
+    """The encoder's K [layers, sentences, g, m, k] and V [layers, sentences, g, m, v].
+
+    The heads of a position are adjacent in memory, as the projection writes them.
+    """
+
+    K: Tensor
+    V: Tensor
+    lengths: Tensor  # [sentences]
+    bound: int | None = None  # upper bound of `lengths`, known to the host
+
+    @classmethod
+    def make(
+        cls,
+        attention: AttentionConfig,
+        *,
+        layers: int,
+        sentences: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "EncoderMemory":
+        """Returns an empty memory."""
+        shape = (layers, sentences, positions, attention.g)
+        K, V = (
+            torch.zeros(*shape, width, dtype=dtype, device=device).transpose(2, 3)
+            for width in (attention.k, attention.v)
+        )
+        return cls(K, V, torch.ones(sentences, dtype=torch.long, device=device))
+
+    @property
+    def nbytes(self) -> int:
+        """Allocated bytes of K and V."""
+        return self.K.nbytes + self.V.nbytes
+
+    def write(
+        self, KV: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, slots: Tensor | None = None
+    ) -> None:
+        """Writes K [b, g, m, k] and V [b, g, m, v] of each layer to `slots` [b], by default all."""
+        m = KV[0][0].shape[2]
+        for i, (K, V) in enumerate(KV):
+            if slots is None:
+                self.K[i, :, :, :m], self.V[i, :, :, :m] = K, V
+            else:
+                self.K[i, :, :, :m].index_copy_(0, slots, K)
+                self.V[i, :, :, :m].index_copy_(0, slots, V)
+        if slots is None:
+            self.lengths.copy_(lengths)
+        else:
+            self.lengths.index_copy_(0, slots, lengths)
+
+    def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
+        """Returns the memory of decoder layer `index` for the sentences in `slots`."""
+        return MemoryLayer(
+            self.K[index],
+            self.V[index],
+            self.lengths,
+            cache.live,
+            beam=cache.beam,
+            slots=slots,
+            padded=cache.padded,
+            bound=self.bound,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderState:
+    """The state of decoding between steps: the KV cache and the encoder's K and V.
+
+    The `beam` rows of a sentence are adjacent and share the encoder's K and V.
+    """
+
+    cache: KVCache
+    memory: EncoderMemory | None  # None for a language model
+    first: Tensor  # [rows], the first token to feed to each row
+
+    @property
+    def beam(self) -> int:
+        """Rows per sentence."""
+        return self.cache.beam
+
+    @property
+    def rows(self) -> int:
+        """Rows per step: sentences × beam."""
+        return self.cache.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all K and V."""
+        return self.cache.nbytes + (0 if self.memory is None else self.memory.nbytes)
+
+    def expand(self, beam: int) -> "DecoderState":
+        """Returns a state with `beam` rows per row of this one; do not use this one afterwards."""
+        cache = self.cache.expand(beam)  # checks beam
+        return dataclasses.replace(self, cache=cache, first=self.first.repeat_interleave(beam))
+
+    def begin(self, limits: Sequence[int]) -> None:
+        """Begins a search of up to limits[i] tokens for sentence i; see `KVCache.begin_search`."""
+        self.cache.begin_search([limit for limit in limits for _ in range(self.beam)])
+
+    def reorder(self, rows: Tensor) -> None:
+        """Makes row i continue row rows[i], a beam of the same sentence; does not move K and V."""
+        self.cache.reorder(rows)
+
+    def stop(self, rows: Tensor) -> None:
+        """Stops the rows where `rows` [rows] is true; they no longer use capacity."""
+        self.cache.stop(rows)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-def noise(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+def dropout_factors(shape: Sequence[int], p: float, device: torch.device) -> Tensor:
     """Returns factors that are 0 with probability p, and 1/(1-p) otherwise."""
     return (torch.rand(shape, device=device) >= p) / (1.0 - p)
 
@@ -19,7 +19,7 @@ class SharedDropout(nn.Module):
         self.p = p
 
     def forward(self, X: Tensor) -> Tensor:
-        """[b, n, d] -> [b, n, d]."""
+        """Applies dropout to X [b, n, d]."""
         if not self.training or self.p == 0.0:
             return X
-        return X * noise((X.shape[0], 1, X.shape[2]), self.p, X.device).to(X.dtype)
+        return X * dropout_factors((X.shape[0], 1, X.shape[2]), self.p, X.device).to(X.dtype)

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from writehead.config import Task
 from writehead.errors import ConfigError
-from writehead.model.cache import check_integers
-from writehead.model.state import DecoderState
+from writehead.model.cache import DecoderState, check_integers
 from writehead.model.transformer import Packing, Transformer
 
 
@@ -43,8 +42,13 @@ class LanguageModel(Transformer):
             raise ConfigError(f"a prompt of {n} tokens exceeds max_length={max_length}; raise it")
         last = torch.full_like(prompt[:, 0], n) if prompt_lengths is None else prompt_lengths
         first = prompt.gather(1, (last.long() - 1).unsqueeze(1)).squeeze(1)
-        state = DecoderState(cache, [], first)
+        state = DecoderState(cache, None, first)
         if n > 1:
             counts = None if prompt_lengths is None else prompt_lengths - 1
             self._extend(prompt[:, :-1], state, counts)
         return state if beam == 1 else state.expand(beam)
+
+    def new_state(self, rows: int, capacity: int) -> DecoderState:
+        """Returns an empty state, for prompts that are fed in pieces."""
+        cache = self._new_cache(rows, 1, capacity, padded=False)
+        return DecoderState(cache, None, torch.full((rows,), self.config.bos, device=self.device))

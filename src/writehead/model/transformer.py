@@ -1,6 +1,8 @@
-"""The base class of both models: embeddings, the decoder, its output, and decoding steps."""
+"""The base class of both models: embeddings, decoder, output projection and decoding steps."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +10,16 @@ from torch import Tensor, nn
 from writehead import cost
 from writehead.config import ModelConfig, Task
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
-from writehead.kernels import Visibility
-from writehead.model.attention import Memory, WholePast
-from writehead.model.cache import KVCache, check_integers
-from writehead.model.layers import Stack
-from writehead.model.state import DecoderState
+from writehead.model.attention import Memory, WholeSequence
+from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
+from writehead.model.layers import Layer, Stack
+from writehead.ops.embedding import embed
+from writehead.ops.linear import Weight, linear
+from writehead.ops.norm import normalize
+from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
+L2_RESIDENT_FRACTION = 0.5  # of the L2 cache can hold weights from one step to the next
 MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
@@ -38,7 +43,7 @@ class Packing:
 
 
 class Transformer(nn.Module):
-    """The decoder of both models. `backend` selects the implementation of `attend`."""
+    """The decoder of both models. `backend` selects the implementation of attention."""
 
     task: Task
 
@@ -53,6 +58,9 @@ class Transformer(nn.Module):
         if not config.tied:
             self.output = nn.Linear(config.d, config.vocab_size, bias=False)
             nn.init.normal_(self.output.weight, std=config.d**-0.5)
+        if config.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.packed_output: Weight | None = None
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +77,7 @@ class Transformer(nn.Module):
         """Feeds one token per row [rows]; returns the logits of the next [rows, vocab_size]."""
         if not isinstance(tokens, Tensor) or tokens.dim() != 1:
             raise ShapeError(f"step takes a tensor [rows], not {shown(tokens)}")
-        return self._logits(self._extend(tokens.unsqueeze(1), state)).squeeze(1)
+        return self.extend(tokens.unsqueeze(1), state).squeeze(1)
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
@@ -80,23 +88,122 @@ class Transformer(nn.Module):
         """
         return self._logits(self._extend(tokens, state, counts))
 
+    @torch.no_grad()
+    def feed(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> None:
+        """Feeds tokens as `extend` does, without computing logits."""
+        self._extend(tokens, state, counts)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        cache: KVCache,
+        memory: EncoderMemory | None,
+        slots: Tensor | None = None,
+    ) -> Tensor:
+        """Feeds one token to each of the first rows of a cache; returns logits [rows, vocab_size].
+
+        With slots [R], only these sentences are fed; tokens are those of all rows, and the logits
+        are [R × beam, vocab_size]. The cache does not advance. Arguments are not checked, so that a
+        CUDA graph can capture the call.
+        """
+        X = self._embed_next(tokens, cache, slots)
+        return self._logits(self._run_decoder(X, cache, memory, slots)).squeeze(1)
+
+    def pack(self) -> Self:
+        """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it."""
+        output, streamed = self._output_weight(), self._is_streamed()
+        with torch.no_grad():
+            for layer in self.modules():
+                if isinstance(layer, Layer):
+                    layer.pack(streamed=streamed)
+            packed = output.fold(scale=self.config.effective_logit_scale)
+            self.packed_output = replace(packed, streamed=streamed)
+        return self.eval()
+
+    def _is_streamed(self) -> bool:
+        """Returns whether a step reads more weights than stay in the L2 cache until the next."""
+        if self.device.type != "cuda":
+            return False
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        weights = (*self.decoder.layers.parameters(), self._output_weight().W)
+        return sum(W.nbytes for W in weights) > L2_RESIDENT_FRACTION * cache
+
+    def unpack(self) -> None:
+        """Drops the packed weights, so that the model uses its parameters."""
+        self.packed_output = None
+        for layer in self.modules():
+            if isinstance(layer, Layer):
+                layer.unpack()
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets training mode, which drops packed weights."""
+        if mode:
+            self.unpack()
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.unpack()  # also if a module that contains this one is loaded
+        super()._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self.unpack()  # before the weights move to another device or dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def _extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
         """Feeds tokens [rows, n] to the decoder; returns its output [rows, n, d]."""
         self._check_tokens("tokens", tokens)
-        cache, layers = state.cache, self.config.decoder_layers
-        memories = layers if self.config.encoder_layers else 0
-        actual = (cache.attention, len(cache.K), len(state.memories), cache.K.dtype)
-        if actual != (self.config.decoder_attention, layers, memories, self.dtype):
+        cache, n = state.cache, tokens.shape[1]
+        expected = (self.config.decoder_attention, self.config.decoder_layers, self.dtype)
+        has_memory = state.memory is not None
+        actual = (cache.attention, len(cache.K), cache.K.dtype)
+        if actual != expected or has_memory != (self.config.encoder_layers > 0):
             raise ShapeError("this state is from another model; use one from this model's start")
         if tokens.shape[0] != state.rows:
             raise ShapeError(f"tokens have {tokens.shape[0]} rows, but the state has {state.rows}")
-        reservation = cache.reserve(tokens.shape[1], counts)
+        cache.reserve(n, counts)
+        positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
         # positions beyond a row's count are unused, but must be valid
-        positions = reservation.positions.clamp(max=self.config.target_positions - 1)
-        pasts = [reservation.layer(i) for i in range(layers)]
-        X: Tensor = self.decoder(self.tokens(tokens), positions, pasts, state.memories)
-        cache.advance(reservation)
+        positions = positions.clamp(max=self.config.target_positions - 1)
+        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
+        X = self._run_decoder(X, cache, state.memory, None, counts)
+        cache.advance(n, counts)
         return X
+
+    def _run_decoder(
+        self,
+        X: Tensor,
+        cache: KVCache,
+        memory: EncoderMemory | None,
+        slots: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
+        layers = range(self.config.decoder_layers)
+        memories = None if memory is None else [memory.layer(i, cache, slots) for i in layers]
+        contexts = [cache.layer(i, slots, counts) for i in layers]
+        Y: Tensor = self.decoder(X, contexts, memories)
+        return Y
+
+    def _embed(self, tokens: Tensor, E: Tensor, stack: Stack, positions: Tensor) -> Tensor:
+        """Returns the embeddings X [b, n, d] of tokens [b, n] at positions [b or 1, n]."""
+        table, scale = stack.position_table, self.config.embedding_scale or 1.0
+        at = None if table is None else positions
+        return embed(tokens, E, positions=at, P=table, scale=scale)
+
+    def _embed_next(self, tokens: Tensor, cache: KVCache, slots: Tensor | None) -> Tensor:
+        """Returns the embeddings X [R × beam, 1, d] of the next tokens of `slots`."""
+        table, scale = self.decoder.position_table, self.config.embedding_scale or 1.0
+        X = embed(
+            tokens,
+            self.tokens.weight,
+            positions=None if table is None else cache.lengths[: len(tokens)],
+            P=table,
+            scale=scale,
+            slots=slots,
+            beam=cache.beam,
+        )
+        return X.unsqueeze(1)
 
     def _decode(
         self, tokens: Tensor, packing: Packing | None, memories: list[Memory] | None = None
@@ -109,13 +216,25 @@ class Transformer(nn.Module):
         visibility = Visibility(
             True, self.config.window, query_segments=segments, memory_segments=segments
         )
-        pasts = [WholePast(visibility)] * self.config.decoder_layers
-        return self._logits(self.decoder(self.tokens(tokens), positions, pasts, memories))
+        contexts = [WholeSequence(visibility, positions)] * self.config.decoder_layers
+        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
+        return self._logits(self.decoder(X, contexts, memories))
 
     def _logits(self, X: Tensor) -> Tensor:
-        X = X * self.config.effective_logit_scale
-        weight = self.tokens.weight if self.config.tied else self.output.weight
-        return nn.functional.linear(X, weight)
+        """Returns the logits of the decoder's output X [..., d]."""
+        scale, norm = self.config.effective_logit_scale, self.decoder.final_norm
+        if self.packed_output is not None and not torch.is_grad_enabled():
+            return linear(X, self.packed_output)
+        if not self.training:
+            return linear(X, self._output_weight(), scale=scale)
+        X = self.decoder.dropout(X if norm is None else normalize(X, norm))
+        weight = self._output_weight()
+        return linear(X * scale, Weight(weight.W, weight.bias))
+
+    def _output_weight(self) -> Weight:
+        W = self.tokens.weight if self.config.tied else self.output.weight
+        bias = self.output_bias if self.config.output_bias else None
+        return Weight(W, bias, self.decoder.final_norm)
 
     def _new_cache(self, rows: int, beam: int, max_length: int, padded: bool) -> KVCache:
         """Returns an empty cache of rows × beam rows."""
@@ -133,6 +252,7 @@ class Transformer(nn.Module):
             layers=self.config.decoder_layers,
             rows=rows * beam,
             capacity=max_length,
+            beam=beam,
             padded=padded,
             dtype=self.dtype,
             device=self.device,
@@ -152,10 +272,10 @@ class Transformer(nn.Module):
             check_integers(f"the packing of {name}", T, tokens.shape, tokens.device, most=most)
         return packing.positions
 
-    def _check_tokens(self, name: str, tokens: Tensor) -> None:
+    def _check_tokens(self, name: str, tokens: Tensor, vocab_size: int | None = None) -> None:
         if isinstance(tokens, Tensor) and (tokens.dim() != 2 or 0 in tokens.shape):
             raise ShapeError(f"{name} must be [b, n] and not empty, not {list(tokens.shape)}")
-        shape, most = getattr(tokens, "shape", ()), self.config.vocab_size - 1
+        shape, most = getattr(tokens, "shape", ()), (vocab_size or self.config.vocab_size) - 1
         check_integers(name, tokens, shape, self.device, most=most, error=TokenError)
 
 

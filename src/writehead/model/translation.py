@@ -1,22 +1,23 @@
 """§4.1: the encoder-decoder Transformer for translation."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from writehead.config import ModelConfig, Task
 from writehead.errors import ShapeError
-from writehead.kernels import Visibility
-from writehead.model.attention import WholePast
-from writehead.model.cache import check_integers
+from writehead.model.attention import Memory, WholeSequence
+from writehead.model.cache import DecoderState, EncoderMemory, check_integers
 from writehead.model.layers import Stack
-from writehead.model.state import DecoderState
 from writehead.model.transformer import Packing, Transformer
+from writehead.ops.norm import normalize
+from writehead.ops.visibility import Visibility
 
 
 class TranslationModel(Transformer):
-    """An encoder and a decoder. `forward` is for training; `start` and `step` decode.
+    """An encoder and a decoder. `forward` is for training; `start` and `step` are for decoding.
 
-    The token embedding is shared by source, target and, if `tied`, the output.
+    Source and target share one embedding, unless `source_vocab_size` is set. The output projection
+    shares the target's if `tied`.
     """
 
     task: Task = "translation"
@@ -24,6 +25,8 @@ class TranslationModel(Transformer):
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__(config, backend)
         self.encoder = Stack(config, encoder=True, backend=backend)
+        if config.source_vocab_size is not None:
+            self.source_tokens = nn.Embedding(config.source_vocab_size, config.d)
 
     def forward(
         self,
@@ -34,10 +37,11 @@ class TranslationModel(Transformer):
         source_packing: Packing | None = None,
         target_packing: Packing | None = None,
     ) -> Tensor:
-        """Source [b, m] and target [b, n] -> logits of the next target token [b, n, vocab_size].
+        """Returns logits [b, n, vocab_size] for source [b, m] and target [b, n].
 
-        The target starts with bos. source_lengths [b] are for a padded source. In packed rows,
-        segment s of the target attends to segment s of the source.
+        The target starts with bos, and logits are those of the next token. source_lengths [b] are
+        for a padded source. In packed rows, segment s of the target attends to segment s of the
+        source.
         """
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pass both source_packing and target_packing, or neither")
@@ -50,7 +54,8 @@ class TranslationModel(Transformer):
             visibility = Visibility(
                 query_segments=target_packing.segments, memory_segments=source_packing.segments
             )
-        return self._decode(target, target_packing, self.decoder.memorize(M, visibility))
+        memories = [Memory(K, V, visibility) for K, V in self.decoder.project_memory(M)]
+        return self._decode(target, target_packing, memories)
 
     def encode(
         self,
@@ -59,8 +64,8 @@ class TranslationModel(Transformer):
         source_lengths: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Runs the encoder: source [b, m] -> M [b, m, d]."""
-        self._check_tokens("source", source)
+        """Returns the output of the encoder M [b, m, d] for source [b, m]."""
+        self._check_tokens("source", source, self.config.source_vocab_size)
         if source_lengths is not None:
             b, m = source.shape
             check_integers("source_lengths", source_lengths, [b], source.device, most=m)
@@ -72,9 +77,13 @@ class TranslationModel(Transformer):
         visibility = Visibility(
             lengths=source_lengths, query_segments=segments, memory_segments=segments
         )
-        pasts = [WholePast(visibility)] * self.config.encoder_layers
-        M: Tensor = self.encoder(self.tokens(source), positions, pasts)
-        return M
+        contexts = [WholeSequence(visibility, positions)] * self.config.encoder_layers
+        shared = self.config.source_vocab_size is None
+        E = self.tokens.weight if shared else self.source_tokens.weight
+        M: Tensor = self.encoder(self._embed(source, E, self.encoder, positions), contexts)
+        norm = self.encoder.final_norm
+        Y: Tensor = self.encoder.dropout(M if norm is None else normalize(M, norm))
+        return Y
 
     @torch.no_grad()
     def start(
@@ -86,14 +95,26 @@ class TranslationModel(Transformer):
         beam: int = 1,
         padded: bool = False,
     ) -> DecoderState:
-        """Encodes source [b, m] into a state of b × beam rows, to decode up to `max_length` tokens.
+        """Encodes source [b, m]; returns a state of b × beam rows for up to `max_length` tokens.
 
-        source_lengths [b] are for a padded source; for `padded`, see `KVCache`.
+        source_lengths [b] are for a padded source. See `KVCache` for `padded`.
         """
         M = self.encode(source, source_lengths=source_lengths)
-        cache = self._new_cache(source.shape[0], beam, max_length, padded)
-        if beam > 1:
-            cache.share()
-        memories = self.decoder.memorize(M, Visibility(lengths=source_lengths))
-        first = torch.full((source.shape[0] * beam,), self.config.bos, device=source.device)
-        return DecoderState(cache, memories, first, beam)
+        b, m = source.shape
+        cache = self._new_cache(b, beam, max_length, padded)
+        memory = self.new_memory(b, m)
+        lengths = torch.full_like(memory.lengths, m) if source_lengths is None else source_lengths
+        memory.write(self.decoder.project_memory(M), lengths)
+        first = torch.full((b * beam,), self.config.bos, device=source.device)
+        return DecoderState(cache, memory, first)
+
+    def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
+        """Returns an empty memory for the encoder's K and V."""
+        return EncoderMemory.make(
+            self.config.cross_attention,
+            layers=self.config.decoder_layers,
+            sentences=sentences,
+            positions=positions,
+            dtype=self.dtype,
+            device=self.device,
+        )

@@ -21,7 +21,7 @@ from writehead.bench.record import check_writable, write_result
 from writehead.config import TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
-from writehead.decoding import Engine
+from writehead.engine import Engine
 from writehead.errors import RunError
 from writehead.model import LanguageModel
 from writehead.model.runs import read_config

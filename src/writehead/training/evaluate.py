@@ -15,9 +15,9 @@ from writehead.config import DecodeConfig, ModelConfig
 from writehead.data.batches import Units, padded_batches
 from writehead.data.dataset import Dataset, Side, Split
 from writehead.data.tokenizer import Tokenizer
-from writehead.decoding import Engine
-from writehead.decoding.textio import read_lines
-from writehead.decoding.worker import Progress
+from writehead.engine import Engine
+from writehead.engine.engine import Progress
+from writehead.engine.textio import read_lines
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.model import LanguageModel, TranslationModel
 from writehead.training.loss import batch_loss

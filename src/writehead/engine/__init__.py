@@ -1,0 +1,16 @@
+"""The engine, which decodes text, and searches over any step function."""
+
+from writehead.engine.batching import Batching
+from writehead.engine.engine import Engine, Output, ScoredText
+from writehead.engine.search import Hypothesis, beam_search, greedy, sample
+
+__all__ = [
+    "Batching",
+    "Engine",
+    "Hypothesis",
+    "Output",
+    "ScoredText",
+    "beam_search",
+    "greedy",
+    "sample",
+]

@@ -1,0 +1,71 @@
+"""Batch sizes, and the splitting of long lines into pieces."""
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from writehead.data.tokenizer import MAX_PIECE
+from writehead.schema import check_sizes, check_types
+
+SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
+SPACE = re.compile(r"\s+")
+WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script without spaces
+LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
+EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
+LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The sizes of batches.
+
+    `tokens` limits slots × beam × (longest source or prompt + longest output). The default depends
+    on the device.
+    """
+
+    tokens: int | None = None
+    lines: int = 4096  # tokenized together; up to two such groups are read ahead
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_sizes(self, "tokens", "lines")
+
+
+def split_line(
+    text: str, encode: Callable[[str], list[int]], limit: int
+) -> tuple[list[list[int]], bool]:
+    """Splits a line like `split_text`; also returns whether it was shortened, to bound its time."""
+    most = max(limit + EXTRA_TOKENS, LINE_TOKENS)
+    short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
+    pieces = split_text(short, encode, limit)
+    totals = itertools.accumulate(len(piece) + EXTRA_TOKENS for piece in pieces)
+    kept = [piece for piece, total in zip(pieces, totals, strict=True) if total <= most]
+    return kept, len(short) < len(text) or len(kept) < len(pieces)
+
+
+def split_text(text: str, encode: Callable[[str], list[int]], limit: int) -> list[list[int]]:
+    """Splits a text into pieces of at most `limit` tokens; returns none for an empty text.
+
+    A longer text is split into sentences, on which most models are trained, and a longer sentence
+    at the space nearest to its middle, or inside a word.
+    """
+    tokens = encode(text)
+    if not tokens:
+        return []
+    if len(tokens) <= limit:
+        return [tokens]
+    if len(text) == 1:  # a character with more byte tokens than `limit`
+        return [tokens[i : i + limit] for i in range(0, len(tokens), limit)]
+    bounds = sorted({0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)})
+    if len(bounds) == 2:
+        bounds.insert(1, _middle(text))
+    sentences = (text[begin:end] for begin, end in itertools.pairwise(bounds))
+    return [piece for sentence in sentences for piece in split_text(sentence, encode, limit)]
+
+
+def _middle(text: str) -> int:
+    """Returns where to split a sentence, so that neither part is empty."""
+    middle = len(text) // 2
+    places = [match.end() for match in SPACE.finditer(text) if match.end() < len(text)]
+    return min(places, key=lambda place: abs(place - middle)) if places else middle

@@ -1,0 +1,400 @@
+"""The engine: decodes text in batches with a model and its tokenizer, and keeps the input order."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from writehead.config import DecodeConfig
+from writehead.data.tokenizer import EOS, Tokenizer
+from writehead.engine.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, split_line
+from writehead.engine.scheduler import Request, Scheduler
+from writehead.engine.search import Hypothesis, check_options, length_penalty
+from writehead.errors import ConfigError, DataError, RunError
+from writehead.model import LanguageModel, TranslationModel, load_run
+from writehead.model.bundled import bundled_run
+from writehead.schema import check_bounds
+from writehead.util.devices import find_device, find_dtype
+from writehead.util.threads import use_threads
+
+log = logging.getLogger(__name__)
+
+BEAM = 4  # default for translation, as in §4.2
+
+Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
+T = TypeVar("T")
+Line = list[Request]  # the requests for one line of text: pieces or samples
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """A decoded text; see `Hypothesis` for the other fields."""
+
+    text: str
+    score: float
+    log_probability: float
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output for one line: its hypotheses, best first, or its samples."""
+
+    hypotheses: tuple[ScoredText, ...]
+    pieces: int = 1  # more if the line was longer than the model's input, 0 if it was empty
+
+    @property
+    def text(self) -> str:
+        """The first text."""
+        return self.hypotheses[0].text
+
+
+EMPTY = Output((ScoredText("", 0.0, 0.0, True),), pieces=0)
+
+
+class Engine:
+    """Translates or generates text. The output for a line does not depend on other lines."""
+
+    def __init__(
+        self,
+        model: TranslationModel | LanguageModel,
+        tokenizer: Tokenizer,
+        batching: Batching | None = None,
+        *,
+        graphs: bool = True,
+    ) -> None:
+        """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
+        config = model.config
+        if tokenizer.vocab_size > config.vocab_size or config.eos != EOS:
+            raise DataError(
+                f"the tokenizer ({tokenizer.vocab_size} tokens, eos={EOS}) does not fit the model "
+                f"({config.vocab_size} tokens, eos={config.eos}); use the one it was trained with"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batching = batching or Batching()
+        self.scheduler = Scheduler(
+            model,
+            vocab_size=tokenizer.vocab_size,
+            eos=EOS,
+            batch_tokens=self.batching.tokens,
+            graphs=graphs,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        run: Path | str | None = None,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str | None = None,
+        backend: str = "auto",
+        batching: Batching | None = None,
+        *,
+        graphs: bool = True,
+        threads: int | None = None,
+    ) -> "Engine":
+        """Loads a run; the default is the bundled model, which translates English to German.
+
+        The default dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables
+        CUDA graphs. `threads` sets the CPU threads of the process, by default one per core.
+        """
+        use_threads(threads)
+        run, place = bundled_run() if run is None else run, find_device(device)
+        if not isinstance(run, str | Path):
+            raise ConfigError(f"run must be a path, not {type(run).__name__}")
+        loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
+        if loaded.tokenizer is None:
+            raise RunError(f"{run} has no tokenizer.model; save the run with its tokenizer")
+        graphs = graphs and backend == "auto"
+        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching, graphs=graphs)
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        options: DecodeConfig | None = None,
+        *,
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        first: int = 0,
+    ) -> Iterator[Output]:
+        """Translates lines, in order, by default by beam search with beam=4.
+
+        `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
+        be 50 tokens longer than its source. `first` is the index of the first line, for seeds.
+        """
+        if not isinstance(self.model, TranslationModel):
+            raise ConfigError("a language model cannot translate; use generate")
+        if self.model.config.source_positions < 2:
+            raise ConfigError("source_positions=1 has no room for text; use a model with more")
+        options = self._checked(options, BEAM)
+        checked = None if prefixes is None else _texts(prefixes, "prefix")
+        pairs = enumerate(_paired(_texts(lines, "line"), checked), first)
+
+        def encode(group: list[tuple[int, tuple[str, str]]]) -> list[Line]:
+            encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
+            return [
+                self._translation_requests(i, text, prefix, tokens, options)
+                for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
+            ]
+
+        done = self._decode(pairs, encode, progress)
+        return (self._join_pieces(line, options.alpha) for line in done)
+
+    def generate(
+        self,
+        prompts: Iterable[str],
+        options: DecodeConfig | None = None,
+        *,
+        samples: int = 1,
+        progress: Progress | None = None,
+        first: int = 0,
+    ) -> Iterator[Output]:
+        """Continues prompts, in order, by default by greedy search; outputs exclude the prompts.
+
+        Without a max_length, a text ends with eos or at the last position of the model. Sample j of
+        prompt i uses seed + i × samples + j; `first` is the index of the first prompt.
+        """
+        options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
+        if samples < 1:
+            raise ConfigError(f"samples={samples} must be at least 1")
+        if samples > 1 and options.temperature is None:
+            raise ConfigError(f"all {samples} samples would be the same; set a temperature")
+
+        def encode(group: list[tuple[int, str]]) -> list[Line]:
+            encoded = self.tokenizer.encode_all([text for _, text in group])
+            return [
+                self._prompt_requests(i, tokens, options, samples)
+                for (i, _), tokens in zip(group, encoded, strict=True)
+            ]
+
+        def output(line: Line) -> Output:
+            prompt = line[0].tokens[1:]
+            results = (one for request in line for one in request.result())
+            return Output(tuple(self._scored(one, prompt) for one in results))
+
+        return map(output, self._decode(enumerate(texts, first), encode, progress))
+
+    def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
+        """Yields the text that `generate` would return, piece by piece, in whole characters."""
+        options, [prompt] = self._checked_prompting(options), _texts([prompt], "prompt")
+        if options.width > 1:
+            raise ConfigError("beam search cannot stream text; use beam=1")
+        [request] = self._prompt_requests(0, self.tokenizer.encode(prompt), options, samples=1)
+        return self._pieces(request.tokens[1:], self._stream(request))
+
+    def _stream(self, request: Request) -> Iterator[int]:
+        """Yields the tokens of a request as they are decoded."""
+        tokens: deque[int] = deque()
+        request.on_tokens = tokens.extend
+        self.scheduler.submit([request])
+        try:
+            is_done = False
+            while not is_done:
+                is_done = request.is_done  # read before the last tokens are yielded
+                if not is_done:
+                    self.scheduler.step()
+                while tokens:
+                    yield tokens.popleft()
+            request.result()  # raises the error, if any
+        finally:
+            self.scheduler.cancel(request)
+
+    def _decode(
+        self,
+        texts: Iterator[T],
+        encode: Callable[[list[T]], list[Line]],
+        progress: Progress | None,
+    ) -> Iterator[Line]:
+        """Yields the finished requests of each text, in the order of the texts.
+
+        Another thread encodes the next group of texts while this group is decoded.
+        """
+        report = progress or (lambda count: None)
+        pending: deque[Line] = deque()
+        finished: deque[float] = deque()  # the fraction of its line that each finished request is
+        waiting = 0  # unfinished requests
+        try:
+            for lines in _ahead(texts, encode, self.batching.lines):
+                report(sum(not line for line in lines))  # empty lines have no requests
+                waiting += self._submit(lines, finished.append)
+                pending.extend(lines)
+                while waiting > self.batching.lines // 2:
+                    self.scheduler.step()
+                    waiting -= _drain(finished, report)
+                    yield from _done(pending)
+            while pending:
+                if waiting:
+                    self.scheduler.step()
+                    waiting -= _drain(finished, report)
+                yield from _done(pending)
+        finally:
+            for request in chain.from_iterable(pending):
+                self.scheduler.cancel(request)
+
+    def _submit(self, lines: Sequence[Line], finished: Callable[[float], None]) -> int:
+        """Submits requests, the longest first, so that few remain at the end; returns how many."""
+        requests = list(chain.from_iterable(lines))
+        for line in lines:
+            for request in line:
+                request.on_done = partial(finished, 1 / len(line))
+        self.scheduler.submit(sorted(requests, key=_length, reverse=True))
+        return len(requests)
+
+    def _pieces(self, prompt: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
+        """Yields the text that tokens add, once later tokens cannot change it."""
+        seen = list(prompt)
+        length = len(self.tokenizer.decode(seen))
+        for token in tokens:
+            seen.append(token)
+            # the bytes of an incomplete character are decoded as replacement characters
+            text = self.tokenizer.decode(seen).rstrip("\N{REPLACEMENT CHARACTER}")
+            if len(text) > length:
+                yield text[length:]
+                length = len(text)
+        if rest := self.tokenizer.decode(seen)[length:]:
+            yield rest
+
+    def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
+        """Returns the options with the default `beam`; raises if the model does not allow them."""
+        options = check_options(DecodeConfig() if options is None else options, beam)
+        check_bounds(options, "max_length", "min_length", le=self.model.config.target_positions)
+        check_bounds(options, "beam", le=self.tokenizer.vocab_size)
+        return options
+
+    def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
+        if not isinstance(self.model, LanguageModel):
+            raise ConfigError("a translation model cannot continue prompts; use translate")
+        return self._checked(options, beam=1)
+
+    def _translation_requests(
+        self, line: int, text: str, prefix: str, tokens: list[int], options: DecodeConfig
+    ) -> Line:
+        """Returns a request per piece of a line; the first one starts with the prefix."""
+        limit = self.model.config.source_positions - 1  # eos needs one
+        pieces, shortened = ([tokens] if tokens else []), False
+        if len(tokens) > limit:
+            pieces, shortened = split_line(text, self.tokenizer.encode, limit)
+            problem = f"longer than the model's limit of {limit} source tokens"
+            problem = f"cut to {LINE_TOKENS} tokens and shorter words" if shortened else problem
+            log.warning("line %d is %s; translating %d pieces", line + 1, problem, len(pieces))
+        forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
+        requests = []
+        for piece in pieces:
+            length = options.max_length or len(forced) + len(piece) + EXTRA_TOKENS
+            length = min(max(length, options.min_length), self.model.config.target_positions)
+            if len(forced) > length:
+                raise DataError(
+                    f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
+                    f"max_length={length}; shorten it"
+                )
+            seed = options.seed + line
+            requests.append(Request([*piece, EOS], options, length, seed, forced))
+            forced = ()
+        return requests
+
+    def _prompt_requests(
+        self, line: int, tokens: list[int], options: DecodeConfig, samples: int
+    ) -> Line:
+        """Returns a request per sample of a prompt."""
+        positions, least = self.model.config.target_positions, max(1, options.min_length)
+        tokens = [self.model.config.bos, *tokens]
+        room = positions - len(tokens) + 1  # the last generated token is not fed
+        if room < least:
+            raise DataError(
+                f"prompt {line + 1} has {len(tokens) - 1} tokens, but the model has positions for "
+                f"{positions - least}; shorten it"
+            )
+        length, seed = min(options.max_length or room, room), options.seed + line * samples
+        return [Request(tokens, options, length, seed + j) for j in range(samples)]
+
+    def _scored(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> ScoredText:
+        """Decodes a hypothesis as the continuation of a prompt."""
+        start = len(self.tokenizer.decode(prompt))
+        text = self.tokenizer.decode([*prompt, *hypothesis.tokens])[start:]
+        return ScoredText(text, hypothesis.score, hypothesis.log_probability, hypothesis.finished)
+
+    def _join_pieces(self, line: Line, alpha: float) -> Output:
+        """Joins the hypotheses of a line's pieces by rank: best with best, and so on."""
+        pieces = [request.result() for request in line]
+        if not pieces:
+            return EMPTY
+        if len(pieces) == 1:
+            return Output(tuple(map(self._scored, pieces[0])))
+        joined = []
+        for row in zip(*pieces, strict=False):  # a piece may have fewer hypotheses than another
+            text = " ".join(filter(None, (self._scored(piece).text for piece in row)))
+            total = sum(piece.log_probability for piece in row)
+            length = sum(len(piece.tokens) + piece.finished for piece in row)
+            score = total / float(length_penalty(length, alpha))
+            joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
+        joined.sort(key=lambda scored: scored.score, reverse=True)
+        return Output(tuple(joined), len(pieces))
+
+
+def _ahead(
+    texts: Iterator[T], encode: Callable[[list[T]], list[Line]], size: int
+) -> Iterator[list[Line]]:
+    """Yields groups of `size` encoded texts; meanwhile, a thread encodes the next group."""
+    if not (group := list(islice(texts, size))):
+        return
+    with ThreadPoolExecutor(1) as thread:
+        encoded: Future[list[Line]] | None = thread.submit(encode, group)
+        while encoded is not None:
+            lines = encoded.result()
+            group = list(islice(texts, size)) if len(lines) == size else []
+            encoded = thread.submit(encode, group) if group else None
+            yield lines
+
+
+def _drain(finished: deque[float], report: Progress) -> int:
+    """Reports finished fractions of lines; returns how many there were."""
+    count = 0
+    while finished:  # other threads may add more meanwhile
+        report(finished.popleft())
+        count += 1
+    return count
+
+
+def _done(pending: deque[Line]) -> Iterator[Line]:
+    """Removes and yields the first lines of `pending`, as long as all their requests are done."""
+    while pending and all(request.is_done for request in pending[0]):
+        yield pending.popleft()
+
+
+def _length(request: Request) -> tuple[int, int]:
+    return len(request.tokens), request.max_length
+
+
+def _texts(texts: Iterable[str], kind: str) -> Iterator[str]:
+    """Yields the texts; raises DataError if one is not a str or cannot be encoded as UTF-8."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise DataError(f"pass a list of texts, not {type(texts).__name__}")
+    return (_text(text, f"{kind} {i}") for i, text in enumerate(texts, start=1))
+
+
+def _text(text: str, name: str) -> str:
+    if not isinstance(text, str):
+        raise DataError(f"{name} must be a str, not {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name} is not UTF-8 (character {error.start + 1}); convert it") from error
+    return text
+
+
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yields each line with its prefix, by default an empty one."""
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise DataError(f"line {i} or its prefix is missing; pass one prefix per line")
+        yield line, prefix

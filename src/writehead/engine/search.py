@@ -1,0 +1,816 @@
+"""Greedy search, sampling and beam search, with state in fixed-shape tensors on a device.
+
+A `Search` has slots of `beam` adjacent rows. Each slot has its own options, and starts when a
+request is admitted. A search does not depend on the model: `advance` takes logits and sets the
+tokens to feed next. This file has the PyTorch reference; `search_kernels.py` has the kernels.
+
+Beam search keeps `beam` live hypotheses per slot, and a pool of the best hypotheses that have
+ended, ranked by log P / ((5 + length) / 6)^alpha. A step considers the 2 × beam best continuations.
+Those that end enter the pool if they are among the first `beam`; the best of the others stay live.
+A slot is done when no live hypothesis can still enter its n-best list.
+
+`greedy`, `sample`, `stream` and `beam_search` search over a step function, which takes tokens
+[rows] and a state, and returns logits [rows, vocab_size].
+"""
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from writehead.config import DecodeConfig
+from writehead.errors import BackendError, ConfigError, SearchError, ShapeError, TokenError, shown
+from writehead.ops.available import runs_triton
+
+NEVER = float("-inf")  # the score of a hypothesis that does not exist
+PACKED = struct.Struct("=8i5f")
+HEADER = 4  # columns of a packed hypothesis before its tokens
+MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
+IMPLEMENTATIONS = {"reference": "PyTorch, on any device", "triton": "Triton kernels"}
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A decoded sequence, without eos.
+
+    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
+    is false for a sequence that was cut at its maximum length.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_probability: float
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The search options of one request; see `DecodeConfig`."""
+
+    max_length: int
+    min_length: int = 0
+    first: int = 0  # the token to feed first
+    length: int = 0  # positions already in the KV cache, such as those of a prompt
+    prefix: tuple[int, ...] = ()
+    alpha: float = 0.6
+    n_best: int = 1
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    @classmethod
+    def of(cls, config: DecodeConfig, *, max_length: int, **changes: Any) -> Self:
+        """Returns the options of one request with this config."""
+        named = {name: getattr(config, name) for name in ("min_length", "alpha", "n_best", "seed")}
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            if (value := getattr(config, name)) is not None:
+                named[name] = value
+        if config.temperature is not None:
+            # float32 cannot divide by more extreme values; samples would not change
+            named["temperature"] = min(max(config.temperature, 1e-30), 1e30)
+        return cls(max_length=max_length, **(named | changes))
+
+    @property
+    def samples(self) -> bool:
+        """Whether the request needs a `Search` with sampling."""
+        return self.temperature > 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def packed(self) -> bytes:
+        """The first token, the length, and the fields of `SlotOptions`, in the device's layout."""
+        integers = self.max_length, self.min_length, len(self.prefix), self.n_best
+        numbers = self.alpha, self.temperature, self.top_p, self.min_p, self.repetition_penalty
+        top_k, count = min(self.top_k, 2**31 - 1), 0
+        return PACKED.pack(self.first, self.length, *integers, top_k, count, *numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class SlotOptions:
+    """The options of each slot, and `count`, its tokens so far: [S], int32 or float32."""
+
+    max_length: Tensor
+    min_length: Tensor
+    prefix_length: Tensor
+    n_best: Tensor
+    top_k: Tensor
+    count: Tensor
+    alpha: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The best ended hypotheses of each slot, best first: [S, beam], int32 or float32.
+
+    The last token of a hypothesis is `token`, which follows the live hypothesis `parent` of the
+    previous step. With beam=1, the only entry is the sequence so far, whether it has ended or not.
+    """
+
+    length: Tensor
+    finished: Tensor
+    score: Tensor  # NEVER in an empty entry
+    log_p: Tensor
+    parent: Tensor
+    token: Tensor
+
+
+class Search:
+    """Searches in `slots` slots of `beam` rows, with up to `capacity` tokens each.
+
+    Beam j of slot s is row s × beam + j. If given, `live` [rows], `lengths` [rows] and `ancestors`
+    [rows, size] are tensors of a KV cache, and `advance` updates them.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        beam: int,
+        capacity: int,
+        *,
+        vocab_size: int,
+        eos: int,
+        device: torch.device | str,
+        live: Tensor | None = None,
+        lengths: Tensor | None = None,
+        ancestors: Tensor | None = None,
+        sampling: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.slots, self.beam, self.capacity = slots, beam, capacity
+        self.vocab_size, self.eos, self.sampling = vocab_size, eos, sampling
+        rows = slots * beam
+        self.tokens = zeros(rows, dtype=torch.long)  # to feed next
+        self.parents = torch.arange(rows, device=device)  # the row that each row continues
+        self.live = zeros(rows, dtype=torch.long) if live is None else live
+        self.lengths, self.ancestors = lengths, ancestors
+        # one table of int32 and float32 columns, which the kernels read
+        self.option_table = zeros(slots, 11)
+        numbers = self.option_table.view(torch.float32)[:, 6:]
+        self.options = SlotOptions(*self.option_table[:, :6].unbind(1), *numbers.unbind(1))
+        self.prefix = zeros(slots, capacity)
+        self.draws = zeros(slots if sampling else 0, capacity, dtype=torch.float32)
+        self.seen = zeros(slots if sampling else 0, vocab_size, dtype=torch.uint8)
+        self.history_tokens, self.history_parents = zeros(2, slots, capacity, beam)
+        self.pool_table = zeros(slots, beam, 7)
+        integers, floats = self.pool_table.unbind(2), self.pool_table.view(torch.float32).unbind(2)
+        self.pool = Pool(*integers[:2], *floats[2:4], *integers[4:6])
+        self.scores = floats[6]  # log P of the live hypotheses, or NEVER
+        # the pool and scores of a new search; all beams start equal, so only the first is live
+        self._empty = zeros(beam, 7)
+        empty = self._empty.view(torch.float32)
+        empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
+        self.requests: list[Options | None] = [None] * slots
+        # the continuations in the reference's last step: scores, parents and tokens, [R, 2 beam]
+        self.considered: tuple[Tensor, Tensor, Tensor] | None = None
+        self.implementation = self._choose_implementation(implementation)
+        self._made_kernels: Any = None
+
+    def _choose_implementation(self, name: str) -> str:
+        can_run = runs_triton(self.tokens)
+        if name == "auto":
+            return "triton" if can_run and self.beam <= MAX_KERNEL_BEAM else "reference"
+        if name not in IMPLEMENTATIONS:
+            raise BackendError(
+                f"unknown implementation of search {shown(name)}; choose from {[*IMPLEMENTATIONS]}"
+            )
+        if name == "triton" and not can_run:
+            raise BackendError("the search kernels need a GPU and Triton; use reference")
+        return name
+
+    def admit(self, slots: Sequence[int], options: Sequence[Options]) -> None:
+        """Starts a search in each of `slots`, and discards the previous one; does not wait."""
+        for one in options:
+            self._check(one)
+        for slot, one in zip(slots, options, strict=True):
+            self.requests[slot] = one
+        table = np.frombuffer(b"".join(one.packed for one in options), np.int32)
+        table = table.reshape(len(options), -1)
+        sent = self._send(np.column_stack([np.array(slots, np.int32), table]))
+        index, first, lengths = sent[:, :3].long().unbind(1)
+        self.option_table.index_copy_(0, index, sent[:, 3:])
+        self.pool_table.index_copy_(0, index, self._empty.expand(len(slots), -1, -1))
+        rows = torch.stack([index * self.beam + j for j in range(self.beam)], dim=1).flatten()
+        self.tokens.index_copy_(0, rows, first.repeat_interleave(self.beam))
+        self.live.index_fill_(0, rows, 1)
+        if self.lengths is not None:
+            self.lengths.index_copy_(0, rows, lengths.repeat_interleave(self.beam))
+        if self.ancestors is not None:
+            self.ancestors.index_fill_(0, rows, 0)  # prompts are in the rows of the first beams
+        if prefixes := [list(one.prefix) for one in options if one.prefix]:
+            width = max(map(len, prefixes))
+            padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
+            sent = self._send(np.array(padded, np.int32))
+            self.prefix[:, :width].index_copy_(0, index, sent)
+        if any(one.samples for one in options):
+            self.seen.index_fill_(0, index, 0)
+            if any(one.temperature > 0.0 for one in options):
+                sent = self._send(_draws(options))
+                self.draws[:, : sent.shape[1]].index_copy_(0, index, sent)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Ends the searches in `slots`; their results can still be collected."""
+        index = self._send(np.array(slots, np.int64))
+        self.live.view(self.slots, self.beam).index_fill_(0, index, 0)
+
+    def advance(
+        self, logits: Tensor, slots: Tensor | None = None, *, sampling: bool = True
+    ) -> None:
+        """Chooses the next tokens from logits [R × beam, vocab_size or more], of any dtype.
+
+        `slots` [R] int32 are the slots of the logits, by default the first R. Slots that are not
+        live are ignored, and may be listed several times. If no slot needs sampling
+        (`Options.samples`), `sampling=False` is faster.
+        """
+        R = len(logits) // self.beam if slots is None else len(slots)
+        fits = logits.dim() == 2 and logits.shape[1] >= self.vocab_size and self.slots >= R
+        if not fits or len(logits) != R * self.beam:
+            raise ShapeError(
+                f"logits have shape {list(logits.shape)}; they must be [{R * self.beam}, "
+                f"{self.vocab_size}], of at most {self.slots} slots"
+            )
+        if self.implementation == "triton":
+            self._kernels().advance(logits, slots, sampling=sampling and self.sampling)
+            return
+        device = logits.device
+        at = torch.arange(R, device=device) if slots is None else slots.long()
+        x = logits[:, : self.vocab_size].float().view(R, self.beam, self.vocab_size)
+        if self.beam == 1:
+            _choose(self, x.squeeze(1), at)
+        else:
+            _extend(self, x, at)
+
+    def collect(self, slots: Sequence[int]) -> Tensor:
+        """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
+        requests = [self.requests[slot] for slot in slots]
+        n = max(one.n_best for one in requests if one is not None)
+        longest = max(one.max_length for one in requests if one is not None)
+        index = self._send(np.array(slots, np.int64))
+        packed = index.new_zeros(len(slots), n, HEADER + longest, dtype=torch.int32)
+        packed[:, :, :HEADER] = self.pool_table[index, :n, :HEADER]
+        texts = packed[:, :, HEADER:]
+        if self.beam == 1:
+            texts[:, 0] = self.history_tokens[index, :longest, 0]
+        elif self.implementation == "triton":
+            self._kernels().trace_back(index, texts)
+        else:
+            _trace_back(self, index, texts)
+        return packed
+
+    def results(self, slots: Sequence[int]) -> list[list[Hypothesis]]:
+        """Returns up to n_best hypotheses per slot, best first; waits for the device."""
+        found = make_hypotheses(self.collect(slots).cpu().numpy())
+        if not all(found):
+            raise no_hypothesis()
+        limits = [one.n_best if (one := self.requests[slot]) else 0 for slot in slots]
+        return [best[:limit] for best, limit in zip(found, limits, strict=True)]
+
+    def _kernels(self) -> Any:
+        """Returns the kernels; importing them needs Triton, which is optional."""
+        if self._made_kernels is None:
+            from writehead.engine.search_kernels import Kernels
+
+            self._made_kernels = Kernels(self)
+        return self._made_kernels
+
+    def _check(self, options: Options) -> None:
+        """Raises if this search does not support a request."""
+        if not 1 <= options.max_length <= self.capacity or options.n_best > self.beam:
+            raise ConfigError(
+                f"max_length={options.max_length} with n_best={options.n_best} exceeds this search "
+                f"of {self.capacity} tokens with beam={self.beam}"
+            )
+        if options.samples and not self.sampling:
+            raise ConfigError("this search cannot sample; create it with sampling=True")
+        largest = max((self.eos, *options.prefix))
+        if largest >= self.vocab_size:
+            raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
+
+    def _send(self, array: NDArray[Any]) -> Tensor:
+        """Copies an array to the device, without waiting."""
+        T = torch.from_numpy(array)
+        if self.tokens.is_cuda:
+            T = T.pin_memory()
+        return T.to(self.tokens.device, non_blocking=True)
+
+
+def _draws(options: Sequence[Options]) -> NDArray[np.float32]:
+    """Returns uniform random numbers [R, longest], one per token, from the seed of each request."""
+    draws = np.zeros((len(options), max(one.max_length for one in options)), np.float32)
+    for row, one in zip(draws, options, strict=True):
+        if one.temperature > 0.0:
+            generator = torch.Generator().manual_seed(one.seed)
+            row[: one.max_length] = torch.rand(one.max_length, generator=generator).numpy()
+    return draws
+
+
+def make_hypotheses(packed: NDArray[np.int32]) -> list[list[Hypothesis]]:
+    """Converts the result of `Search.collect`; a slot whose logits allow no token has none."""
+    headers, numbers = packed[:, :, :2].tolist(), packed.view(np.float32)[:, :, 2:HEADER].tolist()
+    results = []
+    for texts, header, number in zip(packed, headers, numbers, strict=True):
+        best = []
+        for text, (length, finished), (score, log_p) in zip(texts, header, number, strict=True):
+            if score != NEVER:
+                tokens = tuple(text[HEADER : HEADER + length - finished].tolist())
+                best.append(Hypothesis(tokens, score, log_p, bool(finished)))
+        is_finite = all(math.isfinite(one.log_probability) for one in best)
+        results.append(best if is_finite else [])
+    return results
+
+
+def no_hypothesis() -> SearchError:
+    """Returns the error for a slot without hypotheses."""
+    return SearchError(
+        "the model's logits allow no token; look for NaN in its weights, or for a forced prefix or "
+        "min_length that has zero probability"
+    )
+
+
+def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
+    """Returns the divisor of a log probability: ((5 + length) / 6)^alpha."""
+    return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
+
+
+def _put(field: Tensor, at: Tensor, live: Tensor, value: Tensor) -> None:
+    """Writes value [R, …] to those slots `at` [R] that are `live` [R]."""
+    live = live.view(-1, *[1] * (value.dim() - 1))
+    field[at] = torch.where(live, value.to(field.dtype), field[at])
+
+
+def _without_early_eos(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
+    """Returns logits x [R, …, vocab_size] without eos before the minimum length."""
+    early = t + 1 < search.options.min_length[at]
+    if not early.any():
+        return x
+    is_eos = torch.arange(search.vocab_size, device=x.device) == search.eos
+    return x.masked_fill(early.view(-1, *[1] * (x.dim() - 1)) & is_eos, NEVER)
+
+
+def _choose(search: Search, x: Tensor, at: Tensor) -> None:
+    """Runs one step of greedy search or sampling on logits x [R, vocab_size] of slots `at`."""
+    options, pool = search.options, search.pool
+    live, count = search.live[at] != 0, options.count[at] + 1
+    t = (count - 1).clamp(max=search.capacity - 1).long()  # a slot that has ended may be full
+    allowed = _without_early_eos(search, x, at, t)
+    token = _sample(search, allowed, at, t) if search.sampling else allowed.argmax(dim=1)
+    token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
+    chosen = x.gather(1, token.unsqueeze(1)).squeeze(1) - x.logsumexp(dim=1)
+    log_p = pool.log_p[at, 0] + chosen
+    finished = token == search.eos
+    over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
+
+    search.history_tokens[at, t, 0] = torch.where(
+        live, token.int(), search.history_tokens[at, t, 0]
+    )
+    score = log_p / length_penalty(count, options.alpha[at])
+    columns = (pool.length, count), (pool.finished, finished), (pool.log_p, log_p)
+    for field, value in (*columns, (pool.score, score)):
+        _put(field, at, live, value.unsqueeze(1))
+    if search.sampling:
+        search.seen[at, token] |= live.byte()
+    if search.lengths is not None:
+        _put(search.lengths, at, live, search.lengths[at] + 1)
+    _put(options.count, at, live, count)
+    _put(search.tokens, at, live, token)
+    _put(search.live, at, live, ~over)
+
+
+def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
+    """Returns tokens [R] drawn from logits x [R, vocab_size], or the likeliest at temperature 0.
+
+    Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
+    tokens at least min_p times as likely as the likeliest. Of equally likely tokens, lower ids come
+    first. The result is the token, in order of ids, at which the cumulative probability exceeds the
+    slot's random number.
+    """
+    options = search.options
+    penalty = options.repetition_penalty[at].unsqueeze(1)
+    if (penalty != 1.0).any():
+        penalized = torch.where(x > 0.0, x / penalty, x * penalty)
+        x = torch.where(search.seen[at] != 0, penalized, x)
+    likeliest = x.argmax(dim=1)
+    temperature = options.temperature[at].unsqueeze(1)
+    if not (temperature > 0.0).any():
+        return likeliest
+    y = (x - x.amax(dim=1, keepdim=True)) / torch.where(temperature > 0.0, temperature, 1.0)
+    top_k, top_p, min_p = (
+        T[at].unsqueeze(1) for T in (options.top_k, options.top_p, options.min_p)
+    )
+    mass = y.double().exp()
+    if ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)).any():
+        ordered, tokens = y.sort(dim=1, descending=True, stable=True)
+        kept = (torch.arange(y.shape[1], device=y.device) < top_k) | (top_k == 0)
+        p = ordered.double().exp() * kept
+        p /= p.sum(dim=1, keepdim=True)
+        kept &= (p.cumsum(dim=1) - p < top_p) | (top_p >= 1.0)
+        kept &= ordered >= min_p.log()
+        mass *= torch.zeros_like(kept).scatter(1, tokens, kept)
+    cumulative = mass.cumsum(dim=1)
+    draw = search.draws[at, t].unsqueeze(1) * cumulative[:, -1:]
+    # rounding may leave a gap at the end; for a row of NaN, any token will do
+    last = (mass > 0.0).int().cumsum(dim=1).argmax(dim=1)
+    token = torch.minimum((cumulative <= draw).sum(dim=1), last)
+    return torch.where(temperature.squeeze(1) > 0.0, token, likeliest)
+
+
+def _extend(search: Search, x: Tensor, at: Tensor) -> None:
+    """Runs one step of beam search on logits x [R, beam, vocab_size] of slots `at`."""
+    options, pool, beam = search.options, search.pool, search.beam
+    live, count = search.live.view(-1, beam)[at, 0] != 0, options.count[at] + 1
+    t = (count - 1).clamp(max=search.capacity - 1).long()
+    log_z = x.logsumexp(dim=2)
+    allowed = _without_early_eos(search, x, at, t)
+    forced = t < options.prefix_length[at]
+    if forced.any():
+        others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)
+        allowed = allowed.masked_fill((forced.unsqueeze(1) & others).unsqueeze(1), NEVER)
+    scores = search.scores[at]
+    exists = scores != NEVER
+    # NaN or infinite logits of a live hypothesis
+    lost = (exists & ~log_z.isfinite()).any(dim=1)
+    totals = (scores - log_z).unsqueeze(2) + allowed
+    totals = totals.masked_fill(~exists.unsqueeze(2), NEVER).flatten(1)  # [R, beam vocab_size]
+    best, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
+    parents, tokens = places // search.vocab_size, places % search.vocab_size  # [R, 2 beam]
+    search.considered = best, parents, tokens
+    finished = tokens == search.eos
+    over = finished | (count >= options.max_length[at]).unsqueeze(1)
+
+    ended = best / length_penalty(count, options.alpha[at]).unsqueeze(1)
+    ended = ended.masked_fill(~over, NEVER)[:, :beam]
+    # in the order of the fields of Pool
+    lengths = count.unsqueeze(1).expand(-1, beam)
+    joined = lengths, finished[:, :beam], ended, best[:, :beam], parents[:, :beam], tokens[:, :beam]
+    order = torch.cat([pool.score[at], ended], 1).sort(dim=1, descending=True, stable=True).indices
+    for field, new in zip(vars(pool).values(), joined, strict=True):
+        both = torch.cat([field[at], new.to(field.dtype)], dim=1)
+        _put(field, at, live, both.gather(1, order[:, :beam]))
+    _put(pool.log_p, at, live & lost, torch.full_like(scores, math.nan))
+
+    best = best.masked_fill(over, NEVER)
+    order = best.sort(dim=1, descending=True, stable=True).indices[:, :beam]
+    best, parents, tokens = (T.gather(1, order) for T in (best, parents, tokens))
+    done = lost | _decided(search, best, at, count)
+    _put(search.scores, at, live, best.masked_fill(done.unsqueeze(1), NEVER))
+    for field, value in ((search.history_tokens, tokens), (search.history_parents, parents)):
+        field[at, t] = torch.where(live.unsqueeze(1), value.int(), field[at, t])
+    _put(search.tokens.view(-1, beam), at, live, tokens)
+    _put(search.parents.view(-1, beam), at, live, at.unsqueeze(1) * beam + parents)
+    _continue_parents(search, parents, at, live)
+    _put(options.count, at, live, count)
+    _put(search.live.view(-1, beam), at, live, ~done.unsqueeze(1).expand(-1, beam))
+
+
+def _decided(search: Search, scores: Tensor, at: Tensor, count: Tensor) -> Tensor:
+    """Returns whether no live hypothesis can still enter the n-best list, [R].
+
+    Log probabilities never increase. The best possible score is therefore the current log
+    probability divided by the penalty of the longest possible sequence, or of the shortest if
+    alpha is negative.
+    """
+    options = search.options
+    alpha = options.alpha[at]
+    length = torch.where(alpha >= 0.0, options.max_length[at], count + 1)
+    bound = scores.amax(dim=1) / length_penalty(length, alpha)
+    worst = search.pool.score[at].gather(
+        1, (options.n_best[at].long() - 1).clamp(min=0).unsqueeze(1)
+    )
+    return bound <= worst.squeeze(1)
+
+
+def _continue_parents(search: Search, parents: Tensor, at: Tensor, live: Tensor) -> None:
+    """Updates lengths and ancestors of the KV cache, so that each row continues its parent."""
+    beam = search.beam
+    if search.lengths is None:
+        return
+    lengths = search.lengths.view(-1, beam)
+    if search.ancestors is not None:
+        size = search.ancestors.shape[1]
+        table = search.ancestors.view(-1, beam, size)
+        new = table[at].gather(1, parents.unsqueeze(2).expand(-1, -1, size))
+        newest = (lengths[at] % size).unsqueeze(2)
+        _put(table, at, live, new.scatter(2, newest, parents.int().unsqueeze(2)))
+    _put(lengths, at, live, lengths[at] + 1)
+
+
+def _trace_back(search: Search, index: Tensor, texts: Tensor) -> None:
+    """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
+    n, pool = texts.shape[1], search.pool
+    last = pool.length[index, :n].long() - 1
+    beam = pool.parent[index, :n].long()
+    texts.scatter_(2, last.clamp(min=0).unsqueeze(2), pool.token[index, :n].unsqueeze(2))
+    for t in range(int(last.max()) - 1, -1, -1):
+        inside = t < last
+        tokens = search.history_tokens[index, t].gather(1, beam)
+        texts[:, :, t] = torch.where(inside, tokens, texts[:, :, t])
+        parents = search.history_parents[index, t].gather(1, beam).long()
+        beam = torch.where(inside, parents, beam)
+
+
+class SearchState(Protocol):
+    """The interface of a state that can be searched, such as `DecoderState`."""
+
+    @property
+    def first(self) -> Tensor:
+        """The first token to feed to each row, [rows]."""
+
+    @property
+    def beam(self) -> int:
+        """The number of rows per sentence; they are adjacent."""
+
+    def expand(self, beam: int) -> Self:
+        """Returns a state with `beam` rows for each row of this one."""
+
+    def begin(self, limits: Sequence[int]) -> None:
+        """Begins a search of up to limits[i] tokens for sentence i; raises if it does not fit."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Makes row i continue the previous row rows[i]."""
+
+    def stop(self, rows: Tensor) -> None:
+        """Marks the rows where `rows` is true as ended; later tokens for them are ignored."""
+
+
+S = TypeVar("S", bound=SearchState)
+Step = Callable[[Tensor, S], Tensor]
+# takes the tokens chosen so far [rows, t] and logits [rows, vocab_size]; returns logits
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class BeamStep:
+    """The continuations that one step of beam search considers for each sentence, best first.
+
+    scores: [b, 2 × beam], log probabilities; NEVER for a continuation that does not exist.
+    tokens: [b, 2 × beam, t], whole hypotheses. ended: [b, 2 × beam]. cut: [b], whether the maximum
+    length is reached. over: [b], whether the sentence is done after this step. largest: [b], the
+    largest magnitude of the logits.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    ended: Tensor
+    cut: Tensor
+    over: Tensor
+    largest: Tensor
+
+
+Observer = Callable[[BeamStep], None]
+
+
+def greedy(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+) -> list[Hypothesis]:
+    """Decodes each row by always choosing the most likely token.
+
+    Row i starts with prefixes[i] and has at most max_lengths[i] tokens. The state needs capacity
+    for all tokens of a row, and can be searched only once. `processors` change the logits of each
+    step.
+    """
+    config = check_options(config)
+    _check_greedy(config)
+    options = make_options(config, len(state.first), eos, prefixes, max_lengths)
+    steps = _steps(step, _begun(state, options), options, eos, processors)
+    return [best for [best] in _finish(steps)]
+
+
+def sample(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+) -> list[Hypothesis]:
+    """Samples each row from softmax(logits / temperature).
+
+    top_k keeps the k most likely tokens, top_p keeps the smallest set with total probability p, and
+    min_p keeps tokens at least p times as likely as the likeliest. Row i uses seeds[i], by default
+    config.seed + i.
+    """
+    config = check_options(config)
+    if config.temperature is None:
+        raise ConfigError("sampling needs a temperature, such as 1.0")
+    options = make_options(config, len(state.first), eos, prefixes, max_lengths, seeds)
+    steps = _steps(step, _begun(state, options), options, eos, processors)
+    return [best for [best] in _finish(steps)]
+
+
+def stream(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    processors: Sequence[Processor] = (),
+) -> Iterator[int]:
+    """Yields the tokens of a state with one row as they are decoded, without eos.
+
+    They are the tokens of `sample` if a temperature is set, and of `greedy` otherwise.
+    """
+    config = check_options(config)
+    if len(state.first) != 1:
+        raise ShapeError(f"this state has {len(state.first)} rows; stream takes one with 1 row")
+    if config.temperature is None:
+        _check_greedy(config)
+    options = make_options(config, 1, eos)
+    return _stream(_steps(step, _begun(state, options), options, eos, processors), eos)
+
+
+def _stream(steps: Iterator[Search], eos: int) -> Iterator[int]:
+    for search in steps:
+        if not bool(search.pool.log_p.isfinite()):
+            raise no_hypothesis()
+        token = int(search.tokens)
+        if token != eos:
+            yield token
+
+
+def beam_search(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+    observe: Observer | None = None,
+) -> list[list[Hypothesis]]:
+    """Returns up to n_best hypotheses per sentence, best first.
+
+    A hypothesis that reaches its maximum length is ranked as unfinished. Scores and lengths include
+    a forced prefix. `observe` is called after each step, unless beam=1, which is greedy search.
+    """
+    config = check_options(config)
+    if config.temperature is not None:
+        raise ConfigError("beam search does not sample; omit temperature, or use sample")
+    given: dict[str, Any] = {"eos": eos, "prefixes": prefixes, "max_lengths": max_lengths}
+    if config.width == 1:
+        best = greedy(step, state, config, processors=processors, **given)
+        return [[hypothesis] for hypothesis in best]
+    if state.beam == 1:
+        state = state.expand(config.width)
+    elif state.beam != config.width:
+        raise ShapeError(
+            f"this state has {state.beam} beams per sentence, not {config.width}; start it with "
+            f"beam={config.width} or 1"
+        )
+    options = make_options(config, len(state.first) // config.width, **given)
+    state.begin([one.max_length for one in options])
+    return _finish(_steps(step, state, options, eos, processors, observe))
+
+
+def check_options(options: object, beam: int = 1) -> DecodeConfig:
+    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
+    if not isinstance(options, DecodeConfig):
+        raise ConfigError(
+            f"options must be a DecodeConfig, not {shown(options)} of type "
+            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
+        )
+    return options.with_default_beam(beam)
+
+
+def make_options(
+    config: DecodeConfig,
+    b: int,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Options]:
+    """Returns the checked options of b sentences."""
+    if b < 1:
+        raise ShapeError("this state has no rows; start one with at least one sentence")
+    if eos < 0:
+        raise TokenError(f"eos={eos} must be a token id, at least 0")
+    if max_lengths is None:
+        if config.max_length is None:
+            raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
+        max_lengths = [config.max_length] * b
+    prefixes = [()] * b if prefixes is None else prefixes
+    seeds = range(config.seed, config.seed + b) if seeds is None else seeds
+    columns = {"max_lengths": max_lengths, "prefixes": prefixes, "seeds": seeds}
+    for name, values in columns.items():
+        if len(values) != b:
+            rows = "rows" if name == "seeds" else "sentences"
+            raise ShapeError(f"got {len(values)} {name} for {b} {rows}; pass one for each")
+    least, most = max(1, config.min_length), config.max_length or math.inf
+    options = []
+    for limit, prefix, seed in zip(max_lengths, prefixes, seeds, strict=True):
+        if not least <= limit <= most:
+            raise ConfigError(f"max_lengths has {limit}; it must be from {least} to {most}")
+        if len(prefix) > limit:
+            raise ConfigError(
+                f"a forced prefix has {len(prefix)} tokens, more than max_length={limit}"
+            )
+        if eos in prefix or min(prefix, default=0) < 0:
+            raise TokenError(f"a forced prefix must contain only token ids, without eos={eos}")
+        if config.temperature is not None and not -(2**63) <= seed < 2**64:
+            raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
+        options.append(Options.of(config, max_length=limit, prefix=tuple(prefix), seed=seed))
+    return options
+
+
+def _check_greedy(config: DecodeConfig) -> None:
+    if config.width > 1 or config.temperature is not None:
+        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
+
+
+def _begun(state: S, options: Sequence[Options]) -> S:
+    """Begins a search with one row per sentence; raises if the state has beams."""
+    if state.beam != 1:
+        raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
+    state.begin([one.max_length for one in options])
+    return state
+
+
+def _finish(steps: Iterator[Search]) -> list[list[Hypothesis]]:
+    """Runs all steps, and returns the hypotheses of each sentence."""
+    *_, search = steps
+    return search.results(range(search.slots))
+
+
+def _steps(
+    step: Step[S],
+    state: S,
+    options: Sequence[Options],
+    eos: int,
+    processors: Sequence[Processor],
+    observe: Observer | None = None,
+) -> Iterator[Search]:
+    """Yields the search after each step, until no row is live."""
+    search, tokens = None, state.first
+    texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors and observers
+    while search is None or bool(search.live.any()):
+        if search is not None:
+            if processors or observe:
+                texts = torch.cat([texts[search.parents], search.tokens.unsqueeze(1)], dim=1)
+            if state.beam > 1:
+                state.reorder(search.parents)
+            state.stop(search.live == 0)
+            tokens = search.tokens
+        logits = step(tokens, state)
+        for process in processors:
+            logits = process(texts, logits)
+        if logits.dim() != 2 or len(logits) != len(tokens):
+            raise ShapeError(
+                f"the step function returned logits {list(logits.shape)}; they must be "
+                f"[{len(tokens)}, vocab_size]"
+            )
+        if search is None:
+            search = Search(
+                len(options),
+                state.beam,
+                max(one.max_length for one in options),
+                vocab_size=logits.shape[1],
+                eos=eos,
+                device=tokens.device,
+                sampling=any(one.samples for one in options),
+                implementation="reference",
+            )
+            search.admit(range(len(options)), options)
+        search.advance(logits)
+        if observe is not None:
+            observe(_beam_step(search, texts, logits))
+        yield search
+
+
+def _beam_step(search: Search, texts: Tensor, logits: Tensor) -> BeamStep:
+    """Returns the last step; before it, the live hypotheses were texts [rows, t]."""
+    assert search.considered is not None
+    scores, parents, tokens = search.considered
+    rows = torch.arange(len(parents), device=parents.device).unsqueeze(1) * search.beam + parents
+    return BeamStep(
+        scores,
+        torch.cat([texts[rows], tokens.unsqueeze(2)], dim=2),
+        ended=tokens == search.eos,
+        cut=search.options.count >= search.options.max_length,
+        over=search.live.view(-1, search.beam)[:, 0] == 0,
+        largest=logits.float().abs().view(len(parents), -1).amax(dim=1),
+    )

@@ -1,0 +1,204 @@
+"""Attention over a whole memory (§2.3, §3): `attend`, and the choice of its implementation.
+
+- "packed": Triton kernels for several sequences per row (`packed_attention.py`).
+- "sdpa": PyTorch's `scaled_dot_product_attention`.
+- "eager": the reference, two matrix products and a softmax.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from writehead.errors import ConfigError, ShapeError
+from writehead.ops import packed_attention
+from writehead.ops.available import choose_implementation
+from writehead.ops.heads import Heads
+from writehead.ops.visibility import Visibility
+
+MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
+
+
+def attend(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility | None = None,
+    *,
+    scale: float,
+    noise: Tensor | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """Returns softmax(scale Q K^T) V: [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, h, n, v].
+
+    Read-head i reads write-head i // (h/g). The softmax is computed in float32 or better. A query
+    that sees no position returns zeros. If K and V have fewer rows than Q, each row of K and V
+    serves consecutive rows of Q, such as the beams of a sentence, and `visibility` describes the
+    rows of K and V. noise [b, g, m] multiplies the weights of each memory position; it has no
+    gradient.
+    """
+    visibility = visibility or Visibility()
+    _check(Q, K, V, visibility, scale, noise)
+    b, h, n, k = Q.shape
+    beam = b // K.shape[0]
+    if beam > 1:  # the beams of a sentence become queries of one row
+        Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
+    if visibility.ancestors is not None:
+        K, V = _gather(K, visibility.ancestors), _gather(V, visibility.ancestors)
+        noise = noise if noise is None else _gather(noise, visibility.ancestors)
+    chosen = IMPLEMENTATIONS[_choose(implementation, Q, K, V, visibility)]
+    O = chosen.attend(Q, K, V, visibility, scale, noise)  # noqa: E741
+    if beam > 1:
+        O = O.view(-1, h, beam, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
+    return O
+
+
+def attend_fused(
+    QKV: Tensor,
+    heads: Heads,
+    visibility: Visibility | None = None,
+    *,
+    scale: float,
+    noise: Tensor | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """Returns `attend` of one projection QKV [b, n, hk + gk + gv]; its gradient is one tensor."""
+    visibility = visibility or Visibility()
+    Q, K, V = heads.split(QKV)
+    _check(Q, K, V, visibility, scale, noise)
+    chosen = _choose(implementation, Q, K, V, visibility)
+    if chosen == "packed" and visibility.ancestors is None:
+        return packed_attention.attend_fused(QKV, heads, visibility, scale, noise)
+    return attend(Q, K, V, visibility, scale=scale, noise=noise, implementation=chosen)
+
+
+def check_implementation(name: str) -> None:
+    """Raises unless `name` is "auto" or an implementation of `attend`."""
+    choose_implementation("attention", name, dict.fromkeys(IMPLEMENTATIONS))
+
+
+def _choose(name: str, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str:
+    reasons = {one: IMPLEMENTATIONS[one].why_not(Q, K, V, visibility) for one in IMPLEMENTATIONS}
+    return choose_implementation("attention", name, reasons)
+
+
+def _attend_eager(
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+) -> Tensor:
+    """Computes read-heads that share a write-head as one product, without repeating K and V."""
+    V = _scale_values(V, noise)
+    b, h, n, k = Q.shape
+    g, m, v = K.shape[1], K.shape[2], V.shape[3]
+    Q = Q.reshape(b, g, h // g * n, k)
+    logits = torch.matmul(Q, K.transpose(-1, -2))  # [b, g, h/g n, m]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
+    mask, fully_masked = visibility.mask(n, m, Q.device), visibility.fully_masked(n, m, Q.device)
+    if mask is None or fully_masked is None:
+        weights = torch.softmax(logits, dim=-1)
+    else:
+        logits = logits.view(b, h, n, m).masked_fill(~mask, float("-inf"))
+        weights = torch.softmax(logits, dim=-1).masked_fill(fully_masked, 0.0)  # instead of NaN
+        weights = weights.view(b, g, h // g * n, m)
+    return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)
+
+
+def _why_not_sdpa(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
+    k, v = K.shape[3], V.shape[3]
+    return None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}"
+
+
+def _attend_sdpa(
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+) -> Tensor:
+    """Computes attention by SDPA, without `enable_gqa`, which would repeat K and V for a mask."""
+    V = _scale_values(V, noise)
+    b, h, n, k = Q.shape
+    g, m, v = K.shape[1], K.shape[2], V.shape[3]
+    causal = visibility.causal and visibility.has_only_causal_limit and n == m
+    mask = None if causal else visibility.mask(n, m, Q.device)
+    if n <= MAX_FOLDED_QUERIES and not causal and (mask is None or mask.shape[2] == 1):
+        # all queries see the same positions, so the queries of read-heads that share a write-head
+        # can be queries of one head, and K and V are read once
+        Q = Q.reshape(b, g, h // g * n, k)
+    elif g < h:
+        # write-heads become part of the batch and are expanded to their read-heads by a stride of 0
+        Q = Q.reshape(b * g, h // g, n, k)
+        K = K.reshape(b * g, 1, m, k).expand(-1, h // g, -1, -1)
+        V = V.reshape(b * g, 1, m, v).expand(-1, h // g, -1, -1)
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask.repeat_interleave(g, dim=0)
+    O = scaled_dot_product_attention(  # noqa: E741
+        Q, K, V, attn_mask=mask, is_causal=causal, scale=scale
+    )
+    O = O.reshape(b, h, n, v)  # noqa: E741
+    fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
+    return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
+
+
+def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
+    """Returns V times noise, which has the same effect as multiplying the attention weights."""
+    return V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
+
+
+def _gather(T: Tensor, ancestors: Tensor) -> Tensor:
+    """Returns [b, g, m, …]: position j of row i is that of row ancestors[i, j] of T."""
+    index = torch.arange(T.shape[2], device=T.device)
+    return T[ancestors, :, index].transpose(1, 2)  # [b, m, g, …] -> [b, g, m, …]
+
+
+class Implementation(NamedTuple):
+    """An implementation of `attend`; tensors are checked, and K and V have as many rows as Q."""
+
+    why_not: Callable[[Tensor, Tensor, Tensor, Visibility], str | None]
+    attend: Callable[[Tensor, Tensor, Tensor, Visibility, float, Tensor | None], Tensor]
+
+
+IMPLEMENTATIONS = {  # "auto" chooses the first that supports the arguments
+    "packed": Implementation(packed_attention.why_not, packed_attention.attend),
+    "sdpa": Implementation(_why_not_sdpa, _attend_sdpa),
+    "eager": Implementation(lambda Q, K, V, visibility: None, _attend_eager),
+}
+
+
+def _check(
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+) -> None:
+    for name, T in (("Q", Q), ("K", K), ("V", V)):
+        if T.dim() != 4 or 0 in T.shape:
+            raise ShapeError(
+                f"{name} has shape {list(T.shape)}; attend takes Q [b, h, n, k], K [b, g, m, k] "
+                f"and V [b, g, m, v], none of them empty"
+            )
+        if not T.is_floating_point() or T.dtype != Q.dtype:
+            raise ShapeError(f"{name} is {T.dtype}; Q, K and V must have one floating-point type")
+        if T.device != Q.device:
+            raise ShapeError(f"{name} is on {T.device} and Q on {Q.device}; move them together")
+    if K.shape[:3] != V.shape[:3] or Q.shape[3] != K.shape[3]:
+        raise ShapeError(
+            f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
+            f"the same [b, g, m], and Q and K the same k"
+        )
+    (b, h, n, _), (rows, g, m, _) = Q.shape, K.shape
+    if h % g:
+        raise ShapeError(f"{g} write-heads cannot serve {h} read-heads; g must divide h")
+    if b % rows:
+        raise ShapeError(
+            f"{rows} rows of K and V cannot serve {b} rows of Q; the number must divide {b}"
+        )
+    if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
+        raise ShapeError(
+            f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
+            f"[b, g, m] = {[rows, g, m]}"
+        )
+    if noise is not None and noise.device != Q.device:
+        raise ShapeError(f"noise is on {noise.device} and Q on {Q.device}; move them together")
+    if not scale > 0.0:
+        raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
+    if b != rows and not visibility.is_same_for_all_queries:
+        raise ShapeError(
+            "rows of Q that share K and V must see the same memory; causal, window, query "
+            "positions, segments and ancestors need a row of K and V for each row of Q"
+        )
+    visibility.check(rows, n, m, Q.device)

@@ -1,0 +1,75 @@
+"""Launches Triton kernels with programmatic dependent launch (PDL), and compiles them in parallel.
+
+A kernel launched with `**pdl(T)` may start while the previous kernel of the stream is still
+running. It calls `wait_for_previous` before it reads the output of that kernel, and then
+`launch_dependents`, which lets the next kernel start. Before the wait, it can read the output of
+older kernels, which have ended, and weights.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+COMPILE_THREADS = 16  # more than a step has kernels
+_compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
+
+
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """Returns a function that launches `kernel`; inside `compile_kernels`, it only compiles it."""
+    if _compiles_only.get():
+        return functools.partial(kernel.warmup, grid=grid)
+    launched: Callable[..., Any] = kernel[grid]
+    return launched
+
+
+def compile_kernels(work: Callable[[], object]) -> None:
+    """Calls `work`, whose launches compile their kernels in parallel without running them.
+
+    Everything else in `work` runs as usual, on memory that no kernel has written.
+    """
+
+    def compile_all() -> None:
+        _compiles_only.set(True)
+        with ThreadPoolExecutor(COMPILE_THREADS) as threads, triton.AsyncCompileMode(threads):
+            work()
+
+    Context().run(compile_all)  # an error must not leave Triton's mode set
+
+
+def compiles_only() -> bool:
+    """Returns whether launches compile their kernels without running them."""
+    return _compiles_only.get()
+
+
+def pdl(T: Tensor) -> dict[str, bool]:
+    """Returns the launch options for PDL on T's device; empty where PDL is not supported."""
+    return {"launch_pdl": True} if T.is_cuda and _is_hopper(T.device) else {}
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Waits until the previous kernel has ended and its writes are visible."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def launch_dependents(PDL: tl.constexpr):
+    """Allows the next kernel to start."""
+    if PDL:
+        gdc_launch_dependents()

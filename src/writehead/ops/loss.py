@@ -1,0 +1,126 @@
+"""Cross-entropy with label smoothing and z-loss, for each row of logits.
+
+With a vocabulary of tens of thousands, the logits are the largest tensor of a training step. The
+Triton kernels read them once for the loss and once for its gradient.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, register_autograd
+from torch.nn.functional import nll_loss
+
+from writehead.ops.available import choose_implementation, runs_triton
+
+FORWARD_CHUNK = 32768  # logits that one program of the loss loads at once
+BACKWARD_CHUNK = 8192  # logits that one program of the gradient computes
+
+
+def label_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float,
+    z_loss: float,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Returns the training objective and the negative log-likelihood, [rows] each, in float32.
+
+    logits: [rows, vocab_size]. labels: [rows]; both losses of a row with a negative label are 0.
+    The objective includes z_loss · log²Z, which keeps the logits from drifting.
+    """
+    why_not = None if runs_triton(logits) else f"Triton does not run on {logits.device}"
+    reasons = {"triton": why_not, "reference": None}
+    if choose_implementation("loss", implementation, reasons) == "reference":
+        return _reference(logits, labels, label_smoothing, z_loss)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    objective, nll, _ = _forward(logits, labels, label_smoothing, z_loss)
+    return objective, nll
+
+
+def _reference(
+    logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    logits, counts = logits.float(), labels >= 0
+    log_z = logits.logsumexp(dim=-1)
+    labels = torch.where(counts, labels, -100)  # nll_loss ignores -100
+    nll = log_z * counts + nll_loss(logits, labels, reduction="none")
+    objective = nll
+    if label_smoothing > 0.0:  # 0 times a logit of -inf would be NaN
+        uniform = (log_z - logits.mean(dim=-1)) * counts
+        objective = (1.0 - label_smoothing) * nll + label_smoothing * uniform
+    return objective + z_loss * log_z.square() * counts, nll
+
+
+@custom_op("writehead::label_loss", mutates_args=())
+def _forward(
+    logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the objective, the negative log-likelihood and log Z, [rows] each."""
+    from writehead.ops.launch import launch  # needs Triton
+    from writehead.ops.loss_kernels import loss_kernel
+
+    objective, nll, log_z = _empty_losses(logits)
+    rows, vocab_size = logits.shape
+    chunk = min(FORWARD_CHUNK, _next_power_of_2(vocab_size))
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        launch(loss_kernel, (rows,))(
+            *(logits, logits.stride(0), labels, objective, nll, log_z),
+            *(vocab_size, label_smoothing, z_loss),
+            CHUNK=chunk,
+            num_warps=max(1, min(16, chunk // 256)),
+        )
+    return objective, nll, log_z
+
+
+@custom_op("writehead::label_loss_backward", mutates_args=())
+def _backward(
+    logits: Tensor, labels: Tensor, log_z: Tensor, d_p: Tensor, d_all: Tensor, d_label: Tensor
+) -> Tensor:
+    """Returns the gradient of the logits: d_p · p + d_all, plus d_label at the label."""
+    from writehead.ops.launch import launch  # needs Triton
+    from writehead.ops.loss_kernels import loss_gradient_kernel
+
+    gradient = torch.empty_like(logits)
+    rows, vocab_size = logits.shape
+    chunk = min(BACKWARD_CHUNK, _next_power_of_2(vocab_size))
+    # the gradient of a sum is an expanded scalar
+    factors = (T.contiguous() for T in (d_p, d_all, d_label))
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        launch(loss_gradient_kernel, (rows, -(-vocab_size // chunk)))(
+            *(logits, logits.stride(0), labels, log_z, *factors),
+            *(gradient, gradient.stride(0), vocab_size),
+            CHUNK=chunk,
+            num_warps=max(1, min(8, chunk // 256)),
+        )
+    return gradient
+
+
+def _empty_losses(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    objective, nll, log_z = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
+    return objective, nll, log_z
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, labels, ctx.label_smoothing, ctx.z_loss = inputs
+    ctx.save_for_backward(logits, labels, output[2])
+
+
+def _differentiate(ctx: Any, d_objective: Tensor, d_nll: Tensor, _: Tensor) -> tuple[Any, ...]:
+    logits, labels, log_z = ctx.saved_tensors
+    smoothing = ctx.label_smoothing
+    d_p = d_objective * (1.0 + 2.0 * ctx.z_loss * log_z) + d_nll
+    d_all = d_objective * (-smoothing / logits.shape[1])
+    d_label = -(1.0 - smoothing) * d_objective - d_nll
+    return _backward(logits, labels, log_z, d_p, d_all, d_label), None, None, None
+
+
+_forward.register_fake(_empty_losses)
+_backward.register_fake(lambda logits, *_: torch.empty_like(logits))
+register_autograd(_forward, _differentiate, setup_context=_save)
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,113 @@
+"""Describes which memory positions a query may read.
+
+Kernels skip positions that lengths, windows and segments hide. Other implementations of attention
+use the equivalent `mask`.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from writehead.errors import ConfigError, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """Which of m memory positions the n queries of a row may read; by default, all.
+
+    Masks are computed once and shared by all layers, so the tensors must not change.
+    """
+
+    causal: bool = False  # a query sees no position after its own
+    window: int | None = None  # a query sees its own position and the window - 1 before it
+    lengths: Tensor | None = None  # [b], the memory positions that are not padding
+    query_positions: Tensor | None = None  # [b, n], instead of 0, 1, …
+    memory_positions: Tensor | None = None  # [b, m], instead of 0, 1, …; negative if empty
+    query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
+    memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
+    ancestors: Tensor | None = None  # [b, m], the row of K and V to read; `mask` does not use it
+
+    # set on each instance; a ClassVar is not a field, so a copy starts without masks
+    _masks: ClassVar[dict[tuple[str, int, int, torch.device], Tensor | None]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_masks", {})
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window={self.window} must be at least 1, the query's own position")
+        if (self.query_segments is None) != (self.memory_segments is None):
+            raise ShapeError("give both query_segments and memory_segments, or neither")
+
+    @property
+    def has_only_causal_limit(self) -> bool:
+        """Whether nothing but `causal` limits a query."""
+        limits = (self.window, self.lengths, self.query_positions, self.memory_positions)
+        return all(limit is None for limit in (*limits, self.query_segments, self.memory_segments))
+
+    @property
+    def is_same_for_all_queries(self) -> bool:
+        """Whether all queries of a row see the same positions."""
+        limits = (self.window, self.query_positions, self.query_segments, self.ancestors)
+        return not self.causal and all(limit is None for limit in limits)
+
+    def check(self, b: int, n: int, m: int, device: torch.device) -> None:
+        """Raises unless the tensors fit b rows of n queries and m memory positions."""
+        for name, shape in (
+            ("lengths", [b]),
+            ("query_positions", [b, n]),
+            ("memory_positions", [b, m]),
+            ("query_segments", [b, n]),
+            ("memory_segments", [b, m]),
+            ("ancestors", [b, m]),
+        ):
+            T: Tensor | None = getattr(self, name)
+            if T is None:
+                continue
+            if list(T.shape) != shape or T.is_floating_point():
+                raise ShapeError(
+                    f"{name} is {T.dtype} {list(T.shape)}; Q, K and V need integers {shape}"
+                )
+            if T.device != device:
+                raise ShapeError(f"{name} is on {T.device} and Q on {device}; move them together")
+        rows = self.ancestors if device.type == "cpu" else None  # a GPU would have to synchronize
+        if rows is not None and bool(((rows < 0) | (rows >= b)).any()):
+            raise ShapeError(f"ancestors must be rows of K and V, from 0 to {b - 1}")
+
+    def mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
+        """Returns whether each pair is visible, broadcastable to [b, 1, n, m]; None if all are."""
+        key = ("mask", n, m, device)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(n, m, device)
+        return self._masks[key]
+
+    def fully_masked(self, n: int, m: int, device: torch.device) -> Tensor | None:
+        """Returns whether a query sees nothing, broadcastable to [b, 1, n, 1]; None as `mask`."""
+        key = ("fully_masked", n, m, device)
+        if key not in self._masks:
+            mask = self.mask(n, m, device)
+            self._masks[key] = None if mask is None else ~mask.any(dim=-1, keepdim=True)
+        return self._masks[key]
+
+    def _make_mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
+        conditions: list[Tensor] = []  # each broadcastable to [b, n, m]
+        i = _positions(self.query_positions, n, device).unsqueeze(-1)  # [b or 1, n, 1]
+        j = _positions(self.memory_positions, m, device).unsqueeze(-2)  # [b or 1, 1, m]
+        if self.causal:
+            conditions.append(j <= i)
+        if self.window is not None:
+            conditions.append(j > i - self.window)
+        if self.memory_positions is not None:
+            conditions.append(j >= 0)
+        if self.lengths is not None:
+            index = torch.arange(m, device=device)
+            conditions.append((index < self.lengths.unsqueeze(-1)).unsqueeze(-2))
+        if self.query_segments is not None and self.memory_segments is not None:
+            segments = self.query_segments.unsqueeze(-1)
+            conditions.append((segments == self.memory_segments.unsqueeze(-2)) & (segments != 0))
+        return functools.reduce(torch.bitwise_and, conditions).unsqueeze(1) if conditions else None
+
+
+def _positions(given: Tensor | None, count: int, device: torch.device) -> Tensor:
+    return given if given is not None else torch.arange(count, device=device).unsqueeze(0)

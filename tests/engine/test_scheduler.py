@@ -1,0 +1,327 @@
+"""A request decodes to the same result in any slot, batch and step as alone."""
+
+import threading
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from helpers import DEVICE
+from scheduling import (
+    BEAMS,
+    EOS,
+    GREEDY,
+    SAMPLING,
+    Alone,
+    Task,
+    draw_tasks,
+    make,
+    run_mixed,
+    scheduler,
+)
+from texts import engine, sentences
+from writehead.config import DecodeConfig
+from writehead.engine import Engine, runner
+from writehead.engine import scheduler as scheduling
+from writehead.errors import OutOfRoom, SearchError
+
+ALL = [GREEDY, *SAMPLING, *BEAMS]
+KINDS = {
+    "multi-query": {},
+    "multi-head, layer norm": {"g": 6, "norm": "layer", "bias": True, "activation": "gelu"},
+    "local": {"g": 2, "window": 4, "tied": False},
+    "rotary, gated": {"k": 6, "positions": "rotary", "gated": True, "activation": "silu"},
+    "post-norm": {"norm_place": "post", "positions": "sinusoidal", "norm": "layer", "bias": True}
+    | {"output_bias": True, "embedding_scale": 3.0, "position_offset": 2},
+}
+TASKS = ("translation", "language")
+FEW_SLOTS = 5 * (19 + 23)  # tokens in a lane: five slots, or two of beam 2, or one of beam 3
+
+every_task = pytest.mark.parametrize("task", TASKS)
+with_and_without_listed_slots = pytest.mark.parametrize("dense", [0.0, 0.75, 2.0])
+
+
+@with_and_without_listed_slots
+@every_task
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_decode_as_alone(monkeypatch, kind, task, dense):
+    monkeypatch.setattr(runner, "DENSE_FRACTION", dense)
+    made = make(task, torch.float64, **KINDS[kind])
+    alone = Alone(made)
+    loop = scheduler(made, batch_tokens=FEW_SLOTS)
+    tasks = draw_tasks(made, ALL, 36)
+    for done in run_mixed(loop, tasks):
+        alone.check(*done)
+    lengths = {len(one.tokens) for task in tasks for one in alone.decode(task)}
+    finished = {one.finished for task in tasks for one in alone.decode(task)}
+    assert finished == {True, False}
+    assert len(lengths) > 5
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.usefixtures("interpreted")
+# the kernels compute with minus infinity
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.parametrize(
+    ("task", "changes", "configs"),
+    [
+        ("translation", {}, [GREEDY, SAMPLING[2], BEAMS[0]]),
+        ("translation", {"norm": "layer", "bias": True, "g": 4}, [SAMPLING[3], BEAMS[0]]),
+        ("translation", {"norm_place": "post", "positions": "sinusoidal"}, [BEAMS[1], GREEDY]),
+        ("language", {"window": 3}, [GREEDY, SAMPLING[1], BEAMS[0]]),
+        ("language", {"positions": "rotary", "gated": True, "activation": "silu"}, ALL[:3]),
+    ],
+)
+def test_requests_decode_as_alone_with_kernels(monkeypatch, task, changes, configs):
+    monkeypatch.setattr(runner, "DENSE_FRACTION", 2.0)
+    sizes = {"k": 16, "v": 16, "h": 4, "d": 16, "decoder_layers": 1}
+    made = make(task, **(sizes | changes))
+    alone = Alone(made)
+    loop = scheduler(made.to(DEVICE), batch_tokens=6 * (19 + 23), graphs=False)
+    for done in run_mixed(loop, draw_tasks(made, configs, 6, longest=5, limit=4)):
+        alone.check(*done)
+
+
+def test_sizes_of_lanes_and_of_the_vocabulary_change_nothing(monkeypatch):
+    monkeypatch.setattr(scheduling, "MIN_POSITIONS", 2)
+    made = make("language")
+    alone, tasks = Alone(made, vocab_size=21), draw_tasks(made, ALL, 30)
+    tasks.sort(key=lambda task: len(task.tokens) + task.max_length)  # the lanes grow
+    tasks = [replace(task, tokens=tuple(t % 19 + 2 for t in task.tokens)) for task in tasks]
+    for tokens in (None, 1, 400):
+        for done in run_mixed(scheduler(made, vocab_size=21, batch_tokens=tokens), tasks):
+            alone.check(*done)
+
+
+def test_a_larger_request_waits_for_a_larger_lane(monkeypatch):
+    monkeypatch.setattr(scheduling, "MIN_POSITIONS", 4)
+    made = make("language")
+    alone, loop = Alone(made), scheduler(made)
+    small = Task((3, 4), DecodeConfig(min_length=3), 3)
+    large = Task((5, 6, 7), DecodeConfig(min_length=5), 19)
+    order, requests = [], [task.request() for task in (small, large, small)]
+    for i, request in enumerate(requests):
+        request.on_done = lambda i=i: order.append(i)
+        loop.submit([request])
+        loop.step()
+    loop.run(requests)
+    assert order == [0, 2, 1]
+    for task, request in zip((small, large, small), requests, strict=True):
+        alone.check(task, request)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 4}, {"positions": "rotary", "k": 6}])
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+def test_prompts_are_prefilled_in_pieces_between_steps(monkeypatch, tokens, changes):
+    made = make("language", torch.float64, **changes)
+    alone, first = Alone(made), Task((3,), DecodeConfig(min_length=20), 20)
+    monkeypatch.setitem(scheduling.PREFILL_TOKENS, "cpu", tokens)
+    tasks = draw_tasks(made, ALL, 18, longest=12)
+    loop, early = scheduler(made), first.request()
+    loop.submit([early])
+    loop.step()
+    before = loop.stats.steps
+    requests = [task.request() for task in tasks]
+    loop.submit(requests)
+    loop.step()
+    assert loop.stats.steps > before  # the first request continued
+    loop.run([early, *requests])
+    for task, request in zip([first, *tasks], [early, *requests], strict=True):
+        alone.check(task, request)
+
+
+@every_task
+def test_a_cancelled_request_frees_its_slot(task):
+    made = make(task, torch.float64)
+    alone, loop = Alone(made), scheduler(made, batch_tokens=1)  # one slot
+    endless = Task((3, 4), DecodeConfig(min_length=18), 18)
+    tasks = draw_tasks(made, [GREEDY], 2, limit=4)
+    blocking, waiting, *others = (one.request() for one in (endless, endless, *tasks))
+    loop.submit([blocking, waiting, *others])
+    loop.step()
+    loop.cancel(blocking)
+    loop.cancel(waiting)
+    loop.cancel(waiting)
+    loop.run(others)
+    assert loop.stats.steps <= 1 + sum(one.max_length for one in tasks)
+    for one, request in zip(tasks, others, strict=True):
+        alone.check(one, request)
+    loop.cancel(others[0])  # has no effect
+    alone.check(tasks[0], others[0])
+
+
+@every_task
+def test_many_mixed_requests_with_cancellations(task):
+    made = make(task, torch.float64, decoder_layers=1)
+    alone, loop = Alone(made), scheduler(made, batch_tokens=2 * FEW_SLOTS)
+    tasks = 10 * draw_tasks(made, ALL, 30)
+    done = run_mixed(loop, tasks, cancels=0.2)
+    assert 200 < len(done) < 280
+    for one in done:
+        alone.check(*one)
+    assert loop.stats.rows <= loop.stats.slots
+
+
+@every_task
+@pytest.mark.parametrize(
+    "config", [GREEDY, SAMPLING[0], BEAMS[0]], ids=["greedy", "sample", "beam"]
+)
+def test_nan_ends_its_own_request_alone(task, config):
+    made = make(task, torch.float64, tied=False)
+    with torch.no_grad():
+        made.tokens.weight[9] = torch.nan
+        made.output.weight[9] = 0.0
+        made.output.weight[EOS] = 0.0
+    good = Task((3, 4), replace(config, min_length=3), 8, prefix=(7,))
+    bad = replace(good, tokens=(3, 9, 4))
+    alone, loop = Alone(made, 9), scheduler(made, vocab_size=9, batch_tokens=3 * 42)
+    tasks = [good, bad, good, bad, bad, good, good]
+    for _ in range(2):  # the second time, in slots that held NaN
+        requests = [task.request() for task in tasks]
+        loop.submit(requests)
+        loop.run(requests)
+        for task, request in zip(tasks, requests, strict=True):
+            if task is bad:
+                with pytest.raises(SearchError, match="look for NaN"):
+                    request.result()
+            else:
+                alone.check(task, request)
+
+
+@every_task
+def test_streams_have_the_tokens_of_the_result(task):
+    made = make(task, torch.float64)
+    loop, tasks = scheduler(made, batch_tokens=FEW_SLOTS), draw_tasks(made, [GREEDY, *SAMPLING], 12)
+    requests, streams = [task.request() for task in tasks], [[] for _ in tasks]
+    for request, tokens in zip(requests[::2], streams[::2], strict=True):
+        request.on_tokens = tokens.extend
+    loop.submit(requests)
+    loop.run(requests)
+    for i, (request, tokens) in enumerate(zip(requests, streams, strict=True)):
+        assert tuple(tokens) == (request.result()[0].tokens if i % 2 == 0 else ())
+
+
+@every_task
+def test_threads_share_an_engine(task):
+    made, failures = engine(task, decoder_layers=1), []
+    options = [DecodeConfig(beam=1, max_length=9), DecodeConfig(beam=3, n_best=2, max_length=9)]
+    options += [DecodeConfig(temperature=1.2, seed=4, max_length=9)]
+    lines = [sentences(9, seed=i) for i in range(6)]
+
+    def ask(i):
+        work = made.translate if task == "translation" else made.generate
+        return [output.hypotheses for output in work(lines[i], options[i % 3])]
+
+    expected = [ask(i) for i in range(6)]
+
+    def check(i):
+        try:
+            for one, other in zip(ask(i), expected[i], strict=True):
+                assert [each.text for each in one] == [each.text for each in other]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=check, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_stream_is_complete_if_other_threads_step():
+    made, options = engine("language"), DecodeConfig(max_length=12, min_length=6)
+    [expected] = made.generate(["the cat"], options)
+    pieces = made.stream("the cat", options)
+    first = next(pieces)
+    while made.scheduler.step():  # as another thread would
+        pass
+    assert first + "".join(pieces) == expected.text
+
+
+def test_requests_that_do_not_fit_raise_before_the_work(monkeypatch):
+    made = make("translation", torch.float64)
+    config = made.config
+    each = 8 * config.decoder_layers * (config.k + config.v)  # bytes per position
+    monkeypatch.setattr(scheduling, "kv_room", lambda device: each * (3 * 16 + 19))
+    monkeypatch.setattr(scheduling, "MIN_POSITIONS", 16)
+    alone, loop = Alone(made), scheduler(made)
+    fits, large = (Task((3,) * 19, BEAMS[1], length) for length in (16, 17))
+    with pytest.raises(OutOfRoom, match=r"19 \+ 17 tokens with beam=3 .*, but 16 output tokens do"):
+        loop.submit([fits.request(), large.request()])
+    assert not loop.step()
+    request = fits.request()
+    loop.submit([request])
+    loop.run([request])
+    alone.check(fits, request)
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_later_ones(monkeypatch):
+    made = make("translation")
+    loop, alone = scheduler(made), Alone(made)
+    first, second = (draw_tasks(made, [GREEDY, *SAMPLING], 9, seed=seed) for seed in (0, 1))
+    requests = [task.request() for task in first]
+    loop.submit(requests)
+    loop.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "decode", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.step()
+    for request in requests:
+        assert request.is_done
+        if request.error is not None:
+            with pytest.raises(SearchError, match="submit it again"):
+                request.result()
+    later = [task.request() for task in second]
+    loop.submit(later)
+    loop.run(later)
+    for task, request in zip(second, later, strict=True):
+        alone.check(task, request)
+
+
+def test_calls_in_and_out_of_inference_mode_share_an_engine():
+    made, lines = engine("translation"), sentences(3)
+    expected = [output.text for output in made.translate(lines)]
+    with torch.inference_mode():
+        assert [output.text for output in made.translate(lines)] == expected
+    assert [output.text for output in made.translate(lines)] == expected
+
+
+def test_weights_that_change_are_packed_again():
+    made, lines = engine("translation"), sentences(3)
+    before = [output.text for output in made.translate(lines)]
+    other = torch.nn.Sequential(made.model)
+    state = {name: W * 1.5 for name, W in other.state_dict().items()}
+    other.load_state_dict(state)
+    fresh = engine("translation")
+    fresh.model.load_state_dict({name[2:]: W for name, W in state.items()})
+    after = [output.text for output in made.translate(lines)]
+    assert after == [output.text for output in fresh.translate(lines)]
+    assert after != before
+
+
+def test_prompts_that_do_not_fit_together_are_prefilled_fewer_at_a_time(monkeypatch):
+    made = make("language")
+    loop, alone, feed = scheduler(made), Alone(made), made.feed
+
+    def small_memory(tokens, *rest):
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        feed(tokens, *rest)
+
+    monkeypatch.setattr(made, "feed", small_memory)
+    tasks = draw_tasks(made, [GREEDY], 7)
+    requests = [task.request() for task in tasks]
+    loop.submit(requests)
+    loop.run(requests)
+    for task, request in zip(tasks, requests, strict=True):
+        alone.check(task, request)
+
+
+def test_engines_can_share_a_model():
+    made, lines = engine("translation"), sentences(3)
+    other = Engine(made.model, made.tokenizer)
+    first, second = made.translate(lines), other.translate(lines)
+    pairs = zip(first, second, strict=True)
+    assert all(one.text == two.text for one, two in pairs)

@@ -1,0 +1,339 @@
+"""Greedy search, sampling and streams against plain loops over the same toy model."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_toys import Toy, assert_same, hypothesis, random_toy, table_toy
+from writehead.config import DecodeConfig
+from writehead.engine import Hypothesis, beam_search, greedy, sample
+from writehead.engine.search import stream
+from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, WriteheadError
+
+SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search, "stream": stream}
+OPTIONS = {"sample": {"temperature": 1.0}, "beam": {"beam": 2}}
+every_search = pytest.mark.parametrize("name", ["greedy", "sample", "beam"])
+
+
+def naive_greedy(
+    toy: Toy, sentence: int, limit: int, least: int, prefix: tuple[int, ...], alpha: float
+) -> Hypothesis:
+    tokens, total = (), 0.0
+    while len(tokens) < limit:
+        log_p = toy.log_p((sentence, *tokens))
+        if len(tokens) < len(prefix):
+            best = prefix[len(tokens)]
+        else:
+            allowed = [t for t in range(toy.vocab_size) if t or len(tokens) + 1 >= least]
+            best = max(allowed, key=lambda token: log_p[token])
+        total += log_p[best]
+        if best == toy.eos:
+            return hypothesis(tokens, total, True, alpha)
+        tokens = (*tokens, best)
+    return hypothesis(tokens, total, False, alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, -0.7])
+@pytest.mark.parametrize("least", [0, 4])
+@pytest.mark.parametrize("name", ["greedy", "beam"])
+def test_greedy_and_beam_1_search_equal_a_naive_loop(name, least, alpha):
+    toy = random_toy(7, seed=1, eos=0.5)
+    prefixes, limits = [(), (3,), (4, 4, 1), (), (1, 2, 3, 4)] * 6, [9, 4, 7, 8, 4] * 6
+    config = DecodeConfig(max_length=9, min_length=least, beam=1, alpha=alpha)
+    state, given = toy.start(*range(30)), {"prefixes": prefixes, "max_lengths": limits}
+    got = SEARCHES[name](toy.step, state, config, eos=0, **given)
+    got = got if name == "greedy" else [one for [one] in got]
+    rows = zip(range(30), limits, prefixes, strict=True)
+    assert_same(got, [naive_greedy(toy, i, n, least, prefix, alpha) for i, n, prefix in rows])
+    assert {one.finished for one in got} == {True, False}
+    assert toy.steps == max(len(one.tokens) + one.finished for one in got)
+
+
+def test_scores_of_bfloat16_logits_are_computed_in_float32():
+    toy = random_toy(9, seed=3)
+    config = DecodeConfig(max_length=6, min_length=6)
+    [got] = greedy(lambda *given: toy.step(*given).bfloat16(), toy.start(1), config, eos=0)
+    exact = 0.0
+    for t, token in enumerate(got.tokens):
+        logits = torch.tensor(toy.logits((1, *got.tokens[:t]))).bfloat16().double()
+        exact += torch.log_softmax(logits, dim=0)[token].item()
+    assert got.log_probability == pytest.approx(exact, rel=1e-6)
+
+
+# a row: its sentence, limit, prefix and seed
+PREFIXES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+ROW = st.tuples(st.integers(0, 40), st.integers(3, 16), PREFIXES, st.integers(-5, 2**40))
+
+NARROWED = {"temperature": 1.5, "top_k": 4, "top_p": 0.8}
+
+
+@pytest.mark.parametrize("options", [{}, NARROWED, {"beam": 3, "n_best": 2}], ids=str)
+@settings(max_examples=15)
+@given(batch=st.lists(ROW, min_size=1, max_size=6))
+def test_a_row_does_not_depend_on_the_rest_of_its_batch(options, batch):
+    toy = random_toy(5, seed=4, eos=-0.5)
+    config = DecodeConfig(max_length=16, min_length=2, **options)
+
+    def search(rows):
+        sentences, limits, prefixes, seeds = zip(*rows, strict=True)
+        given = {"eos": 0, "prefixes": prefixes, "max_lengths": limits}
+        if "temperature" in options:
+            drawn = sample(toy.step, toy.start(*sentences), config, seeds=seeds, **given)
+            return [[one] for one in drawn]
+        return beam_search(toy.step, toy.start(*sentences), config, **given)
+
+    for row, batched in zip(batch, search(batch), strict=True):
+        assert_same(batched, search([row])[0])
+
+
+def test_a_seed_determines_a_sample_and_rows_count_up_from_the_config_seed():
+    toy = random_toy(8, seed=5, eos=-2.0)
+    config = DecodeConfig(max_length=12, temperature=1.0, seed=30)
+    got = sample(toy.step, toy.start(*[1] * 20), config, eos=0)
+    assert len({one.tokens for one in got}) == 20
+    assert_same(sample(toy.step, toy.start(*[1] * 20), config, eos=0, seeds=range(30, 50)), got)
+    other = dataclasses.replace(config, seed=31)
+    assert_same(sample(toy.step, toy.start(1), other, eos=0), got[1:2])
+
+
+FIVE = {3: 0.4, 1: 0.25, 2: 0.2, 4: 0.1, 0: 0.05}
+
+
+@pytest.mark.parametrize(
+    ("kept", "temperature", "top_k", "top_p"),
+    [
+        ([3, 1, 2, 4, 0], 1.0, None, None),
+        ([3, 1, 2, 4, 0], 2.5, 100, 1.0),
+        ([3, 1, 2, 4], 0.6, 4, None),
+        ([3], 1.0, None, 0.39),
+        ([3, 1, 2, 4], 1.0, None, 0.86),
+        # of the two likeliest, 0.4 and 0.25, the first has 0.61 of their sum
+        ([3], 1.0, 2, 0.6),
+        ([3, 1], 1.0, 2, 0.63),
+        # the squares, over their sum: 0.59, 0.23, …
+        ([3], 0.5, None, 0.55),
+    ],
+)
+def test_tokens_are_sampled_with_their_softmax_probability(kept, temperature, top_k, top_p):
+    toy, count = table_toy(5, {(): FIVE}), 4000
+    config = DecodeConfig(max_length=1, temperature=temperature, top_k=top_k, top_p=top_p)
+    got = sample(toy.step, toy.start(*[1] * count), config, eos=0)
+    seen = Counter(one.tokens[0] if one.tokens else 0 for one in got)
+    assert set(seen) == set(kept)
+    weights = {token: FIVE[token] ** (1 / temperature) for token in kept}
+    expected = {token: count * weights[token] / sum(weights.values()) for token in kept}
+    # chi-squared with 4 degrees of freedom: p < 0.001
+    assert sum((seen[i] - expected[i]) ** 2 / expected[i] for i in kept) < 18.5
+
+
+def naive_sample(toy: Toy, sentence: int, config: DecodeConfig, seed: int) -> Hypothesis:
+    """Draws from the kept tokens in the order of their ids, in plain Python."""
+    draws = torch.rand(config.max_length, generator=torch.Generator().manual_seed(seed)).tolist()
+    tokens, total = (), 0.0
+    for draw in draws:
+        logits, log_p = list(toy.logits((sentence, *tokens))), toy.log_p((sentence, *tokens))
+        for token in set(tokens):
+            penalty = config.repetition_penalty or 1.0
+            logits[token] *= 1.0 / penalty if logits[token] > 0.0 else penalty
+        order = sorted(range(toy.vocab_size), key=lambda token: (-logits[token], token))
+        order = order[: config.top_k]
+        p = {i: math.exp((logits[i] - max(logits)) / config.temperature) for i in order}
+        total_p, preceding, kept = sum(p.values()), 0.0, []
+        for token in order:
+            likely = p[token] >= (config.min_p or 0.0) * max(p.values())
+            if preceding < (config.top_p or 2.0) * total_p and likely:
+                kept.append(token)
+            preceding += p[token]
+        left = draw * sum(p[token] for token in kept)
+        for token in sorted(kept):
+            left -= p[token]
+            if left < 0.0:
+                break
+        total += log_p[token]
+        if token == toy.eos:
+            return hypothesis(tokens, total, True, config.alpha)
+        tokens = (*tokens, token)
+    return hypothesis(tokens, total, False, config.alpha)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"min_p": 0.3},
+        {"min_p": 1.0},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.1},
+        {"repetition_penalty": 2.5},
+        {"repetition_penalty": 0.4, "top_p": 0.7},
+    ],
+    ids=str,
+)
+def test_samples_equal_a_naive_loop(options):
+    toy = random_toy(9, seed=15, eos=-1.0)
+    config = DecodeConfig(max_length=8, temperature=1.4, seed=5, **options)
+    got = sample(toy.step, toy.start(*range(30)), config, eos=0)
+    assert_same(got, [naive_sample(toy, i, config, 5 + i) for i in range(30)])
+
+
+def test_a_repetition_penalty_applies_to_greedy_search():
+    toy = Toy(4, lambda history: [-9.0, 3.0, 2.9, -1.0])
+    config = DecodeConfig(max_length=4, repetition_penalty=1.1)
+    [got] = greedy(toy.step, toy.start(1), config, eos=0)
+    assert got.tokens == (1, 2, 1, 1)  # 3.0 / 1.1 is below 2.9 / 1, and above 2.9 / 1.1
+    assert got.log_probability == pytest.approx(sum(toy.log_p((1,))[i] for i in got.tokens), 1e-5)
+
+
+@every_search
+def test_processors_change_the_logits_by_the_tokens_so_far(name):
+    toy = random_toy(5, seed=16, eos=-9.0)
+
+    def forbid_repeats(tokens, logits):
+        assert tokens.shape == (len(logits), toy.steps - 1)
+        for row, chosen in enumerate(tokens.tolist()):
+            logits[row, chosen] = -math.inf
+        return logits
+
+    config = DecodeConfig(max_length=4, **OPTIONS.get(name, {}))
+    given = {"eos": 0, "processors": [lambda tokens, logits: logits.clone(), forbid_repeats]}
+    got = SEARCHES[name](toy.step, toy.start(*range(6)), config, **given)
+    for one in [best for [best] in got] if name == "beam" else got:
+        assert sorted(one.tokens) == [1, 2, 3, 4]
+
+
+def test_later_tokens_are_sampled_independently_of_the_first():
+    toy = table_toy(3, {history: {0: 0.0001, 1: 0.5} for history in [(), (1,), (2,)]})
+    config = DecodeConfig(max_length=2, temperature=1.0)
+    seen = Counter(one.tokens for one in sample(toy.step, toy.start(*[1] * 4000), config, eos=0))
+    assert all(900 < seen[pair] < 1100 for pair in [(1, 1), (1, 2), (2, 1), (2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1e-300, None, None), (1e300, 1, None), (1.0, None, 1e-6), (3.0, 1, 0.9)],
+)
+def test_sampling_from_one_candidate_equals_greedy_search(temperature, top_k, top_p):
+    toy = random_toy(6, seed=8, spread=4.0)
+    prefixes = [(), (2,), (3, 1), ()] * 5
+    config = DecodeConfig(max_length=8, min_length=2)
+    expected = greedy(toy.step, toy.start(*range(20)), config, eos=0, prefixes=prefixes)
+    config = dataclasses.replace(config, temperature=temperature, top_k=top_k, top_p=top_p)
+    got = sample(toy.step, toy.start(*range(20)), config, eos=0, prefixes=prefixes)
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e300])
+def test_samples_respect_prefixes_and_lengths_and_have_the_model_score(temperature):
+    toy = random_toy(5, seed=9, eos=3.0)  # the end is likely
+    prefixes, limits = [(), (2, 3), (1, 1, 1, 1, 1)] * 40, [4, 6, 7] * 40
+    config = DecodeConfig(max_length=7, min_length=4, temperature=temperature, top_k=4, alpha=0.8)
+    given = {"prefixes": prefixes, "max_lengths": limits}
+    got = sample(toy.step, toy.start(*range(120)), config, eos=0, **given)
+    for i, (one, prefix, limit) in enumerate(zip(got, prefixes, limits, strict=True)):
+        assert one.tokens[: len(prefix)] == prefix
+        assert max(4, len(prefix)) <= len(one.tokens) + one.finished <= limit
+        assert one.finished or len(one.tokens) == limit
+        chosen = one.tokens + (0,) * one.finished
+        total = sum(toy.log_p((i, *chosen[:t]))[token] for t, token in enumerate(chosen))
+        assert_same([one], [hypothesis(one.tokens, total, one.finished, 0.8)])
+    assert {one.finished for one in got} == {True, False}
+
+
+@every_search
+def test_a_row_that_ended_may_have_nan_logits(name):
+    # sentence 1 must be token 1 and then the end; sentence 2 never ends
+    def logits(history):
+        if 0 in history[1:]:
+            return [math.nan] * 4
+        if history[0] == 2:
+            return [-99.0, 1.0, 2.0, 2.5]
+        allowed = 1 if len(history) == 1 else 0
+        return [0.0 if token == allowed else -math.inf for token in range(4)]
+
+    toy, config = Toy(4, logits), DecodeConfig(max_length=6, **OPTIONS.get(name, {}))
+    short, long = SEARCHES[name](toy.step, toy.start(1, 2), config, eos=0)
+    if name == "beam":
+        [short], [long] = short, long
+    assert (short.tokens, short.score, short.finished) == ((1,), 0.0, True)
+    assert len(long.tokens) == 6
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample"])
+def test_a_stream_yields_each_token_before_the_next_step(name):
+    toy = random_toy(6, seed=13, eos=-0.5)
+    config = DecodeConfig(max_length=9, min_length=2, seed=7, **OPTIONS.get(name, {}))
+    endings = set()
+    for sentence in range(20):
+        [expected] = SEARCHES[name](toy.step, toy.start(sentence), config, eos=0)
+        toy.steps = 0
+        got = [(token, toy.steps) for token in stream(toy.step, toy.start(sentence), config, eos=0)]
+        assert got == [(token, t) for t, token in enumerate(expected.tokens, 1)]
+        endings.add(expected.finished)
+    assert endings == {True, False}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_nan_and_infinite_logits_are_an_error(name, at, value):
+    toy = random_toy(4, seed=11, eos=-9.0)
+
+    def step(tokens, state):
+        logits = toy.step(tokens, state)
+        return logits if toy.steps <= at else torch.full_like(logits, value)
+
+    config = DecodeConfig(max_length=4, **OPTIONS.get(name, {}))
+    with pytest.raises(SearchError, match=r"logits.*look for NaN"):
+        list(SEARCHES[name](step, toy.start(1), config, eos=0))
+
+
+TEMPERATURE = {"temperature": 1.0}
+INVALID_INPUT = [
+    ({"prefixes": [(1, 0), ()]}, TokenError, "without eos=0"),
+    ({"prefixes": [(1,), (2, 4)]}, TokenError, "token 4 is outside the vocabulary of 4"),
+    ({"eos": 4}, TokenError, "token 4 is outside the vocabulary of 4"),
+    ({"prefixes": [(), (1,) * 3], "max_lengths": [5, 2]}, ConfigError, "more than max_length=2"),
+    ({"prefixes": [(1,)]}, ShapeError, "1 prefixes for 2 sentences"),
+    ({"max_lengths": [1, 6]}, ConfigError, "must be from 2 to 5"),
+    ({"beams": 3}, WriteheadError, "3 beams per sentence.*start"),
+    ({"sentences": ()}, ShapeError, "no rows"),
+    ({"logits": (2, 1, 4)}, ShapeError, "logits"),
+    ({"forbidden": 2, "prefixes": [(1, 2), ()]}, SearchError, "prefix"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "given", "error", "words"),
+    [
+        *((name, {}, *case) for name in ("greedy", "sample", "beam") for case in INVALID_INPUT),
+        ("greedy", {"beam": 2}, {}, ConfigError, "use beam_search"),
+        ("greedy", TEMPERATURE, {}, ConfigError, "sample"),
+        ("sample", {"temperature": None}, {}, ConfigError, "needs a temperature"),
+        ("beam", {"beam": 1, **TEMPERATURE}, {}, ConfigError, "omit temperature"),
+        ("greedy", {"max_length": None}, {}, ConfigError, "no length limit"),
+        ("sample", {}, {"seeds": [1, 2, 3]}, ShapeError, "3 seeds for 2 rows"),
+        ("sample", {}, {"seeds": [1, 2**64]}, ConfigError, "seed=18446744073709551616"),
+        ("stream", {"beam": 2}, {"sentences": (1,)}, ConfigError, "beam=1"),
+        ("stream", {}, {}, ShapeError, "2 rows; stream takes one"),
+    ],
+    ids=str,
+)
+def test_invalid_input_is_rejected_by_the_first_step(name, options, given, error, words):
+    given, toy = {"eos": 0, **given}, random_toy(4, seed=12)
+    state = toy.start(*given.pop("sentences", (1, 2)), beam=given.pop("beams", 1))
+    shape, forbidden = given.pop("logits", None), given.pop("forbidden", None)
+
+    def step(tokens, state):
+        logits = toy.step(tokens, state) if shape is None else torch.zeros(shape)
+        if forbidden is not None:
+            logits[:, forbidden] = -math.inf
+        return logits
+
+    config = DecodeConfig(**{"max_length": 5, "min_length": 2, **OPTIONS.get(name, {}), **options})
+    with pytest.raises(error, match=words):
+        SEARCHES[name](step, state, config, **given)
+    assert toy.steps <= 1 or forbidden is not None

@@ -1,0 +1,240 @@
+"""Implementations of `attend` against scalar loops, the paper's listings and plain PyTorch."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import (
+    DEVICE,
+    additive,
+    assert_at_most_twice,
+    integers,
+    randn,
+    random,
+    sees,
+    slow_attend,
+)
+from writehead.errors import BackendError, ConfigError, ShapeError
+from writehead.ops.attention import attend, attend_fused
+from writehead.ops.heads import Heads
+from writehead.ops.visibility import Visibility
+from writehead.paper.listings import MultiheadAttentionBatched, MultiqueryAttentionBatched
+
+b, n, h, k, v, m, d = 2, 3, 6, 7, 11, 13, 17
+SCALE = 0.3
+IMPLEMENTATIONS = ("sdpa", "eager")  # test_packed_attention.py tests the third
+
+every_implementation = pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "auto"])
+every_kind = pytest.mark.parametrize("g", [h, 3, 2, 1])
+
+
+def depths(implementation: str) -> tuple[int, int]:
+    """k and v, which must be equal for SDPA."""
+    return (v, v) if implementation == "sdpa" else (k, v)
+
+
+def inputs(implementation: str, g: int, *, n: int = n, m: int = m, b: int = b, beam: int = 1):
+    k, v = depths(implementation)
+    return random(b * beam, h, n, k), random(b, g, m, k), random(b, g, m, v)
+
+
+def reference(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Tensor) -> Tensor:
+    """`slow_attend` over copies of K and V in which ancestors, noise and beams are applied."""
+    V = V * noise.unsqueeze(3)  # scaling a position's values scales its weight
+    if visibility.ancestors is not None:
+        pairs = [(row, j) for rows in visibility.ancestors.tolist() for j, row in enumerate(rows)]
+        K, V = (torch.stack([T[row, :, j] for row, j in pairs], dim=1) for T in (K, V))
+        K, V = (T.unflatten(1, (b, m)).transpose(0, 1) for T in (K, V))
+    beam, may_see = len(Q) // len(K), sees(visibility)
+    K, V = (T.repeat_interleave(beam, dim=0) for T in (K, V))
+    return slow_attend(Q, K, V, lambda row, i, j: may_see(row // beam, i, j), SCALE)
+
+
+LIMITS = {
+    "everything": Visibility(),
+    "causal": Visibility(causal=True),
+    "causal at the end": Visibility(
+        causal=True, query_positions=torch.arange(m - n, m).repeat(b, 1)
+    ),
+    "window": Visibility(causal=True, window=2),
+    "lengths": Visibility(lengths=torch.tensor([m - 2, 0])),
+    "segments": Visibility(
+        query_segments=torch.tensor([[1, 2, 0], [2, 2, 3]]),
+        memory_segments=torch.tensor([[1] * 4 + [2] * 6 + [0] * 3, [1] * 5 + [2] * 8]),
+    ),
+    "ring": Visibility(
+        causal=True,
+        window=5,
+        query_positions=torch.tensor([[15, 16, 17], [1, 2, 3]]),
+        memory_positions=torch.tensor([[*range(13, 18), *range(5, 13)], [0, 1, 2, 3] + [-1] * 9]),
+    ),
+    "ancestors": Visibility(
+        lengths=torch.tensor([m - 1, 4]),
+        ancestors=torch.tensor([[0, 1, 1, 0] * 3 + [0], [1, 0] * 6 + [1]]),
+    ),
+}
+
+
+@every_implementation
+@every_kind
+@pytest.mark.parametrize("limit", LIMITS)
+def test_attend_equals_a_loop_over_scalars(limit, g, implementation):
+    (Q, K, V), visibility, noise = inputs(implementation, g), LIMITS[limit], random(b, g, m)
+    options = {"scale": SCALE, "implementation": implementation}
+    O = attend(Q, K, V, visibility, noise=noise, **options)  # noqa: E741
+    assert_close(O, reference(Q, K, V, visibility, noise))
+    without_noise = reference(Q, K, V, visibility, torch.ones(b, g, m))
+    assert_close(attend(Q, K, V, visibility, **options), without_noise)
+
+
+FOURS = torch.tensor([[1, 1, 2, 2], [1, 2, 2, 0]])
+# causality plus one of these is not the causal triangle of PyTorch
+SQUARE = [
+    *({"window": 2}, {"lengths": torch.tensor([4, 2])}),
+    *({"query_positions": FOURS}, {"memory_positions": FOURS}),
+    {"query_segments": FOURS, "memory_segments": FOURS},
+]
+
+
+@every_implementation
+@pytest.mark.parametrize(
+    ("n", "m", "limits", "beam"),
+    [
+        *((n, m, {}, 1) for n, m in ((1, 1), (1, 5), (5, 1), (5, 3))),
+        *((n, m, {"causal": True}, 1) for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (5, 3))),
+        *((4, 4, {"causal": True, **limit}, 1) for limit in SQUARE),
+        *((n, m, {"lengths": torch.tensor([m, 5])}, 4) for n in (1, n)),
+    ],
+)
+def test_attend_equals_a_loop_for_small_sizes_any_layout_and_shared_rows(
+    n, m, limits, beam, implementation
+):
+    Q, K, V = (T.mT.contiguous().mT for T in inputs(implementation, 2, n=n, m=m, beam=beam))
+    visibility, noise = Visibility(**limits), random(b, 2, m)
+    O = attend(Q, K, V, visibility, scale=SCALE, noise=noise, implementation=implementation)  # noqa: E741
+    assert_close(O, reference(Q, K, V, visibility, noise))
+
+
+@every_implementation
+@every_kind
+def test_attend_on_a_fused_projection_equals_attend_on_its_parts(g, implementation):
+    Q, K, V = inputs(implementation, g, n=m)
+    QKV = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
+    options = {"scale": SCALE, "noise": random(b, g, m), "implementation": implementation}
+    visibility = Visibility(causal=True, window=4)
+    O = attend_fused(QKV, Heads(h, g, *depths(implementation)), visibility, **options)  # noqa: E741
+    assert_close(O, attend(Q, K, V, visibility, **options))
+
+
+@every_implementation
+@pytest.mark.parametrize("listing", [MultiheadAttentionBatched, MultiqueryAttentionBatched])
+def test_attend_equals_the_batched_listings_of_the_paper(listing, implementation):
+    k, v = depths(implementation)
+    g = h if listing is MultiheadAttentionBatched else 1
+    X, M = random(b, n, d), random(b, m, d)
+    P_q, P_k, P_v, P_o = (random(x, d, width) for x, width in ((h, k), (g, k), (g, v), (h, v)))
+    Q, K, V = (torch.einsum("bnd,hdk->bhnk", T, P) for T, P in ((X, P_q), (M, P_k), (M, P_v)))
+    lengths = torch.tensor([5, 9])
+    O = attend(Q, K, V, Visibility(lengths=lengths), scale=k**-0.5, implementation=implementation)  # noqa: E741
+
+    mask = additive((torch.arange(m) < lengths.view(b, 1, 1, 1)).expand(b, h, n, m))
+    P_k, P_v = (P_k, P_v) if g == h else (P_k[0], P_v[0])
+    expected = listing(X, M, mask, P_q * k**-0.5, P_k, P_v, P_o)
+    assert_close(torch.einsum("bhnv,hdv->bnd", O, P_o), expected)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_kind
+def test_gradients_equal_finite_differences(g, implementation):
+    tensors = [T.requires_grad_() for T in inputs(implementation, g, n=2, m=3, b=1)]
+    visibility = Visibility(causal=True, query_positions=torch.tensor([[1, 2]]))
+    options = {"scale": SCALE, "implementation": implementation}
+    assert torch.autograd.gradcheck(lambda *T: attend(*T, visibility, **options), tensors)
+
+
+def test_invalid_arguments_are_rejected():
+    Q, K, V = inputs("eager", 2)
+    with pytest.raises(BackendError, match=r"'sdpa' .* needs k = v, not 7 and 11"):
+        attend(Q, K, V, scale=SCALE, implementation="sdpa")
+    with pytest.raises(ConfigError, match=r"unknown .* 'eagre'; did you mean 'eager'"):
+        attend(Q, K, V, scale=SCALE, implementation="eagre")
+    for noise in (random(b, h, m), random(b, 2, m, 1), torch.ones(b, 2, m, dtype=torch.long)):
+        with pytest.raises(ShapeError, match=r"floating-point factors .*\[2, 2, 13\]"):
+            attend(Q, K, V, scale=SCALE, noise=noise)
+    with pytest.raises(ShapeError, match="noise is on meta and Q on cpu"):
+        attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
+    for shape in ((b, n, 77), (n, 78)):
+        with pytest.raises(ShapeError, match=r"need \[b, n, 78\]"):
+            attend_fused(random(*shape), Heads(h, 2, k, v), scale=SCALE)
+
+
+def plain(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Textbook attention in the precision of its inputs."""
+    K, V = (T.repeat_interleave(Q.shape[1] // K.shape[1], dim=1) for T in (K, V))
+    logits = (Q @ K.transpose(-1, -2) * scale).masked_fill(~mask, -math.inf)
+    return torch.softmax(logits, dim=-1).nan_to_num() @ V
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("n", [1, 16])
+def test_errors_are_at_most_twice_those_of_plain_pytorch(n, dtype, g, implementation):
+    m, k = 129, 32
+    Q, K, V = 3 * randn(4, h, n, k), randn(4, g, m, k), randn(4, g, m, k)
+    Q, K, V = (T.to(dtype) for T in (Q, K, V))
+    lengths, positions = integers(m, 100, 3, 0), torch.arange(n, device=DEVICE).repeat(4, 1) + 90
+    visibility = Visibility(causal=True, window=89, lengths=lengths, query_positions=positions)
+    mask = visibility.mask(n, m, Q.device)
+    exact = plain(Q.double(), K.double(), V.double(), mask, k**-0.5)
+    tensors = [T.requires_grad_() for T in (Q, K, V)]
+    O = attend(*tensors, visibility, scale=k**-0.5, implementation=implementation)  # noqa: E741
+    assert_at_most_twice(O, plain(Q, K, V, mask, k**-0.5), exact)
+    for dT in torch.autograd.grad(O.float().square().sum(), tensors):
+        assert dT.isfinite().all()
+        assert not dT[3].any()  # this row sees nothing
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softmax_of_low_precision_inputs_is_computed_in_float32(dtype, implementation):
+    # products of small integers are exact and unit values expose the weights, so the only error
+    # left is the rounding of the weights
+    Q, K = (torch.randint(-4, 5, (b, 1, 8, 8)) for _ in range(2))
+    V = torch.eye(8).expand(b, 1, 8, 8)
+    exact = torch.softmax(0.3 * (Q @ K.transpose(-1, -2)).double(), dim=-1)
+    O = attend(Q.to(dtype), K.to(dtype), V.to(dtype), scale=0.3, implementation=implementation)  # noqa: E741
+    assert_close(O.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+class LargestResult(TorchDispatchMode):
+    """Records the largest number of bytes that the result of any operation occupies."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [T for T in torch.utils._pytree.tree_leaves(out) if isinstance(T, Tensor)]
+        self.nbytes = max([self.nbytes, *(T.untyped_storage().nbytes() for T in tensors)])
+        return out
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("g", [2, 1])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("limit", ["lengths", "causal", "beams"])
+def test_k_and_v_are_never_repeated_for_read_heads_or_beams(limit, n, g, implementation):
+    h, m, k, beam = 16, 1024, 64, 5 if limit == "beams" else 1
+    shapes = (b * beam, h, n, k), (b, g, m, k), (b, g, m, k)
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    Q, K, V = (randn(*shape, dtype=dtype) for shape in shapes)
+    positions = torch.arange(n, device=DEVICE).repeat(b, 1) + 40
+    causal = Visibility(causal=True, query_positions=positions)
+    visibility = causal if limit == "causal" else Visibility(lengths=integers(m, 9))
+    with LargestResult() as largest:
+        attend(Q, K, V, visibility, scale=SCALE, implementation=implementation)
+    assert 0 < largest.nbytes < K.nbytes * beam * h // g
