@@ -94,7 +94,6 @@ SHAPE: list[Case] = [
     (lambda: Visibility(query_segments=integers(b, n)), "both query_segments and memory_segments"),
     (lambda: attending(Visibility(lengths=torch.ones(b))), r"lengths is torch.float32 \[2\]"),
     (lambda: attending(Visibility(query_positions=integers(b, m))), r"integers \[2, 3\]"),
-    (lambda: attending(Visibility(ancestors=integers(b, m) * b)), "rows of K and V, from 0 to 1"),
     (lambda: attending(Visibility(True), Q=random(3 * b, h, n, k)), "a row of K and V for each"),
     (lambda: cache().reserve(n, integers(n)), r"integers \[2\]"),
     (lambda: cache().reserve(n, integers(b) * 4), "from 0 to 3"),

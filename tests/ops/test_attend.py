@@ -43,12 +43,8 @@ def inputs(implementation: str, g: int, *, n: int = n, m: int = m, b: int = b, b
 
 
 def reference(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Tensor) -> Tensor:
-    """`slow_attend` over copies of K and V in which ancestors, noise and beams are applied."""
+    """`slow_attend` over copies of K and V in which noise and beams are applied."""
     V = V * noise.unsqueeze(3)  # scaling a position's values scales its weight
-    if visibility.ancestors is not None:
-        pairs = [(row, j) for rows in visibility.ancestors.tolist() for j, row in enumerate(rows)]
-        K, V = (torch.stack([T[row, :, j] for row, j in pairs], dim=1) for T in (K, V))
-        K, V = (T.unflatten(1, (b, m)).transpose(0, 1) for T in (K, V))
     beam, may_see = len(Q) // len(K), sees(visibility)
     K, V = (T.repeat_interleave(beam, dim=0) for T in (K, V))
     return slow_attend(Q, K, V, lambda row, i, j: may_see(row // beam, i, j), SCALE)
@@ -71,10 +67,6 @@ LIMITS = {
         window=5,
         query_positions=torch.tensor([[15, 16, 17], [1, 2, 3]]),
         memory_positions=torch.tensor([[*range(13, 18), *range(5, 13)], [0, 1, 2, 3] + [-1] * 9]),
-    ),
-    "ancestors": Visibility(
-        lengths=torch.tensor([m - 1, 4]),
-        ancestors=torch.tensor([[0, 1, 1, 0] * 3 + [0], [1, 0] * 6 + [1]]),
     ),
 }
 

@@ -45,9 +45,6 @@ def attend(
     beam = b // K.shape[0]
     if beam > 1:  # the beams of a sentence become queries of one row
         Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
-    if visibility.ancestors is not None:
-        K, V = _gather(K, visibility.ancestors), _gather(V, visibility.ancestors)
-        noise = noise if noise is None else _gather(noise, visibility.ancestors)
     chosen = IMPLEMENTATIONS[_choose(implementation, Q, K, V, visibility)]
     O = chosen.attend(Q, K, V, visibility, scale, noise)  # noqa: E741
     if beam > 1:
@@ -69,7 +66,7 @@ def attend_fused(
     Q, K, V = heads.split(QKV)
     _check(Q, K, V, visibility, scale, noise)
     chosen = _choose(implementation, Q, K, V, visibility)
-    if chosen == "packed" and visibility.ancestors is None:
+    if chosen == "packed":
         return packed_attention.attend_fused(QKV, heads, visibility, scale, noise)
     return attend(Q, K, V, visibility, scale=scale, noise=noise, implementation=chosen)
 
@@ -142,12 +139,6 @@ def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
     return V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
 
 
-def _gather(T: Tensor, ancestors: Tensor) -> Tensor:
-    """Returns [b, g, m, …]: position j of row i is that of row ancestors[i, j] of T."""
-    index = torch.arange(T.shape[2], device=T.device)
-    return T[ancestors, :, index].transpose(1, 2)  # [b, m, g, …] -> [b, g, m, …]
-
-
 class Implementation(NamedTuple):
     """An implementation of `attend`; tensors are checked, and K and V have as many rows as Q."""
 
@@ -199,6 +190,6 @@ def _check(
     if b != rows and not visibility.is_same_for_all_queries:
         raise ShapeError(
             "rows of Q that share K and V must see the same memory; causal, window, query "
-            "positions, segments and ancestors need a row of K and V for each row of Q"
+            "positions and segments need a row of K and V for each row of Q"
         )
     visibility.check(rows, n, m, Q.device)

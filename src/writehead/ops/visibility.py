@@ -28,7 +28,6 @@ class Visibility:
     memory_positions: Tensor | None = None  # [b, m], instead of 0, 1, …; negative if empty
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
-    ancestors: Tensor | None = None  # [b, m], the row of K and V to read; `mask` does not use it
 
     # set on each instance; a ClassVar is not a field, so a copy starts without masks
     _masks: ClassVar[dict[tuple[str, int, int, torch.device], Tensor | None]]
@@ -49,7 +48,7 @@ class Visibility:
     @property
     def is_same_for_all_queries(self) -> bool:
         """Whether all queries of a row see the same positions."""
-        limits = (self.window, self.query_positions, self.query_segments, self.ancestors)
+        limits = (self.window, self.query_positions, self.query_segments)
         return not self.causal and all(limit is None for limit in limits)
 
     def check(self, b: int, n: int, m: int, device: torch.device) -> None:
@@ -60,7 +59,6 @@ class Visibility:
             ("memory_positions", [b, m]),
             ("query_segments", [b, n]),
             ("memory_segments", [b, m]),
-            ("ancestors", [b, m]),
         ):
             T: Tensor | None = getattr(self, name)
             if T is None:
@@ -71,9 +69,6 @@ class Visibility:
                 )
             if T.device != device:
                 raise ShapeError(f"{name} is on {T.device} and Q on {device}; move them together")
-        rows = self.ancestors if device.type == "cpu" else None  # a GPU would have to synchronize
-        if rows is not None and bool(((rows < 0) | (rows >= b)).any()):
-            raise ShapeError(f"ancestors must be rows of K and V, from 0 to {b - 1}")
 
     def mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether each pair is visible, broadcastable to [b, 1, n, m]; None if all are."""
