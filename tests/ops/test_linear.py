@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import DEVICE, assert_at_most_twice, assert_close_in, randn
-from writehead.errors import BackendError, ShapeError
+from writehead.errors import BackendError, ConfigError, ShapeError
 from writehead.ops.linear import IMPLEMENTATIONS, Epilogue, Weight, linear
 from writehead.ops.norm import Norm
 
@@ -243,7 +243,7 @@ def test_auto_never_raises_and_names_do():
     assert linear(case.X[:0], Weight(case.W[:20]), gated=True).shape == (0, 10)
     with pytest.raises(BackendError, match="gradient"):
         linear(case.X.requires_grad_(True), case.weight, implementation="library")
-    with pytest.raises(BackendError, match="library"):
+    with pytest.raises(ConfigError, match="library"):
         linear(case.X, case.weight, implementation="libary")
     with pytest.raises(ShapeError, match="depth 36"):
         linear(case.X[:, :36], case.weight)

@@ -9,15 +9,14 @@ Position p of a row is stored at cache position p % size. Beams share earlier po
 copies: `ancestors` gives the beam whose row holds each cache position.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from writehead.errors import BackendError, ConfigError, ShapeError
-from writehead.ops.available import runs_triton
+from writehead.errors import ShapeError
+from writehead.ops.available import choose_implementation, runs_triton
 from writehead.ops.heads import Heads
 from writehead.ops.rotary import Rotary, rotate
 
@@ -143,22 +142,10 @@ def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
     return None
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Tensor, Heads, int], str | None]] = {
-    "triton": why_not_triton,
-    "reference": lambda Q, heads, rows: None,
-}
-
-
 def _choose(name: str, Q: Tensor, heads: Heads, rows: int) -> str:
     """Returns the implementation to use for tiles of `rows` queries."""
-    if name == "auto":
-        return next(one for one, why_not in IMPLEMENTATIONS.items() if not why_not(Q, heads, rows))
-    if name not in IMPLEMENTATIONS:
-        raise ConfigError(f"unknown implementation {name!r}; use 'auto', 'triton' or 'reference'")
-    reason = IMPLEMENTATIONS[name](Q, heads, rows)
-    if reason:
-        raise BackendError(f"implementation {name!r} cannot be used: {reason}")
-    return name
+    reasons = {"triton": why_not_triton(Q, heads, rows), "reference": None}
+    return choose_implementation("attention of a decoding step", name, reasons)
 
 
 def _check(Q: Tensor, columns: int, layer: CacheLayer | MemoryLayer, heads: Heads) -> None:

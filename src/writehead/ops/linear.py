@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.nn import functional as F
 
-from writehead.errors import BackendError, ShapeError, nearest, shown
+from writehead.errors import BackendError, ConfigError, ShapeError, nearest
 from writehead.ops.available import runs_triton
 from writehead.ops.norm import KERNEL_DTYPES, Norm, needs_gradient, normalize
 
@@ -99,7 +99,7 @@ def linear(
         implementation = _choose(X, weight, epilogue)
     if implementation not in IMPLEMENTATIONS:
         known = nearest(implementation, IMPLEMENTATIONS)
-        raise BackendError(f"unknown implementation of linear {shown(implementation)}; {known}")
+        raise ConfigError(f"unknown implementation of linear {implementation!r}; {known}")
     return IMPLEMENTATIONS[implementation](X, weight, epilogue)
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from writehead.errors import BackendError, nearest, shown
-from writehead.ops.available import runs_triton
+from writehead.ops.available import choose_implementation, runs_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +41,9 @@ class Norm:
 
 def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str = "auto") -> Tensor:
     """Returns scale * norm(X), for X [..., d]."""
-    if implementation == "auto":
-        implementation = "reference" if _why_not_triton(X, norm) else "triton"
-    if implementation not in IMPLEMENTATIONS:
-        known = nearest(implementation, IMPLEMENTATIONS)
-        raise BackendError(f"unknown implementation of norm {shown(implementation)}; {known}")
-    return IMPLEMENTATIONS[implementation](X, norm, scale)
+    reasons = {"triton": _why_not_triton(X, norm), "reference": None}
+    chosen = choose_implementation("norm", implementation, reasons)
+    return (_triton if chosen == "triton" else _reference)(X, norm, scale)
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -64,10 +60,7 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
 
 
 def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
-    reason = _why_not_triton(X, norm)
-    if reason is not None:
-        raise BackendError(reason)
-    from writehead.ops import norm_kernels
+    from writehead.ops import norm_kernels  # needs Triton, which is optional
 
     return norm_kernels.normalize(X, norm, scale)
 
@@ -84,6 +77,3 @@ def _why_not_triton(X: Tensor, norm: Norm) -> str | None:
     if X.shape[-1] > MAX_DEPTH:
         return f"the norm kernel takes rows of up to {MAX_DEPTH} elements, not {X.shape[-1]}"
     return None
-
-
-IMPLEMENTATIONS = {"reference": _reference, "triton": _triton}
