@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
+SORTED_LINES = {"cpu": 256, "cuda": 4096}  # by length, before they are decoded
+
 Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
 T = TypeVar("T")
 Line = list[Request]  # the requests for one line of text: pieces or samples
@@ -239,12 +241,20 @@ class Engine:
                 self.scheduler.cancel(request)
 
     def _submit(self, lines: Sequence[Line], finished: Callable[[float], None]) -> int:
-        """Submits requests, the longest first, so that few remain at the end; returns how many."""
-        requests = list(chain.from_iterable(lines))
-        for line in lines:
-            for request in line:
-                request.on_done = partial(finished, 1 / len(line))
-        self.scheduler.submit(sorted(requests, key=_length, reverse=True))
+        """Submits requests; returns how many.
+
+        Requests that are encoded together should have similar lengths, but the first lines should
+        also be done first, so blocks of lines are sorted.
+        """
+        requests: list[Request] = []
+        size = SORTED_LINES[self.model.device.type]
+        for first in range(0, len(lines), size):
+            block = lines[first : first + size]
+            for line in block:
+                for request in line:
+                    request.on_done = partial(finished, 1 / len(line))
+            requests += sorted(chain.from_iterable(block), key=_length, reverse=True)
+        self.scheduler.submit(requests)
         return len(requests)
 
     def _pieces(self, prompt: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import functools
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from writehead.engine.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
-COMMIT_LINES = 1024
+COMMIT_SECONDS = 1.0  # after which finished lines are written to disk
 SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; the others may end lines
 ONE_LINE: dict[int, str | None] = {
     **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
@@ -303,10 +304,12 @@ def _decode_group(
             taken.append(source)
             yield source
 
-    for count, text in enumerate(answer(take(), output.done, counter), 1):
+    committed = time.monotonic()
+    for text in answer(take(), output.done, counter):
         output.add(taken.popleft(), text)
-        if count % COMMIT_LINES == 0:
+        if time.monotonic() - committed >= COMMIT_SECONDS:
             output.commit()
+            committed = time.monotonic()
 
 
 def _unfinished(
