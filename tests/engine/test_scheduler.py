@@ -325,3 +325,15 @@ def test_engines_can_share_a_model():
     first, second = made.translate(lines), other.translate(lines)
     pairs = zip(first, second, strict=True)
     assert all(one.text == two.text for one, two in pairs)
+
+
+def test_a_small_call_does_not_wait_for_a_large_one():
+    made = make("translation")
+    loop = scheduler(made, batch_tokens=FEW_SLOTS)
+    many, [small] = draw_tasks(made, [GREEDY], 60), draw_tasks(made, [GREEDY], 1, seed=1)
+    requests, late = [task.request() for task in many], small.request()
+    loop.submit(requests)
+    loop.step()
+    loop.submit([late])
+    loop.run([late])
+    assert sum(request.is_done for request in requests) < 30

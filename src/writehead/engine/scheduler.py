@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -99,8 +100,8 @@ class Scheduler:
                 queue = self._queues.setdefault(width, _Queue(self, width))
                 queue.check_size(request)
                 queued.append((queue, request))
-            for queue, request in queued:
-                queue.waiting.append(request)
+            for queue in dict.fromkeys(queue for queue, _ in queued):
+                queue.waiting.add(request for own, request in queued if own is queue)
 
     def cancel(self, request: Request) -> None:
         """Drops a request; its slot becomes free at the start of the next step."""
@@ -151,6 +152,42 @@ class Scheduler:
             raise
 
 
+class _Waiting:
+    """Requests that wait for a slot. Those of different `submit` calls take turns."""
+
+    def __init__(self) -> None:
+        self._groups: deque[deque[Request]] = deque()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups))
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self._groups)
+
+    @property
+    def next(self) -> Request:
+        """The request that `pop` returns."""
+        return self._groups[0][0]
+
+    def add(self, requests: Iterable[Request], *, first: bool = False) -> None:
+        """Adds the requests of one call; with `first`, their turn is next."""
+        if group := deque(requests):
+            (self._groups.appendleft if first else self._groups.append)(group)
+
+    def pop(self) -> Request:
+        """Removes and returns the next request."""
+        group = self._groups.popleft()
+        request = group.popleft()
+        if group:
+            self._groups.append(group)
+        return request
+
+    def drop_cancelled(self) -> None:
+        """Removes cancelled requests."""
+        kept = (deque(one for one in group if not one.is_cancelled) for group in self._groups)
+        self._groups = deque(group for group in kept if group)
+
+
 class _Queue:
     """The requests of one beam size: those that wait, and those in the slots of a lane."""
 
@@ -162,7 +199,7 @@ class _Queue:
         self._reset()
 
     def _reset(self) -> None:
-        self.waiting: deque[Request] = deque()
+        self.waiting = _Waiting()
         self.lane: Lane | None = None
         self.has_cancelled = False
         self.active: dict[int, Request] = {}  # by slot
@@ -205,7 +242,7 @@ class _Queue:
         if not self.has_cancelled:
             return
         self.has_cancelled = False
-        self.waiting = deque(one for one in self.waiting if not one.is_cancelled)
+        self.waiting.drop_cancelled()
         if self._prefill is not None and all(one.is_cancelled for one in self.entering):
             for slot in self._prefill.slots:
                 heapq.heappush(self.free, slot)
@@ -244,9 +281,9 @@ class _Queue:
         requests: list[Request] = []
         most = min(len(self.free), self._most_encoded or len(self.free))
         while self.waiting and len(requests) < most:
-            if not lane.shape.fits(*self._sizes(self.waiting[0])):
+            if not lane.shape.fits(*self._sizes(self.waiting.next)):
                 break  # it waits for a larger lane, which is made when this one is empty
-            requests.append(self.waiting.popleft())
+            requests.append(self.waiting.pop())
         if not requests:
             return
         self.entering = requests
@@ -274,7 +311,7 @@ class _Queue:
             )
             self._finish(requests[0], [], SearchError(problem))
             return
-        self.waiting.extendleft(reversed(requests))
+        self.waiting.add(requests, first=True)
         if self._most_encoded is None:
             log.warning(
                 "encoding %d lines does not fit in the device's memory; encoding fewer at a time",
@@ -372,14 +409,14 @@ class _Queue:
         Returns None if the next request does not fit in memory and has ended with an error.
         """
         if self.lane is not None:
-            too_small = not self.lane.shape.fits(*self._sizes(self.waiting[0]))
+            too_small = not self.lane.shape.fits(*self._sizes(self.waiting.next))
             if self.active or not too_small:
                 return self.lane
         old, self.lane = self.lane, None
         try:
             source, capacity = self.check_room(self.waiting, old)
         except OutOfRoom:  # the requests do not fit in one lane together
-            source, capacity = self.check_room([self.waiting[0]])
+            source, capacity = self.check_room([self.waiting.next])
         slots = self._plan_slots(source, capacity)
         del old  # the new lane needs its memory
         while self.lane is None:
@@ -388,7 +425,7 @@ class _Queue:
             except torch.OutOfMemoryError:
                 if slots == 1:
                     error = self._out_of_room(source, capacity)
-                    self._finish(self.waiting.popleft(), [], error)
+                    self._finish(self.waiting.pop(), [], error)
                     return None
                 slots //= 2
                 self.scheduler.drop_idle_lanes()
