@@ -28,8 +28,9 @@ from writehead.util.devices import capture_stream
 
 log = logging.getLogger(__name__)
 
-MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots would take as long
-DENSE_FRACTION = 0.75  # of slots in use: above it, a CPU computes all rather than copy K and V
+MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
+DENSE_FRACTION = 0.75  # of slots in use: above it, eager steps compute all slots in place
+
 
 Model = TranslationModel | LanguageModel
 _capturing = threading.Lock()
@@ -61,7 +62,7 @@ def bytes_per_slot(config: ModelConfig, shape: Shape, element: int) -> int:
 def graph_slots(count: int) -> int:
     """Returns how many slots the graph for `count` computes: 1, 16, 64, 256, …
 
-    A capture takes longer than the steps that a closer number of slots would save.
+    Sizes are coarse because capturing more graphs costs more time than tighter sizes save.
     """
     size = 1
     while size < count:
@@ -70,7 +71,7 @@ def graph_slots(count: int) -> int:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences; never chooses tokens from `vocab_size` on."""
+    """Buffers and steps for `shape.slots` sequences; never chooses token ids >= `vocab_size`."""
 
     @torch.no_grad()
     def __init__(
@@ -104,7 +105,7 @@ class Lane:
             ancestors=self.cache.ancestors,
             sampling=shape.beam == 1,
         )
-        # of each sequence, known to the host: positions in the cache, and of the source
+        # host copies, per slot: the length in the cache, and of the source
         self._lengths, self._sources = np.zeros((2, slots), np.int64)
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._rows: tuple[int, ...] = ()  # the slots in `_listed`
@@ -158,7 +159,7 @@ class Lane:
         self._lengths[list(slots)] = [one.length for one in options]
 
     def erase(self, slots: Sequence[int]) -> None:
-        """Clears K and V of `slots`; NaN in them would survive the masks of the reference."""
+        """Clears K and V of `slots`: the reference masks by multiplying, which would spread NaN."""
         beam, index = self.shape.beam, self._send(slots)
         for T in (self.cache.K, self.cache.V):
             T.view(len(T), -1, beam, *T.shape[2:]).index_fill_(1, index, 0.0)

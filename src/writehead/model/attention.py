@@ -157,7 +157,7 @@ class Attention(nn.Module):
                 self.heads,
                 context.visibility,
                 scale=self.scale,
-                noise=self._noise(b, n, device),
+                noise=self._dropout_factors(b, n, device),
                 implementation=self.backend,
             )
             return _join_heads(O)
@@ -170,13 +170,13 @@ class Attention(nn.Module):
 
     def _attend(self, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> Tensor:
         """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> O [b, n, h v]."""
-        noise = self._noise(K.shape[0], K.shape[2], K.device)
+        noise = self._dropout_factors(K.shape[0], K.shape[2], K.device)
         O = attend(  # noqa: E741
             Q, K, V, visibility, scale=self.scale, noise=noise, implementation=self.backend
         )
         return _join_heads(O)
 
-    def _noise(self, b: int, m: int, device: torch.device) -> Tensor | None:
+    def _dropout_factors(self, b: int, m: int, device: torch.device) -> Tensor | None:
         """Returns dropout factors [b, g, m], the same for all queries; None outside training."""
         if not self.training or self.dropout == 0.0:
             return None
