@@ -11,7 +11,6 @@ from helpers import config, model, random, tokens
 from writehead import errors
 from writehead.config import AttentionConfig
 from writehead.engine import Batching, beam_search, greedy, sample
-from writehead.engine.search import stream
 from writehead.model import DecoderState, KVCache, Packing, TranslationModel, make_model
 from writehead.ops.attention import attend
 from writehead.ops.visibility import Visibility
@@ -80,7 +79,7 @@ CONFIG: list[Case] = [
             lambda search=search: search(LANGUAGE.step, prompted(), {"beam": 1}, eos=1),
             r"options must be a DecodeConfig, not \{'beam': 1\} of type dict; pass one, such as",
         )
-        for search in (greedy, beam_search, sample, stream)
+        for search in (greedy, beam_search, sample)
     ),
 ]
 

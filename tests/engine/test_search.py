@@ -1,4 +1,4 @@
-"""Greedy search, sampling and streams against plain loops over the same toy model."""
+"""Greedy search and sampling against plain loops over the same toy model."""
 
 import dataclasses
 import math
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from search_toys import Toy, assert_same, hypothesis, random_toy, table_toy
 from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
-from writehead.engine.search import stream
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, WriteheadError
 
-SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search, "stream": stream}
+SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search}
 OPTIONS = {"sample": {"temperature": 1.0}, "beam": {"beam": 2}}
 every_search = pytest.mark.parametrize("name", ["greedy", "sample", "beam"])
 
@@ -262,20 +261,6 @@ def test_a_row_that_ended_may_have_nan_logits(name):
     assert len(long.tokens) == 6
 
 
-@pytest.mark.parametrize("name", ["greedy", "sample"])
-def test_a_stream_yields_each_token_before_the_next_step(name):
-    toy = random_toy(6, seed=13, eos=-0.5)
-    config = DecodeConfig(max_length=9, min_length=2, seed=7, **OPTIONS.get(name, {}))
-    endings = set()
-    for sentence in range(20):
-        [expected] = SEARCHES[name](toy.step, toy.start(sentence), config, eos=0)
-        toy.steps = 0
-        got = [(token, toy.steps) for token in stream(toy.step, toy.start(sentence), config, eos=0)]
-        assert got == [(token, t) for t, token in enumerate(expected.tokens, 1)]
-        endings.add(expected.finished)
-    assert endings == {True, False}
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize("name", SEARCHES)
@@ -317,8 +302,6 @@ INVALID_INPUT = [
         ("greedy", {"max_length": None}, {}, ConfigError, "no length limit"),
         ("sample", {}, {"seeds": [1, 2, 3]}, ShapeError, "3 seeds for 2 rows"),
         ("sample", {}, {"seeds": [1, 2**64]}, ConfigError, "seed=18446744073709551616"),
-        ("stream", {"beam": 2}, {"sentences": (1,)}, ConfigError, "beam=1"),
-        ("stream", {}, {}, ShapeError, "2 rows; stream takes one"),
     ],
     ids=str,
 )

@@ -10,7 +10,6 @@ from helpers import model as random_model
 from search_toys import Toy, assert_ranked, assert_same
 from writehead.config import DecodeConfig
 from writehead.engine import beam_search, greedy, sample
-from writehead.engine.search import stream
 from writehead.errors import CacheError, CacheFull
 from writehead.model import LanguageModel
 
@@ -100,7 +99,7 @@ def test_cache_capacity_counts_the_prompt_of_each_row(limits, needed):
 
 @pytest.mark.parametrize(
     ("first", "second", "beam"),
-    [(beam_search, beam_search, 3), (greedy, beam_search, 1), (stream, greedy, 1)],
+    [(beam_search, beam_search, 3), (greedy, beam_search, 1)],
 )
 def test_a_state_can_be_searched_only_once(first, second, beam):
     model, config = make("translation", "multi-query"), DecodeConfig(max_length=5, beam=beam)

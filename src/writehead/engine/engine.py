@@ -249,11 +249,11 @@ class Engine:
         requests: list[Request] = []
         size = SORTED_LINES[self.model.device.type]
         for first in range(0, len(lines), size):
-            block = lines[first : first + size]
-            for line in block:
-                for request in line:
-                    request.on_done = partial(finished, 1 / len(line))
-            requests += sorted(chain.from_iterable(block), key=_length, reverse=True)
+            block = chain.from_iterable(lines[first : first + size])
+            requests += sorted(block, key=_length, reverse=True)
+        for line in lines:
+            for request in line:
+                request.on_done = partial(finished, 1 / len(line))
         self.scheduler.submit(requests)
         return len(requests)
 

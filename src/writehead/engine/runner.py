@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 DENSE_FRACTION = 0.75  # of slots in use: above it, eager steps compute all slots in place
 
-
 Model = TranslationModel | LanguageModel
 _capturing = threading.Lock()
 

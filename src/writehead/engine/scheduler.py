@@ -449,10 +449,8 @@ class _Queue:
             sizes.append((lane.shape.source, lane.shape.capacity))
         config = self.model.config
         exact = max(size for size, _ in sizes), max(size for _, size in sizes)
-        rounded = (
-            round_up(exact[0], config.source_positions),
-            round_up(exact[1], config.target_positions),
-        )
+        limits = config.source_positions, config.target_positions
+        rounded = round_up(exact[0], limits[0]), round_up(exact[1], limits[1])
         for source, capacity in (rounded, exact):
             if self._slot_bytes(source, capacity) <= kv_room(self.model.device):
                 return source, capacity

@@ -9,7 +9,7 @@ ended, ranked by log P / ((5 + length) / 6)^alpha. A step considers the 2 × bea
 Those that end enter the pool if they are among the first `beam`; the best of the others stay live.
 A slot is done when no live hypothesis can still enter its n-best list.
 
-`greedy`, `sample`, `stream` and `beam_search` search over a step function, which takes tokens
+`greedy`, `sample` and `beam_search` search over a step function, which takes tokens
 [rows] and a state, and returns logits [rows, vocab_size].
 """
 
@@ -619,36 +619,6 @@ def sample(
     options = make_options(config, len(state.first), eos, prefixes, max_lengths, seeds)
     steps = _steps(step, _begun(state, options), options, eos, processors)
     return [best for [best] in _finish(steps)]
-
-
-def stream(
-    step: Step[S],
-    state: S,
-    config: DecodeConfig,
-    *,
-    eos: int,
-    processors: Sequence[Processor] = (),
-) -> Iterator[int]:
-    """Yields the tokens of a state with one row as they are decoded, without eos.
-
-    They are the tokens of `sample` if a temperature is set, and of `greedy` otherwise.
-    """
-    config = check_options(config)
-    if len(state.first) != 1:
-        raise ShapeError(f"this state has {len(state.first)} rows; stream takes one with 1 row")
-    if config.temperature is None:
-        _check_greedy(config)
-    options = make_options(config, 1, eos)
-    return _stream(_steps(step, _begun(state, options), options, eos, processors), eos)
-
-
-def _stream(steps: Iterator[Search], eos: int) -> Iterator[int]:
-    for search in steps:
-        if not bool(search.pool.log_p.isfinite()):
-            raise no_hypothesis()
-        token = int(search.tokens)
-        if token != eos:
-            yield token
 
 
 def beam_search(
