@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers import config, model, tokens
+from writehead.config import DecodeConfig
 from writehead.engine.runner import Lane, Shape
 from writehead.engine.search import Options
 from writehead.ops import decode_attention_kernels, packed_attention
@@ -95,11 +96,11 @@ def compile_lane(task: str, slots: int, beam: int, **changes: object) -> None:
     made = model(config(task, **(SIZES | changes)), dtype=dtype).pack()
     lane = Lane(made, Shape(slots, beam, 8 * (task == "translation"), 32), vocab_size=37, eos=1)
     if task == "translation":
-        lane.encode(range(slots), tokens(slots, 5), torch.full((slots,), 4))
+        lane.encode(range(slots), tokens(slots, 5).tolist())
     else:
         state = made.new_state(slots, 8)
         made.feed(tokens(slots, 7), state, torch.full((slots,), 5))
-    lane.admit(range(slots), [Options(max_length=3)] * slots)
+    lane.admit(range(slots), [Options(DecodeConfig(), 3)] * slots)
     for samples in (False, True)[: 3 - min(beam, 2)]:
         lane._run(torch.arange(slots, dtype=torch.int32), slots, samples)
     lane.collect(range(slots))

@@ -14,9 +14,9 @@ import pytest
 
 from processes import environment, run_python
 from texts import ODD, names, sentences
+from writehead.cli.resumable import ResumableFile
 from writehead.config import DecodeConfig
 from writehead.engine import Batching, Engine
-from writehead.engine.resumable import ResumableFile
 from writehead.engine.runner import Lane
 
 # in float64, printed digits do not depend on the batch
@@ -317,7 +317,7 @@ KILLED = """
 import json, os, signal, sys
 from writehead.cli import main
 from writehead.engine import Batching
-from writehead.engine.resumable import ResumableFile
+from writehead.cli.resumable import ResumableFile
 from writehead.engine.runner import Lane
 
 def commit_and_die(self, commit=ResumableFile.commit):

@@ -134,22 +134,3 @@ def test_beam_search_modifies_neither_logits_nor_first_tokens():
     beam_search(step, state, config, eos=0, prefixes=[(1,), (2, 3)])
     assert all(map(torch.equal, logits[::2], logits[1::2]))
     assert state.first.tolist() == [1, 1, 2, 2]
-
-
-def test_an_observer_sees_the_continuations_of_every_step():
-    toy, seen = random_toy(5, seed=14, eos=1.0), []
-    config = DecodeConfig(max_length=4, beam=2, alpha=0.0)
-    [[best], _] = beam_search(
-        toy.step, toy.start(1, 2), config, eos=0, max_lengths=[4, 3], observe=seen.append
-    )
-    assert len(seen) == toy.steps
-    for t, one in enumerate(seen, 1):
-        assert one.tokens.shape == (2, 4, t)
-        assert torch.equal(one.ended, one.tokens[:, :, -1] == 0)
-        assert (one.scores[:, 1:] <= one.scores[:, :-1]).all()
-        for score, tokens in zip(one.scores[0].tolist(), one.tokens[0].tolist(), strict=True):
-            log_p = [toy.log_p((1, *tokens[:i]))[token] for i, token in enumerate(tokens)]
-            assert score == -math.inf or score == pytest.approx(sum(log_p), rel=1e-5)
-    length = len(best.tokens) + best.finished
-    whole = [*best.tokens, 0][:length]
-    assert whole in seen[length - 1].tokens[0].tolist()

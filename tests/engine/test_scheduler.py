@@ -160,7 +160,7 @@ def test_many_mixed_requests_with_cancellations(task):
     assert 200 < len(done) < 280
     for one in done:
         alone.check(*one)
-    assert loop.stats.rows <= loop.stats.slots
+    assert 0.3 < loop.stats.occupancy <= 1.0
 
 
 @every_task

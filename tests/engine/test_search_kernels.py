@@ -1,6 +1,5 @@
 """The search kernels against the reference: any slots, in any order, each with its own options."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
+from writehead.config import DecodeConfig
 from writehead.engine import search_kernels
 from writehead.engine.search import Options, Search, make_hypotheses
 from writehead.errors import BackendError, ConfigError, TokenError
@@ -28,7 +28,7 @@ def small_parts(monkeypatch):
     """Splits even a small vocabulary into several chunks, tiles and parts."""
     monkeypatch.setattr(search_kernels, "CHUNK", 4)
     monkeypatch.setattr(search_kernels, "PART", 16)
-    monkeypatch.setattr(search_kernels, "TILE", 4)
+    monkeypatch.setattr(search_kernels, "TILE", 16)
 
 
 def make_pair(slots: int, beam: int, vocab_size: int = V, **changes: object) -> list[Search]:
@@ -64,7 +64,8 @@ def assert_equal_state(plain: Search, kernels: Search, slots: Sequence[int]) -> 
 
 
 def assert_equal_results(plain: Search, kernels: Search, slots: Sequence[int]) -> None:
-    found = (make_hypotheses(one.collect(slots).cpu().numpy()) for one in (kernels, plain))
+    limits = [99] * len(slots)
+    found = (make_hypotheses(one.collect(slots).cpu().numpy(), limits) for one in (kernels, plain))
     for ours, theirs in zip(*found, strict=True):
         assert_same(ours, theirs, 1e-5)
 
@@ -100,11 +101,17 @@ def random_logits(
         yield x.to(dtype)
 
 
-def request(i: int, **changes: object) -> Options:
+def request(i: int = 0, **changes: object) -> Options:
     """Options that differ between slots."""
-    given = {"max_length": 5 + i % 4, "min_length": i % 3, "first": 3 + i, "length": i % 4}
-    given |= {"prefix": [(), (7, 4), (), (9,)][i % 4], "alpha": [0.6, 0.0, -1.5][i % 3]}
-    return Options(**given | changes)
+    own = {"max_length": 5 + i % 4, "first": 3 + i, "length": i % 4}
+    own |= {"prefix": [(), (7, 4), (), (9,)][i % 4], "seed": i}
+    own |= {name: changes.pop(name) for name in [*changes] if name in own}
+    given = {"min_length": i % 3, "alpha": [0.6, 0.0, -1.5][i % 3], "beam": changes.get("n_best")}
+    return Options(DecodeConfig(**given | changes), **own)
+
+
+def plain(max_length: int, **changes: object) -> Options:
+    return Options(DecodeConfig(beam=changes.get("n_best"), **changes), max_length)
 
 
 # slots 3 and 5 are not live; one of them pads the lists
@@ -145,15 +152,15 @@ NARROW = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("vocab_size", [V, LARGE])
-def test_samples_equal_the_reference_for_every_filter(vocab_size, dtype, monkeypatch):
+@pytest.mark.parametrize(("vocab_size", "tile"), [(V, 8), (V, 32), (LARGE, None)])
+def test_samples_equal_the_reference_for_every_filter(vocab_size, tile, dtype, monkeypatch):
     if vocab_size == V:
-        for name, size in (("CHUNK", 4), ("PART", 16), ("TILE", 4)):
+        for name, size in (("CHUNK", 4), ("PART", 16), ("TILE", tile)):
             monkeypatch.setattr(search_kernels, name, size)
     narrowed = NARROW if vocab_size == V else NARROW[2:14:4]
     slots = len(narrowed) + 2
     pair = make_pair(slots, 1, vocab_size, sampling=True)
-    temperatures, penalties = [1.0, 0.5, 3.0, 1e-30, 1e30], [1.0, 1.0, 1.7, 0.6]
+    temperatures, penalties = [1.0, 0.5, 3.0, 1e-30, 1e30], [None, 1.0, 1.7, 0.6]
     options = [
         request(
             i,
@@ -164,10 +171,9 @@ def test_samples_equal_the_reference_for_every_filter(vocab_size, dtype, monkeyp
         )
         for i, narrow in enumerate(narrowed)
     ]
-    greedy = {"max_length": 4, "temperature": 0.0}
-    options += [request(0, **greedy), request(2, repetition_penalty=9.0, **greedy)]
+    options += [request(0, max_length=4), request(2, repetition_penalty=9.0, max_length=4)]
     for one in pair:
-        one.admit(range(slots), [dataclasses.replace(o, seed=i) for i, o in enumerate(options)])
+        one.admit(range(slots), options)
     x = random_logits(slots, vocab_size, dtype=dtype, eos=-2.0)
     # round, so that many tokens are equal
     run(pair, x if dtype is torch.float32 else ((2.0 * row).round() / 2.0 for row in x), [None])
@@ -188,14 +194,14 @@ def test_greedy_choice_breaks_ties_by_the_lowest_token(small_parts):
     logits[2, [28, 18, 17]] = 1.0  # in another part and the last
     logits[3, [22, 3]] = 1.0  # in two parts
     _, search = make_pair(4, 1)
-    search.admit(range(4), [Options(max_length=3)] * 4)
+    search.admit(range(4), [plain(3)] * 4)
     search.advance(logits.to(DEVICE))
     assert search.tokens.tolist() == [0, 5, 17, 3]
 
 
 def test_beams_break_ties_by_the_earlier_beam_and_then_the_lower_token(small_parts):
     _, search = make_pair(1, 3)
-    search.admit([0], [Options(max_length=4)])
+    search.admit([0], [plain(4)])
     search.scores.copy_(torch.tensor([[-1.0, -1.0, -3.0]]))
     logits = torch.zeros(3, V)
     logits[0, [12, 20]] = logits[1, [4, 20]] = 1.0
@@ -204,18 +210,18 @@ def test_beams_break_ties_by_the_earlier_beam_and_then_the_lower_token(small_par
     assert search.parents.tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("temperature", [None, 0.0, 1.0])
-def test_nan_and_infinite_logits_end_a_row_with_a_valid_token(temperature, small_parts):
+@pytest.mark.parametrize(("sampling", "temperature"), [(0, None), (1, None), (1, 1.0)])
+def test_nan_and_infinite_logits_end_a_row_with_a_valid_token(sampling, temperature, small_parts):
     logits = torch.randn(5, V)
     logits[0] = logits[1, 20] = torch.nan
     logits[2] = NEVER
     logits[3, 7] = torch.inf
-    for search in make_pair(5, 1, sampling=temperature is not None):
-        search.admit(range(5), [Options(max_length=3, temperature=temperature or 0.0)] * 5)
+    for search in make_pair(5, 1, sampling=sampling == 1):
+        search.admit(range(5), [plain(3, temperature=temperature)] * 5)
         search.advance(logits.to(DEVICE))
         assert all(0 <= token < V for token in search.tokens.tolist())
         assert search.live[:4].tolist() == [0] * 4
-        found = make_hypotheses(search.collect(range(5)).cpu().numpy())
+        found = make_hypotheses(search.collect(range(5)).cpu().numpy(), [1] * 5)
         assert [bool(best) for best in found] == [False] * 4 + [True]
 
 
@@ -225,12 +231,12 @@ def test_a_slot_with_nan_logits_ends_without_results(lost, small_parts):
     first[:, EOS] = 3.0  # a hypothesis has ended before the NaN
     second[lost] = torch.nan
     for search in make_pair(2, 2):
-        search.admit(range(2), [Options(max_length=6, n_best=2)] * 2)
+        search.admit(range(2), [plain(6, n_best=2)] * 2)
         search.advance(first.to(DEVICE))
         assert search.live.tolist() == [1] * 4
         search.advance(second.to(DEVICE))
         assert search.live.tolist() == [0, 0, 1, 1]
-        found = make_hypotheses(search.collect([0, 1]).cpu().numpy())
+        found = make_hypotheses(search.collect([0, 1]).cpu().numpy(), [2, 2])
         assert [bool(best) for best in found] == [False, True]
 
 
@@ -241,8 +247,10 @@ def test_invalid_requests_and_implementations_are_rejected(monkeypatch):
             search.admit([0], [request(0, **changes)])
     with pytest.raises(TokenError, match="outside the vocabulary"):
         search.admit([0], [request(0, prefix=(V,))])
-    with pytest.raises(BackendError, match="choose from"):
+    with pytest.raises(ConfigError, match="unknown implementation of search"):
         make_pair(1, 1, implementation="cuda")
+    with pytest.raises(BackendError, match="beams of up to 32, not 33"):
+        make_pair(1, 33)
     if DEVICE == "cpu":
         monkeypatch.delenv("TRITON_INTERPRET")
         with pytest.raises(BackendError, match="GPU"):
@@ -253,7 +261,7 @@ def test_invalid_requests_and_implementations_are_rejected(monkeypatch):
 def test_concurrent_programs_choose_the_token_of_each_row_once():
     plain, kernels = make_pair(1024, 1, 32768)
     for one in (plain, kernels):
-        one.admit(range(1024), [Options(max_length=12)] * 1024)
+        one.admit(range(1024), [plain(12)] * 1024)
     for _ in range(8):
         logits = randn(1024, 32768, dtype=torch.bfloat16)
         logits[:, EOS] = -9.0

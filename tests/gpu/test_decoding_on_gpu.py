@@ -4,6 +4,7 @@ import copy
 import logging
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,8 +78,8 @@ def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(kind, rows,
     source, slots = tokens(rows, 31, vocab_size=501).to(DEVICE), range(rows)
     lengths = torch.arange(rows, device=DEVICE) % 30 + 1
     lane = Lane(packed, Shape(rows, 1, 31, 16), vocab_size=501, eos=EOS)
-    lane.encode(slots, source, lengths)
-    lane.admit(slots, [Options(max_length=16)] * rows)
+    lane.encode(slots, [row[:n] for row, n in zip(source.tolist(), lengths.tolist(), strict=True)])
+    lane.admit(slots, [Options(GREEDY, 16)] * rows)
     listed = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     decode = partial(packed.decode, lane.search.tokens, lane.cache, lane.memory, listed)
     if DEVICE == "cuda":
@@ -107,10 +108,12 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
     made = sized("translation", dtype=torch.bfloat16, d=88, f=104, vocab_size=777)  # used once
     made = made.to(DEVICE).pack()
     lane = Lane(made, Shape(3, 4, 9, 16), vocab_size=777, eos=EOS)
-    lane.encode(range(3), tokens(3, 9).to(DEVICE), torch.tensor([9, 2, 5], device=DEVICE))
-    lane.admit(range(3), [Options(max_length=9)] * 3)
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record)
-    lane.step(range(3))
+    lane.encode(
+        range(3), [row[:n] for row, n in zip(tokens(3, 9).tolist(), (9, 2, 5), strict=True)]
+    )
+    lane.admit(range(3), [Options(GREEDY, 9)] * 3)
+    lane.step(np.arange(3, dtype=np.int32))
     assert compiled
     assert [name for name, in_parallel in compiled.items() if not in_parallel] == []
 

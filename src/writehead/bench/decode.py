@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 from writehead import cost
@@ -20,9 +21,10 @@ from writehead.bench.floor import decode_floor, timed_steps
 from writehead.bench.peers import Model, random_tokens
 from writehead.bench.plain_torch import PlainDecoder
 from writehead.bench.timing import Call, Times, clocked, time_work
-from writehead.config import ModelConfig
+from writehead.config import DecodeConfig, ModelConfig
 from writehead.cost import Setting
 from writehead.engine.runner import Lane, Shape
+from writehead.engine.scheduler import ADMIT_TOKENS
 from writehead.engine.search import Options
 from writehead.errors import BackendError, ConfigError
 from writehead.model import TranslationModel
@@ -138,21 +140,24 @@ def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     config = model.config
     lane = Lane(model.pack(), shape, vocab_size=config.vocab_size, eos=config.eos)
     # no sequence ends before the last step, whatever the model predicts
-    one = Options(first=config.bos, length=skipped, min_length=steps, max_length=steps)
-    slots, options = range(b), [one] * b
+    fixed = DecodeConfig(min_length=steps, max_length=steps)
+    options = [Options(fixed, steps, first=config.bos, length=skipped)] * b
+    slots, sources = np.arange(b, dtype=np.int32), tokens.tolist()
+    most = max(1, ADMIT_TOKENS[model.device.type] // m)  # encoded together, as in the engine
 
     def start() -> None:
         if setting.source:
-            lane.encode(slots, tokens, torch.full((b,), m, device=tokens.device))
+            for first in range(0, b, most):
+                lane.encode(range(b)[first : first + most], sources[first : first + most])
         else:
             lane.cache.K.normal_()
             lane.cache.V.normal_()
 
     def run() -> object:
-        lane.admit(slots, options)
+        lane.admit(range(b), options)
         for _ in range(steps):
             lane.step(slots)
-        return lane.collect(slots).packed.numpy()
+        return lane.collect(range(b)).packed.numpy()
 
     return start, run
 

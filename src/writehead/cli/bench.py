@@ -125,7 +125,7 @@ def translate_command(
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
     from writehead.bench.translate import TranslateJob, bench_translate
-    from writehead.engine.textio import read_lines
+    from writehead.cli.textio import read_lines
     from writehead.model.bundled import bundled_run
 
     record = _Record("translate", device, output, force, dtype=dtype, input=input_path)

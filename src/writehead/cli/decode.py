@@ -21,9 +21,10 @@ from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
-    from writehead.engine import Engine, textio
+    from writehead.cli import textio
+    from writehead.cli.resumable import Source
+    from writehead.engine import Engine
     from writehead.engine.engine import Progress
-    from writehead.engine.resumable import Source
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
 # lines decoded together on a CPU: in the first group, and at most
@@ -124,7 +125,8 @@ def translate_command(
             f"standard input, or a file with --input"
         )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
-    from writehead.engine import Batching, Engine, textio  # imports PyTorch
+    from writehead.cli import textio
+    from writehead.engine import Batching, Engine  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
@@ -197,7 +199,8 @@ def generate_command(
     if prompt is not None and input_path != "-":
         raise ConfigError("give either a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
-    from writehead.engine import Batching, Engine, textio  # imports PyTorch
+    from writehead.cli import textio
+    from writehead.engine import Batching, Engine  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
@@ -267,7 +270,7 @@ def _open_output(
     context: typer.Context, engine: "Engine", config: DecodeConfig, **form: object
 ) -> "Iterator[textio.Output]":
     """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
-    from writehead.engine import textio
+    from writehead.cli import textio
     from writehead.model.bundled import bundled_run
     from writehead.model.runs import run_fingerprint
 

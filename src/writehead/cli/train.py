@@ -99,7 +99,8 @@ def evaluate_command(
     if split is not None and dataset is None:
         raise ConfigError("--split needs --dataset")
     from writehead.bench.record import check_output, finite, run_facts
-    from writehead.engine import Engine, textio
+    from writehead.cli import textio
+    from writehead.engine import Engine
     from writehead.model.bundled import bundled_run, name_of
     from writehead.model.runs import FILES
     from writehead.training import evaluate

@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of token ids, ignoring PAD and EOS."""
-        return str(self._call(self._pieces.decode, [int(i) for i in ids if i not in (PAD, EOS)]))
+        return str(self._call(self._pieces.decode, [int(i) for i in ids]))
+
+    def decode_all(self, texts: Sequence[Sequence[int]]) -> list[str]:
+        """Returns the texts of many sequences of token ids, which is faster than one by one."""
+        return list(self._call(self._pieces.decode, texts)) if texts else []
 
     def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:
         """Calls sentencepiece; converts its errors to DataError."""

@@ -2,7 +2,8 @@
 
 from writehead.engine.batching import Batching
 from writehead.engine.engine import Engine, Output, ScoredText
-from writehead.engine.search import Hypothesis, beam_search, greedy, sample
+from writehead.engine.search import Hypothesis
+from writehead.engine.stepwise import beam_search, greedy, sample
 
 __all__ = [
     "Batching",

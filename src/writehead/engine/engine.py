@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -16,7 +16,8 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import EOS, Tokenizer
 from writehead.engine.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, split_line
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Hypothesis, check_options, length_penalty
+from writehead.engine.search import Hypothesis, length_penalty
+from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
 from writehead.model.bundled import bundled_run
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
-SORTED_LINES = {"cpu": 256, "cuda": 4096}  # by length, before they are decoded
+SORTED_LINES = {"cpu": 256}  # by length, because padding costs time; not on other devices
 
 Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
 T = TypeVar("T")
 Line = list[Request]  # the requests for one line of text: pieces or samples
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScoredText:
     """A decoded text; see `Hypothesis` for the other fields."""
 
@@ -45,7 +46,7 @@ class ScoredText:
     finished: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """The output for one line: its hypotheses, best first, or its samples."""
 
@@ -147,7 +148,7 @@ class Engine:
             ]
 
         done = self._decode(pairs, encode, progress)
-        return (self._join_pieces(line, options.alpha) for line in done)
+        return chain.from_iterable(self._translations(lines, options.alpha) for lines in done)
 
     def generate(
         self,
@@ -176,12 +177,8 @@ class Engine:
                 for (i, _), tokens in zip(group, encoded, strict=True)
             ]
 
-        def output(line: Line) -> Output:
-            prompt = line[0].tokens[1:]
-            results = (one for request in line for one in request.result())
-            return Output(tuple(self._scored(one, prompt) for one in results))
-
-        return map(output, self._decode(enumerate(texts, first), encode, progress))
+        done = self._decode(enumerate(texts, first), encode, progress)
+        return chain.from_iterable(map(self._continuations, done))
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
         """Yields the text that `generate` would return, piece by piece, in whole characters."""
@@ -213,8 +210,8 @@ class Engine:
         texts: Iterator[T],
         encode: Callable[[list[T]], list[Line]],
         progress: Progress | None,
-    ) -> Iterator[Line]:
-        """Yields the finished requests of each text, in the order of the texts.
+    ) -> Iterator[list[Line]]:
+        """Yields groups of lines whose requests are done, in the order of the texts.
 
         Another thread encodes the next group of texts while this group is decoded.
         """
@@ -230,12 +227,14 @@ class Engine:
                 while waiting > self.batching.lines // 2:
                     self.scheduler.step()
                     waiting -= _drain(finished, report)
-                    yield from _done(pending)
+                    if done := _take_done(pending):
+                        yield done
             while pending:
-                if waiting:
-                    self.scheduler.step()
-                    waiting -= _drain(finished, report)
-                yield from _done(pending)
+                if done := _take_done(pending):
+                    yield done
+                    continue
+                self.scheduler.step()
+                waiting -= _drain(finished, report)
         finally:
             for request in chain.from_iterable(pending):
                 self.scheduler.cancel(request)
@@ -243,17 +242,16 @@ class Engine:
     def _submit(self, lines: Sequence[Line], finished: Callable[[float], None]) -> int:
         """Submits requests; returns how many.
 
-        Requests that are encoded together should have similar lengths, but the first lines should
-        also be done first, so blocks of lines are sorted.
+        Requests that are padded to one length should have similar lengths, but the first lines
+        should also be done first, so blocks of lines are sorted.
         """
-        requests: list[Request] = []
-        size = SORTED_LINES[self.model.device.type]
-        for first in range(0, len(lines), size):
-            block = chain.from_iterable(lines[first : first + size])
-            requests += sorted(block, key=_length, reverse=True)
         for line in lines:
             for request in line:
                 request.on_done = partial(finished, 1 / len(line))
+        requests = [*chain.from_iterable(lines)]
+        if size := SORTED_LINES.get(self.model.device.type):
+            blocks = (requests[first : first + size] for first in range(0, len(requests), size))
+            requests = [one for block in blocks for one in sorted(block, key=_length, reverse=True)]
         self.scheduler.submit(requests)
         return len(requests)
 
@@ -324,42 +322,74 @@ class Engine:
         length, seed = min(options.max_length or room, room), options.seed + line * samples
         return [Request(tokens, options, length, seed + j) for j in range(samples)]
 
-    def _scored(self, hypothesis: Hypothesis, prompt: Sequence[int] = ()) -> ScoredText:
-        """Decodes a hypothesis as the continuation of a prompt."""
-        start = len(self.tokenizer.decode(prompt))
-        text = self.tokenizer.decode([*prompt, *hypothesis.tokens])[start:]
-        return ScoredText(text, hypothesis.score, hypothesis.log_probability, hypothesis.finished)
+    def _continuations(self, lines: Sequence[Line]) -> list[Output]:
+        """Returns the samples or hypotheses of each prompt, without the prompt."""
+        results = [[one for request in line for one in request.result()] for line in lines]
+        scored = self._scored(results, [line[0].tokens[1:] for line in lines])
+        return [Output(tuple(some)) for some in scored]
 
-    def _join_pieces(self, line: Line, alpha: float) -> Output:
-        """Joins the hypotheses of a line's pieces by rank: best with best, and so on."""
-        pieces = [request.result() for request in line]
-        if not pieces:
-            return EMPTY
-        if len(pieces) == 1:
-            return Output(tuple(map(self._scored, pieces[0])))
-        joined = []
-        for row in zip(*pieces, strict=False):  # a piece may have fewer hypotheses than another
-            text = " ".join(filter(None, (self._scored(piece).text for piece in row)))
-            total = sum(piece.log_probability for piece in row)
-            length = sum(len(piece.tokens) + piece.finished for piece in row)
-            score = total / float(length_penalty(length, alpha))
-            joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
-        joined.sort(key=lambda scored: scored.score, reverse=True)
-        return Output(tuple(joined), len(pieces))
+    def _translations(self, lines: Sequence[Line], alpha: float) -> list[Output]:
+        """Returns the translation of each line."""
+        results = [[request.result() for request in line] for line in lines]
+        scored = iter(self._scored([*chain.from_iterable(results)]))
+        return [_join_pieces(line, [next(scored) for _ in line], alpha) for line in results]
+
+    def _scored(
+        self,
+        results: Sequence[Sequence[Hypothesis]],
+        prompts: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[ScoredText]]:
+        """Decodes hypotheses, those of results[i] as continuations of prompts[i], if given."""
+        decode_all, skipped = self.tokenizer.decode_all, [0] * len(results)
+        tokens = [one.tokens for some in results for one in some]
+        if prompts is not None:
+            skipped = [len(text) for text in decode_all(prompts)]
+            pairs = zip(prompts, results, strict=True)
+            tokens = [(*prompt, *one.tokens) for prompt, some in pairs for one in some]
+        texts = iter(decode_all(tokens))
+        return [
+            [
+                ScoredText(next(texts)[skip:], one.score, one.log_probability, one.finished)
+                for one in some
+            ]
+            for some, skip in zip(results, skipped, strict=True)
+        ]
+
+
+def _join_pieces(
+    pieces: Sequence[Sequence[Hypothesis]], texts: Sequence[Sequence[ScoredText]], alpha: float
+) -> Output:
+    """Joins the hypotheses of a line's pieces by rank: best with best, and so on."""
+    if not pieces:
+        return EMPTY
+    if len(pieces) == 1:
+        return Output(tuple(texts[0]))
+    joined = []
+    # a piece may have fewer hypotheses than another
+    for row, parts in zip(zip(*pieces, strict=False), zip(*texts, strict=False), strict=True):
+        total = sum(piece.log_probability for piece in row)
+        length = sum(len(piece.tokens) + piece.finished for piece in row)
+        text = " ".join(part.text for part in parts if part.text)
+        score = total / float(length_penalty(length, alpha))
+        joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
+    joined.sort(key=lambda scored: scored.score, reverse=True)
+    return Output(tuple(joined), len(pieces))
 
 
 def _ahead(
     texts: Iterator[T], encode: Callable[[list[T]], list[Line]], size: int
 ) -> Iterator[list[Line]]:
     """Yields groups of `size` encoded texts; meanwhile, a thread encodes the next group."""
-    if not (group := list(islice(texts, size))):
+    group = list(islice(texts, size))
+    if len(group) < size:
+        yield encode(group)
         return
     with ThreadPoolExecutor(1) as thread:
-        encoded: Future[list[Line]] | None = thread.submit(encode, group)
-        while encoded is not None:
+        encoded = thread.submit(encode, group)
+        while group:
             lines = encoded.result()
-            group = list(islice(texts, size)) if len(lines) == size else []
-            encoded = thread.submit(encode, group) if group else None
+            group = list(islice(texts, size))
+            encoded = thread.submit(encode, group)
             yield lines
 
 
@@ -372,10 +402,17 @@ def _drain(finished: deque[float], report: Progress) -> int:
     return count
 
 
-def _done(pending: deque[Line]) -> Iterator[Line]:
-    """Removes and yields the first lines of `pending`, as long as all their requests are done."""
+def _take_done(pending: deque[Line]) -> list[Line]:
+    """Removes and returns the first lines whose requests are all done; one that failed, alone."""
+    done: list[Line] = []
     while pending and all(request.is_done for request in pending[0]):
-        yield pending.popleft()
+        failed = any(request.error is not None for request in pending[0])
+        if failed and done:
+            break
+        done.append(pending.popleft())
+        if failed:
+            break
+    return done
 
 
 def _length(request: Request) -> tuple[int, int]:

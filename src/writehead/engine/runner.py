@@ -7,20 +7,22 @@ rows. The host reads which sequences have ended a few steps late, so the device 
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.config import ModelConfig
 from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
-from writehead.model import LanguageModel, TranslationModel
-from writehead.model.cache import KVCache
+from writehead.model import LanguageModel, Packing, TranslationModel
+from writehead.model.cache import EncoderMemory, KVCache
 from writehead.ops.available import has_triton
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
@@ -29,6 +31,7 @@ from writehead.util.devices import capture_stream
 log = logging.getLogger(__name__)
 
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
+MIN_GRAPH_TOKENS = 64  # of the encoder
 DENSE_FRACTION = 0.75  # of slots in use: above it, eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -89,9 +92,6 @@ class Lane:
             device=model.device,
         )
         self.cache.live.zero_()
-        self.memory = None
-        if isinstance(model, TranslationModel):
-            self.memory = model.new_memory(slots, shape.source)
         self.search = Search(
             slots,
             shape.beam,
@@ -104,19 +104,26 @@ class Lane:
             ancestors=self.cache.ancestors,
             sampling=shape.beam == 1,
         )
-        # host copies, per slot: the length in the cache, and of the source
+        self._graphs = self._make_graphs() if graphs else None
+        self.memory, self.encoder = None, None
+        if isinstance(model, TranslationModel):
+            self.memory = model.new_memory(slots, shape.source)
+            self.encoder = Encoder(model, self.memory, self._graphs)
+        # on the host, by slot: the length in the cache, that of the source, and whether it samples
         self._lengths, self._sources = np.zeros((2, slots), np.int64)
+        self._samples = np.zeros(slots, bool)
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
-        self._rows: tuple[int, ...] = ()  # the slots in `_listed`
-        self._samples: bool | None = None  # whether any of them samples; None: not known
-        # by the number of slots, and whether any of them samples
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] | None = None
-        if graphs and model.device.type == "cuda":
-            reason = self._why_not_graphs()
-            if reason is None:
-                self._graphs, self._pool = {}, torch.cuda.graph_pool_handle()
-            else:
-                log.warning("decoding without CUDA graphs, which is slower: %s", reason)
+        self._slots: NDArray[np.int32] | None = None  # those in `_listed`
+        self._key = (0, False)  # of the graph for them: its slots, and whether any of them samples
+
+    def _make_graphs(self) -> "Graphs | None":
+        """Returns the graphs of this lane, or None if its steps cannot be captured."""
+        if self.model.device.type != "cuda":
+            return None
+        if reason := self._why_not_graphs():
+            log.warning("decoding without CUDA graphs, which is slower: %s", reason)
+            return None
+        return Graphs(self.model.device)
 
     def _why_not_graphs(self) -> str | None:
         """Returns why a step cannot be captured as a CUDA graph, or None."""
@@ -124,7 +131,7 @@ class Lane:
             return "Triton is not installed"
         if self.search.implementation != "triton":
             return f"the search kernels do not support beam={self.shape.beam}"
-        config, probe = self.model.config, self._listed.to(self.model.dtype)
+        config, probe = self.model.config, self.search.tokens.to(self.model.dtype)
         beams = ((config.decoder_attention, 1), (config.cross_attention, self.shape.beam))
         for attention, beam in beams:
             heads = Heads(attention.h, attention.g, attention.k, attention.v)
@@ -132,17 +139,12 @@ class Lane:
                 return reason
         return None
 
-    @torch.no_grad()
-    def encode(self, slots: Sequence[int], source: Tensor, lengths: Tensor) -> None:
-        """Encodes source [b, m], right-padded with lengths [b], into the memory of `slots`."""
-        assert isinstance(self.model, TranslationModel)
-        assert self.memory is not None
+    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+        """Encodes sources into the memory of `slots`."""
+        assert self.encoder is not None
+        self._sources[[*slots]] = [len(source) for source in sources]
         with launches_on(self.model.device):
-            M = self.model.encode(source, source_lengths=lengths)
-            KV = self.model.decoder.project_memory(M)
-            self.memory.write(KV, lengths, self._send(slots))
-        if not source.is_cuda:
-            self._sources[[*slots]] = lengths.numpy()
+            self.encoder.encode(slots, sources)
 
     @torch.no_grad()
     def copy_prompts(self, slots: Sequence[int], prompts: KVCache) -> None:
@@ -154,8 +156,10 @@ class Lane:
     def admit(self, slots: Sequence[int], options: Sequence[Options]) -> None:
         """Starts a search in each of `slots`, whose source or prompt must be in place."""
         self.search.admit(slots, options)
-        self._samples = None
-        self._lengths[list(slots)] = [one.length for one in options]
+        index = [*slots]
+        self._samples[index] = [one.samples for one in options]
+        self._lengths[index] = [one.length for one in options]
+        self._slots = None
 
     def erase(self, slots: Sequence[int]) -> None:
         """Clears K and V of `slots`: the reference masks by multiplying, which would spread NaN."""
@@ -167,42 +171,45 @@ class Lane:
             self.memory.V.index_fill_(1, index, 0.0)
 
     @torch.no_grad()
-    def step(self, slots: Sequence[int]) -> None:
-        """Feeds one token of each sequence in `slots`, and chooses the next."""
-        rows = tuple(slots)
+    def step(self, slots: NDArray[np.int32]) -> None:
+        """Feeds one token of each sequence in `slots`, and chooses the next.
+
+        If no sequence has been admitted in between, the same array means the same slots.
+        """
         if self._graphs is None:
-            self._step_eagerly(rows)
+            self._step_eagerly(slots)
             return
-        if rows != self._rows or self._samples is None:
-            requests = self.search.requests
-            self._samples = any(one.samples for i in rows if (one := requests[i]) is not None)
-        key = min(graph_slots(len(rows)), self.shape.slots), self._samples
-        graph = self._graphs.get(key) or self._capture(*key)
-        if rows != self._rows:
-            self._list(rows)
-        graph.replay()
+        if slots is not self._slots:
+            count = min(graph_slots(len(slots)), self.shape.slots)
+            self._key = count, bool(self._samples[slots].any())
+            if self._key not in self._graphs:
+                self._list(slots[:0])  # only the unused slot, on which steps have no effect
+                self._graphs.capture(
+                    self._key, partial(self._run, self._listed[:count], *self._key)
+                )
+            self._list(slots)
+        self._graphs.replay(self._key)
 
     def collect(self, slots: Sequence[int]) -> "Collected":
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
         with launches_on(self.model.device):
-            limits = [one.n_best if (one := self.search.requests[i]) else 0 for i in slots]
-            return Collected(HostCopy(self.search.collect(slots)), limits)
+            return Collected(HostCopy(self.search.collect(slots)), self.search.n_best(slots))
 
     def copy_live(self) -> "HostCopy":
         """Starts copying to the host whether each slot is live."""
         return HostCopy(self.cache.live.view(-1, self.shape.beam)[:, 0])
 
-    def _step_eagerly(self, rows: tuple[int, ...]) -> None:
-        index = np.array(rows)
-        self.cache.bound = int(self._lengths[index].max())
-        self._lengths[index] += 1
+    def _step_eagerly(self, slots: NDArray[np.int32]) -> None:
+        self.cache.bound = int(self._lengths[slots].max())
+        self._lengths[slots] += 1
         if self.memory is not None and self.model.device.type == "cpu":
-            self.memory.bound = int(self._sources[index].max())
+            self.memory.bound = int(self._sources[slots].max())
         # without a list of slots, K and V are read in place, including those of idle slots
-        if len(rows) >= DENSE_FRACTION * (max(rows) + 1):
-            self._run(None, max(rows) + 1)
+        count, end = len(slots), int(slots.max()) + 1
+        if count >= DENSE_FRACTION * end:
+            self._run(None, end)
         else:
-            self._run(torch.tensor(rows, dtype=torch.int32, device=self.model.device), len(rows))
+            self._run(torch.from_numpy(slots).to(self.model.device), count)
 
     def _run(self, listed: Tensor | None, count: int, samples: bool = True) -> None:
         """Runs the model and the search for the slots in `listed`, by default the first `count`."""
@@ -212,31 +219,103 @@ class Lane:
             logits = self.model.decode(tokens, self.cache, self.memory, listed)
             self.search.advance(logits, listed, sampling=samples)
 
-    def _capture(self, count: int, samples: bool) -> torch.cuda.CUDAGraph:
-        """Captures a step over the first `count` slots of `_listed`."""
-        assert self._graphs is not None
-        from writehead.ops.launch import compile_kernels  # needs Triton, which is optional
-
-        listed = self._listed[:count]
-        self._list(())  # only the unused slot, on which steps have no effect
-        step = partial(self._run, listed, count, samples)
-        with launches_on(self.model.device):
-            compile_kernels(step)
-            step()  # loads kernels and allocates workspaces
-            graph = capture(step, self.model.device, self._pool)
-        self._graphs[count, samples] = graph
-        return graph
-
-    def _list(self, rows: tuple[int, ...]) -> None:
+    def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""
         array = np.full(len(self._listed), self.shape.slots, np.int32)
-        array[: len(rows)] = rows
+        array[: len(slots)] = slots
         self._listed.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        self._rows = rows
+        self._slots = slots
 
     def _send(self, slots: Sequence[int]) -> Tensor:
         """Copies slots to the device as int64, without waiting."""
         return send(torch.tensor(slots), self.model.device)
+
+
+class Encoder:
+    """Encodes sources into an `EncoderMemory`, whose last slot is unused.
+
+    On a GPU, the sources form one row, without padding between them. Its length is rounded up to a
+    power of two, and each length has its own CUDA graph. Elsewhere, each source is a padded row.
+    """
+
+    def __init__(
+        self, model: TranslationModel, memory: EncoderMemory, graphs: "Graphs | None"
+    ) -> None:
+        self.model, self.memory, self._graphs = model, memory, graphs
+        self._inputs: dict[int, Tensor] = {}  # of the graphs, by length
+
+    @torch.no_grad()
+    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+        """Encodes sources into `slots`."""
+        lengths, index = np.array([len(source) for source in sources]), np.array(slots)
+        tokens = np.fromiter(chain.from_iterable(sources), np.int64, lengths.sum())
+        if self._graphs is not None:
+            self._encode_row(tokens, lengths, index)
+            return
+        device, (b, n) = self.model.device, (len(sources), lengths.max())
+        padded = np.full((b, n), self.model.config.pad)
+        padded[np.arange(n) < lengths[:, None]] = tokens
+        source, sent, rows = (send(torch.from_numpy(T), device) for T in (padded, lengths, index))
+        M = self.model.encode(source, source_lengths=None if (lengths == n).all() else sent)
+        places = rows.unsqueeze(1) * self.memory.positions + torch.arange(n, device=device)
+        self.memory.write(self.model.decoder.project_memory(M), places.flatten())
+        self.memory.lengths.index_copy_(0, rows, sent)
+
+    def _encode_row(self, tokens: NDArray[Any], lengths: NDArray[Any], slots: NDArray[Any]) -> None:
+        """Encodes sources as the segments of one row."""
+        assert self._graphs is not None
+        size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
+        table = np.zeros((4, size), np.int64)  # tokens, segments, positions, slots
+        table[3] = len(self.memory.lengths) - 1  # the unused slot
+        if size not in self._inputs:
+            inputs = torch.from_numpy(table).to(self.model.device)
+            self._graphs.capture(("encode", size), partial(self._run_row, inputs.unsqueeze(1)))
+            self._inputs[size] = inputs
+        sentences = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
+        table[:, : len(tokens)] = tokens, sentences + 1, positions, slots[sentences]
+        self._inputs[size].copy_(torch.from_numpy(table).pin_memory(), non_blocking=True)
+        self._graphs.replay(("encode", size))
+
+    def _run_row(self, inputs: Tensor) -> None:
+        """Encodes a row, given by its tokens, segments, positions and slots, [4, 1, n]."""
+        tokens, segments, positions, slots = inputs.unbind()
+        M = self.model.encode(tokens, packing=Packing(segments, positions))
+        slots, positions = slots.flatten(), positions.flatten()
+        KV = self.model.decoder.project_memory(M)
+        self.memory.write(KV, slots * self.memory.positions + positions)
+        self.memory.lengths.scatter_reduce_(0, slots, positions + 1, "amax", include_self=False)
+
+
+class Graphs:
+    """CUDA graphs of one device that share a memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._graphs
+
+    def replay(self, key: Hashable) -> None:
+        """Runs a captured graph."""
+        self._graphs[key].replay()
+
+    def capture(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Captures `work` as a graph; also runs it, which loads kernels."""
+        from writehead.ops.launch import compile_kernels  # needs Triton, which is optional
+
+        graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
+        with launches_on(self._device):
+            compile_kernels(work)
+            work()
+            # other threads may use the device meanwhile, but captures share a stream
+            with _capturing:
+                torch.cuda.synchronize(self._device)
+                mode = "thread_local"
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
+                    work()
+        self._graphs[key] = graph
 
 
 class HostCopy:
@@ -268,26 +347,12 @@ class Collected:
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Returns the hypotheses of each slot, best first; none if its logits allowed no token."""
-        found = make_hypotheses(self.packed.numpy())
-        return [best[:limit] for best, limit in zip(found, self.limits, strict=True)]
+        return make_hypotheses(self.packed.numpy(), self.limits)
 
 
 def send(T: Tensor, device: torch.device) -> Tensor:
     """Copies a host tensor to a device without waiting."""
     return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T
-
-
-def capture(work: Callable[[], object], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-    """Captures `work`, which has run before, so that its kernels are loaded."""
-    graph = torch.cuda.CUDAGraph()
-    # other threads may use the device meanwhile, but captures share a stream
-    with _capturing:
-        torch.cuda.synchronize(device)
-        with torch.cuda.graph(
-            graph, pool=pool, stream=capture_stream(device), capture_error_mode="thread_local"
-        ):
-            work()
-    return graph
 
 
 def launches_on(device: torch.device) -> AbstractContextManager[object]:

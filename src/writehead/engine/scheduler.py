@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -21,21 +21,23 @@ from writehead.config import DecodeConfig
 from writehead.engine.runner import Collected, HostCopy, Lane, Model, Shape, bytes_per_slot, send
 from writehead.engine.search import Hypothesis, Options, no_hypothesis
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
-from writehead.model import DecoderState, LanguageModel, TranslationModel
+from writehead.model import DecoderState, LanguageModel
 
 log = logging.getLogger(__name__)
 
-POLL_STEPS = 2  # on a GPU, the host checks after every so many steps which sequences have ended
+# steps after which the host checks which sequences have ended, if none is streamed
+POLL_STEPS = {"cpu": 1, "cuda": 2}
 # of the slots must be free before new requests are encoded together
 ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 8}
+ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources that are encoded together
+PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
-PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # between two steps
 MEMORY_FRACTION = 0.5  # of the device's memory, for K and V
 MIN_POSITIONS = 64  # in a slot; capacities are powers of two
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One sequence to decode: a source or prompt, and search options."""
 
@@ -46,12 +48,12 @@ class Request:
     prefix: tuple[int, ...] = ()
     on_tokens: Callable[[list[int]], None] | None = None  # called with new tokens, for streaming
     on_done: Callable[[], None] | None = None
-    hypotheses: list[Hypothesis] = field(default_factory=list)
+    hypotheses: Sequence[Hypothesis] = ()
     error: WriteheadError | None = None
     is_done: bool = False
     is_cancelled: bool = False
 
-    def result(self) -> list[Hypothesis]:
+    def result(self) -> Sequence[Hypothesis]:
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
@@ -60,12 +62,18 @@ class Request:
 
 @dataclass
 class Stats:
-    """Counters of a scheduler; occupancy is rows / slots."""
+    """Counters of a scheduler, summed over steps."""
 
     steps: int = 0
-    rows: int = 0  # sequences computed, summed over steps
-    slots: int = 0  # slots available, summed over steps
+    rows: int = 0  # sequences that were computed
+    loaded_rows: int = 0  # the same, in steps while other requests waited for slots
+    loaded_slots: int = 0  # slots in those steps
     requests: int = 0
+
+    @property
+    def occupancy(self) -> float:
+        """The fraction of slots in use while requests waited for slots; 1 if none ever waited."""
+        return self.loaded_rows / self.loaded_slots if self.loaded_slots else 1.0
 
 
 class Scheduler:
@@ -91,17 +99,18 @@ class Scheduler:
         """Queues requests; raises OutOfRoom if the device's memory cannot hold one of them."""
         with self._lock:
             self._pack()
-            queued = []
+            queued: dict[_Queue, list[Request]] = {}
             for request in requests:
                 if max(request.prefix, default=0) >= self.vocab_size:
                     token, size = max(request.prefix), self.vocab_size
                     raise TokenError(f"token {token} is outside the vocabulary of {size}")
                 width = request.config.width
-                queue = self._queues.setdefault(width, _Queue(self, width))
-                queue.check_size(request)
-                queued.append((queue, request))
-            for queue in dict.fromkeys(queue for queue, _ in queued):
-                queue.waiting.add(request for own, request in queued if own is queue)
+                if width not in self._queues:
+                    self._queues[width] = _Queue(self, width)
+                self._queues[width].check_size(request)
+                queued.setdefault(self._queues[width], []).append(request)
+            for queue, own in queued.items():
+                queue.waiting.add(own)
 
     def cancel(self, request: Request) -> None:
         """Drops a request; its slot becomes free at the start of the next step."""
@@ -111,7 +120,7 @@ class Scheduler:
                 self._queues[request.config.width].has_cancelled = True
 
     def step(self) -> bool:
-        """Runs one step of every lane that has requests; returns whether there is more to do."""
+        """Runs a few steps of every lane with requests; returns whether there is more to do."""
         with self._lock, _steady(self.model.device):
             return sum(self._step(queue) for queue in [*self._queues.values()]) > 0
 
@@ -135,12 +144,6 @@ class Scheduler:
                 queue.abandon()
         self._packed = model.packed_output
 
-    def drop_idle_lanes(self) -> None:
-        """Gives back the memory of lanes without requests."""
-        for queue in self._queues.values():
-            if not queue.active and not queue.entering:
-                queue.lane = None
-
     def run(self, requests: Sequence[Request]) -> None:
         """Steps until all `requests` are done; those of other threads advance too."""
         try:
@@ -150,6 +153,14 @@ class Scheduler:
             for request in requests:
                 self.cancel(request)
             raise
+
+    def free_room(self, queue: "_Queue", *, drop_idle: bool = False) -> float:
+        """Returns the bytes that K and V of a queue's lane may use, beside those of other lanes."""
+        others = [one for one in self._queues.values() if one is not queue]
+        if drop_idle:
+            for one in others:
+                one.drop_idle_lane()
+        return kv_room(self.model.device) - sum(one.lane_bytes for one in others)
 
 
 class _Waiting:
@@ -176,10 +187,11 @@ class _Waiting:
 
     def pop(self) -> Request:
         """Removes and returns the next request."""
-        group = self._groups.popleft()
+        group = self._groups[0]
         request = group.popleft()
-        if group:
-            self._groups.append(group)
+        self._groups.rotate(-1)
+        if not group:
+            self._groups.pop()
         return request
 
     def drop_cancelled(self) -> None:
@@ -203,68 +215,91 @@ class _Queue:
         self.lane: Lane | None = None
         self.has_cancelled = False
         self.active: dict[int, Request] = {}  # by slot
-        self.free: list[int] = []  # slots, as a heap
-        self._order: tuple[int, ...] = ()  # the active slots, sorted
+        self._free: list[int] = []  # slots, as a heap
+        self._slots = np.zeros(0, np.int32)  # the active ones, sorted
         self._streams = 0  # active requests that are streamed
         self._steps = 0
         self._admitted = np.zeros(0, np.int64)  # by slot: the number of steps before its first
-        self.entering: list[Request] = []  # on their way from `waiting` to `active`
+        self._entering: list[Request] = []  # on their way from `waiting` to `active`
         self._prefill: _Prefill | None = None
         self._polls: deque[_Poll] = deque()
         self._collected: deque[tuple[dict[int, Request], Collected]] = deque()  # by slot
 
     def step(self) -> bool:
-        """Admits new requests, runs one step, and finishes the sequences that have ended."""
+        """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
         self._drop_cancelled()
         self._admit()
         if self.active:
-            assert self.lane is not None
-            self.lane.step(self._order)
-            self._steps += 1
-            stats = self.scheduler.stats
-            stats.steps += 1
-            stats.rows += len(self.active)
-            stats.slots += self.lane.shape.slots
+            self._run(1 if self._streams else POLL_STEPS[self.kind])
             self._poll()
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
+    def _run(self, steps: int) -> None:
+        """Runs steps of all active slots."""
+        assert self.lane is not None
+        for _ in range(steps):
+            self.lane.step(self._slots)
+        self._steps += steps
+        stats, rows = self.scheduler.stats, steps * len(self._slots)
+        stats.steps += steps
+        stats.rows += rows
+        if self.waiting:
+            stats.loaded_rows += rows
+            stats.loaded_slots += steps * self.lane.shape.slots
+
     def abandon(self) -> None:
         """Ends all requests with an error after a step that failed, and drops the lane."""
-        lost = [*self.active.values(), *self.entering, *self.waiting]
+        lost = [*self.active.values(), *self._entering, *self.waiting]
         lost += [request for requests, _ in self._collected for request in requests.values()]
         self._reset()
         for request in lost:
             if not request.is_done:
                 self._finish(request, [], SearchError("decoding was interrupted; submit it again"))
 
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of K and V in the lane."""
+        if self.lane is None:
+            return 0
+        shape = self.lane.shape
+        return shape.slots * self._slot_bytes(shape.source, shape.capacity)
+
+    def drop_idle_lane(self) -> None:
+        """Gives back the memory of the lane if it has no requests."""
+        if not self.active and not self._entering:
+            self.lane = None
+
     def _drop_cancelled(self) -> None:
         if not self.has_cancelled:
             return
         self.has_cancelled = False
         self.waiting.drop_cancelled()
-        if self._prefill is not None and all(one.is_cancelled for one in self.entering):
-            for slot in self._prefill.slots:
-                heapq.heappush(self.free, slot)
-            self._prefill, self.entering = None, []
+        if self._prefill is not None and all(one.is_cancelled for one in self._entering):
+            self._give_back(self._prefill.slots)
+            self._prefill, self._entering = None, []
         slots = [slot for slot, request in self.active.items() if request.is_cancelled]
         if slots and self.lane is not None:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
 
-    def _release(self, slots: Iterable[int]) -> dict[int, Request]:
-        """Frees slots; returns their requests."""
+    def _give_back(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            heapq.heappush(self._free, slot)
+
+    def _release(self, slots: Sequence[int]) -> dict[int, Request]:
+        """Frees active slots; returns their requests."""
         requests = {slot: self.active.pop(slot) for slot in slots}
-        for slot in requests:
-            heapq.heappush(self.free, slot)
-        self._admitted[[*requests]] = NOT_ADMITTED
-        self._count_active()
+        self._give_back(slots)
+        self._mark(slots, NOT_ADMITTED)
+        self._streams -= sum(one.on_tokens is not None for one in requests.values())
         return requests
 
-    def _count_active(self) -> None:
-        self._order = tuple(sorted(self.active))
-        self._streams = sum(one.on_tokens is not None for one in self.active.values())
+    def _mark(self, slots: Sequence[int], step: int) -> None:
+        """Sets the step at which slots were admitted."""
+        self._admitted[[*slots]] = step
+        self._slots = np.flatnonzero(self._admitted != NOT_ADMITTED).astype(np.int32)
 
     def _admit(self) -> None:
         """Moves waiting requests to free slots, once enough slots are free for a batch."""
@@ -276,34 +311,42 @@ class _Queue:
         if lane is None:
             return
         few = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
-        if self.active and len(self.free) < min(few, len(self.waiting)):
+        if self.active and len(self._free) < min(few, len(self.waiting)):
             return
-        requests: list[Request] = []
-        most = min(len(self.free), self._most_encoded or len(self.free))
-        while self.waiting and len(requests) < most:
-            if not lane.shape.fits(*self._sizes(self.waiting.next)):
-                break  # it waits for a larger lane, which is made when this one is empty
-            requests.append(self.waiting.pop())
+        requests = self._take(lane)
         if not requests:
             return
-        self.entering = requests
-        slots = [heapq.heappop(self.free) for _ in requests]
+        self._entering = requests
+        slots = [heapq.heappop(self._free) for _ in requests]
         try:
             if isinstance(self.model, LanguageModel):
                 self._prefill = _Prefill(self.model, requests, slots)
                 self._continue_prefill(self._prefill)
                 return
-            lane.encode(slots, *pad([request.tokens for request in requests], self.model))
+            lane.encode(slots, [request.tokens for request in requests])
             self._start(requests, slots)
         except torch.OutOfMemoryError:
             self._prefill = None
             self._encode_fewer(requests, slots)
 
+    def _take(self, lane: Lane) -> list[Request]:
+        """Removes and returns the waiting requests to admit next."""
+        requests: list[Request] = []
+        most, tokens = min(len(self._free), self._most_encoded or MAX_SLOTS), 0
+        while self.waiting and len(requests) < most:
+            request = self.waiting.next
+            tokens += len(request.tokens)
+            # a larger request waits for a larger lane, which is made when this one is empty
+            too_many = requests and tokens > ADMIT_TOKENS[self.kind]
+            if too_many or not lane.shape.fits(*self._sizes(request)):
+                break
+            requests.append(self.waiting.pop())
+        return requests
+
     def _encode_fewer(self, requests: list[Request], slots: list[int]) -> None:
         """Puts newcomers back after they ran out of memory; fewer are encoded together then."""
-        self.entering = []
-        for slot in slots:
-            heapq.heappush(self.free, slot)
+        self._entering = []
+        self._give_back(slots)
         if len(requests) == 1:
             problem = (
                 f"a line of {len(requests[0].tokens)} tokens with beam={self.beam} does not fit in "
@@ -332,23 +375,17 @@ class _Queue:
     def _start(self, requests: Sequence[Request], slots: Sequence[int]) -> None:
         assert self.lane is not None
         self.lane.admit(slots, [self._options(request) for request in requests])
-        self.entering = []
+        self._entering = []
         self.active.update(zip(slots, requests, strict=True))
-        self._admitted[[*slots]] = self._steps
-        self._count_active()
+        self._mark(slots, self._steps)
+        self._streams += sum(one.on_tokens is not None for one in requests)
 
     def _options(self, request: Request) -> Options:
         first, length = self.model.config.bos, 0
-        if isinstance(self.model, LanguageModel):
+        if self.model.task == "language":
             first, length = request.tokens[-1], len(request.tokens) - 1
-        return Options.of(
-            request.config,
-            max_length=request.max_length,
-            first=first,
-            length=length,
-            prefix=request.prefix,
-            seed=request.seed,
-        )
+        given = request.config, request.max_length, request.prefix, request.seed
+        return Options(*given, first, length)
 
     def _poll(self) -> None:
         """Collects the sequences that have ended; on a GPU, one poll late.
@@ -356,11 +393,9 @@ class _Queue:
         The host reads the previous poll, which is complete, so that the device does not wait.
         """
         assert self.lane is not None
-        on_gpu = self.kind == "cuda"
-        if not on_gpu or self._streams or self._steps % POLL_STEPS == 0:
-            tokens = HostCopy(self.lane.search.tokens) if self._streams else None
-            self._polls.append(_Poll(self._steps, self.lane.copy_live(), tokens))
-        while len(self._polls) > int(on_gpu):
+        tokens = HostCopy(self.lane.search.tokens) if self._streams else None
+        self._polls.append(_Poll(self._steps, self.lane.copy_live(), tokens))
+        while len(self._polls) > (self.kind == "cuda"):
             poll = self._polls.popleft()
             live = poll.live.numpy()[: len(self._admitted)]
             seen = self._admitted < poll.step
@@ -386,11 +421,11 @@ class _Queue:
             found = zip(requests.items(), collected.hypotheses(), strict=True)
             for (slot, request), hypotheses in found:
                 self._finish(request, hypotheses, None if hypotheses else no_hypothesis())
-                if not hypotheses and slot in self.free and self.lane is not None:
+                if not hypotheses and slot in self._free and self.lane is not None:
                     self.lane.erase([slot])
 
     def _finish(
-        self, request: Request, hypotheses: list[Hypothesis], error: WriteheadError | None
+        self, request: Request, hypotheses: Sequence[Hypothesis], error: WriteheadError | None
     ) -> None:
         request.hypotheses, request.error, request.is_done = hypotheses, error, True
         self.scheduler.stats.requests += 1
@@ -399,7 +434,7 @@ class _Queue:
 
     def _sizes(self, request: Request) -> tuple[int, int]:
         """Returns the source positions and the cache positions that a request needs."""
-        if isinstance(self.model, TranslationModel):
+        if self.model.task == "translation":
             return len(request.tokens), request.max_length
         return 0, len(request.tokens) + request.max_length - 1
 
@@ -428,9 +463,9 @@ class _Queue:
                     self._finish(self.waiting.pop(), [], error)
                     return None
                 slots //= 2
-                self.scheduler.drop_idle_lanes()
+                self.scheduler.free_room(self, drop_idle=True)
                 torch.cuda.empty_cache()
-        self.free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
+        self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
         return self.lane
 
     def check_size(self, request: Request) -> None:
@@ -466,9 +501,10 @@ class _Queue:
         tokens = self.scheduler.batch_tokens
         if tokens is not None:
             slots = tokens // (self.beam * (source + capacity))
-        room = kv_room(self.model.device)
-        if room < math.inf:
-            slots = min(slots, int(room / self._slot_bytes(source, capacity)))
+        each, room = self._slot_bytes(source, capacity), self.scheduler.free_room(self)
+        if slots * each > room:
+            room = self.scheduler.free_room(self, drop_idle=True)
+            slots = min(slots, int(room / each))
         return max(1, slots)
 
     def _slot_bytes(self, source: int, capacity: int) -> int:
@@ -507,9 +543,14 @@ class _Prefill:
 
     def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
         self.model, self.requests, self.slots = model, requests, slots
-        self._tokens, self._lengths = pad([request.tokens[:-1] for request in requests], model)
-        width = max(1, self._tokens.shape[1])
-        self.state: DecoderState = model.new_state(len(requests), width)
+        lengths = np.array([len(request.tokens) - 1 for request in requests])
+        tokens = np.full((len(requests), lengths.max()), model.config.pad)
+        for row, request in zip(tokens, requests, strict=True):
+            row[: len(request.tokens) - 1] = request.tokens[:-1]
+        self._tokens, self._lengths = (
+            send(torch.from_numpy(T), model.device) for T in (tokens, lengths)
+        )
+        self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
         self._fed = 0
 
     def advance(self, tokens: int) -> bool:
@@ -528,15 +569,6 @@ def kv_room(device: torch.device) -> float:
     if device.type != "cuda":
         return math.inf
     return MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
-
-
-def pad(sequences: Sequence[Sequence[int]], model: Model) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns tokens [b, longest], right-padded, and lengths [b], on the model's device."""
-    lengths = [len(sequence) for sequence in sequences]
-    tokens = np.full((len(sequences), max(lengths)), model.config.pad, np.int64)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return send(torch.from_numpy(tokens), model.device), send(torch.tensor(lengths), model.device)
 
 
 def round_up(positions: int, most: int) -> int:

@@ -8,16 +8,13 @@ Beam search keeps `beam` live hypotheses per slot, and a pool of the best hypoth
 ended, ranked by log P / ((5 + length) / 6)^alpha. A step considers the 2 × beam best continuations.
 Those that end enter the pool if they are among the first `beam`; the best of the others stay live.
 A slot is done when no live hypothesis can still enter its n-best list.
-
-`greedy`, `sample` and `beam_search` search over a step function, which takes tokens
-[rows] and a state, and returns logits [rows, vocab_size].
 """
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.config import DecodeConfig
-from writehead.errors import BackendError, ConfigError, SearchError, ShapeError, TokenError, shown
-from writehead.ops.available import runs_triton
+from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+from writehead.ops.available import choose_implementation, runs_triton
+from writehead.schema import INT32
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 PACKED = struct.Struct("=8i5f")
 HEADER = 4  # columns of a packed hypothesis before its tokens
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
-IMPLEMENTATIONS = {"reference": "PyTorch, on any device", "triton": "Triton kernels"}
 
 
 @dataclass(frozen=True)
@@ -49,48 +46,34 @@ class Hypothesis:
     finished: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The search options of one request; see `DecodeConfig`."""
+class Options(NamedTuple):
+    """The search options of one request."""
 
+    config: DecodeConfig
     max_length: int
-    min_length: int = 0
+    prefix: tuple[int, ...] = ()
+    seed: int = 0
     first: int = 0  # the token to feed first
     length: int = 0  # positions already in the KV cache, such as those of a prompt
-    prefix: tuple[int, ...] = ()
-    alpha: float = 0.6
-    n_best: int = 1
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: all tokens
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    @classmethod
-    def of(cls, config: DecodeConfig, *, max_length: int, **changes: Any) -> Self:
-        """Returns the options of one request with this config."""
-        named = {name: getattr(config, name) for name in ("min_length", "alpha", "n_best", "seed")}
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
-            if (value := getattr(config, name)) is not None:
-                named[name] = value
-        if config.temperature is not None:
-            # float32 cannot divide by more extreme values; samples would not change
-            named["temperature"] = min(max(config.temperature, 1e-30), 1e30)
-        return cls(max_length=max_length, **(named | changes))
 
     @property
     def samples(self) -> bool:
         """Whether the request needs a `Search` with sampling."""
-        return self.temperature > 0.0 or self.repetition_penalty != 1.0
+        config = self.config
+        return config.temperature is not None or config.repetition_penalty not in (None, 1.0)
 
     @property
     def packed(self) -> bytes:
         """The first token, the length, and the fields of `SlotOptions`, in the device's layout."""
-        integers = self.max_length, self.min_length, len(self.prefix), self.n_best
-        numbers = self.alpha, self.temperature, self.top_p, self.min_p, self.repetition_penalty
-        top_k, count = min(self.top_k, 2**31 - 1), 0
-        return PACKED.pack(self.first, self.length, *integers, top_k, count, *numbers)
+        config, temperature = self.config, 0.0  # 0: greedy
+        if config.temperature is not None:
+            # float32 cannot divide by more extreme values; samples would not change
+            temperature = min(max(config.temperature, 1e-30), 1e30)
+        return PACKED.pack(
+            *(self.first, self.length, self.max_length, config.min_length, len(self.prefix)),
+            *(config.n_best, min(config.top_k or 0, INT32), 0, config.alpha, temperature),
+            *(config.top_p or 1.0, config.min_p or 0.0, config.repetition_penalty or 1.0),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,22 +158,17 @@ class Search:
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
         self.requests: list[Options | None] = [None] * slots
-        # the continuations in the reference's last step: scores, parents and tokens, [R, 2 beam]
-        self.considered: tuple[Tensor, Tensor, Tensor] | None = None
-        self.implementation = self._choose_implementation(implementation)
+        reasons = {"triton": self._why_not_triton(), "reference": None}
+        self.implementation = choose_implementation("search", implementation, reasons)
         self._made_kernels: Any = None
 
-    def _choose_implementation(self, name: str) -> str:
-        can_run = runs_triton(self.tokens)
-        if name == "auto":
-            return "triton" if can_run and self.beam <= MAX_KERNEL_BEAM else "reference"
-        if name not in IMPLEMENTATIONS:
-            raise BackendError(
-                f"unknown implementation of search {shown(name)}; choose from {[*IMPLEMENTATIONS]}"
-            )
-        if name == "triton" and not can_run:
-            raise BackendError("the search kernels need a GPU and Triton; use reference")
-        return name
+    def _why_not_triton(self) -> str | None:
+        """Returns why the kernels cannot run, or None."""
+        if not runs_triton(self.tokens):
+            return "the kernels need a GPU and Triton"
+        if self.beam > MAX_KERNEL_BEAM:
+            return f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {self.beam}"
+        return None
 
     def admit(self, slots: Sequence[int], options: Sequence[Options]) -> None:
         """Starts a search in each of `slots`, and discards the previous one; does not wait."""
@@ -218,7 +196,7 @@ class Search:
             self.prefix[:, :width].index_copy_(0, index, sent)
         if any(one.samples for one in options):
             self.seen.index_fill_(0, index, 0)
-            if any(one.temperature > 0.0 for one in options):
+            if any(one.config.temperature is not None for one in options):
                 sent = self._send(_draws(options))
                 self.draws[:, : sent.shape[1]].index_copy_(0, index, sent)
 
@@ -257,7 +235,7 @@ class Search:
     def collect(self, slots: Sequence[int]) -> Tensor:
         """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
         requests = [self.requests[slot] for slot in slots]
-        n = max(one.n_best for one in requests if one is not None)
+        n = max(one.config.n_best for one in requests if one is not None)
         longest = max(one.max_length for one in requests if one is not None)
         index = self._send(np.array(slots, np.int64))
         packed = index.new_zeros(len(slots), n, HEADER + longest, dtype=torch.int32)
@@ -273,11 +251,14 @@ class Search:
 
     def results(self, slots: Sequence[int]) -> list[list[Hypothesis]]:
         """Returns up to n_best hypotheses per slot, best first; waits for the device."""
-        found = make_hypotheses(self.collect(slots).cpu().numpy())
+        found = make_hypotheses(self.collect(slots).cpu().numpy(), self.n_best(slots))
         if not all(found):
             raise no_hypothesis()
-        limits = [one.n_best if (one := self.requests[slot]) else 0 for slot in slots]
-        return [best[:limit] for best, limit in zip(found, limits, strict=True)]
+        return found
+
+    def n_best(self, slots: Sequence[int]) -> list[int]:
+        """Returns how many hypotheses each of `slots` may return."""
+        return [one.config.n_best if (one := self.requests[slot]) else 0 for slot in slots]
 
     def _kernels(self) -> Any:
         """Returns the kernels; importing them needs Triton, which is optional."""
@@ -289,10 +270,11 @@ class Search:
 
     def _check(self, options: Options) -> None:
         """Raises if this search does not support a request."""
-        if not 1 <= options.max_length <= self.capacity or options.n_best > self.beam:
+        n_best = options.config.n_best
+        if not 1 <= options.max_length <= self.capacity or n_best > self.beam:
             raise ConfigError(
-                f"max_length={options.max_length} with n_best={options.n_best} exceeds this search "
-                f"of {self.capacity} tokens with beam={self.beam}"
+                f"max_length={options.max_length} with n_best={n_best} exceeds this search of "
+                f"{self.capacity} tokens with beam={self.beam}"
             )
         if options.samples and not self.sampling:
             raise ConfigError("this search cannot sample; create it with sampling=True")
@@ -312,24 +294,29 @@ def _draws(options: Sequence[Options]) -> NDArray[np.float32]:
     """Returns uniform random numbers [R, longest], one per token, from the seed of each request."""
     draws = np.zeros((len(options), max(one.max_length for one in options)), np.float32)
     for row, one in zip(draws, options, strict=True):
-        if one.temperature > 0.0:
+        if one.config.temperature is not None:
             generator = torch.Generator().manual_seed(one.seed)
             row[: one.max_length] = torch.rand(one.max_length, generator=generator).numpy()
     return draws
 
 
-def make_hypotheses(packed: NDArray[np.int32]) -> list[list[Hypothesis]]:
-    """Converts the result of `Search.collect`; a slot whose logits allow no token has none."""
+def make_hypotheses(packed: NDArray[np.int32], limits: Sequence[int]) -> list[list[Hypothesis]]:
+    """Converts the result of `Search.collect`, with up to limits[i] hypotheses of slot i.
+
+    A slot whose logits allow no token has none.
+    """
     headers, numbers = packed[:, :, :2].tolist(), packed.view(np.float32)[:, :, 2:HEADER].tolist()
     results = []
-    for texts, header, number in zip(packed, headers, numbers, strict=True):
-        best = []
-        for text, (length, finished), (score, log_p) in zip(texts, header, number, strict=True):
-            if score != NEVER:
-                tokens = tuple(text[HEADER : HEADER + length - finished].tolist())
-                best.append(Hypothesis(tokens, score, log_p, bool(finished)))
+    for rows, limit in zip(
+        zip(headers, numbers, packed[:, :, HEADER:], strict=True), limits, strict=True
+    ):
+        best = [
+            Hypothesis(tuple(text[: length - finished].tolist()), score, log_p, finished == 1)
+            for (length, finished), (score, log_p), text in zip(*rows, strict=True)
+            if score != NEVER
+        ]
         is_finite = all(math.isfinite(one.log_probability) for one in best)
-        results.append(best if is_finite else [])
+        results.append(best[:limit] if is_finite else [])
     return results
 
 
@@ -447,7 +434,6 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     totals = totals.masked_fill(~exists.unsqueeze(2), NEVER).flatten(1)  # [R, beam vocab_size]
     best, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
     parents, tokens = places // search.vocab_size, places % search.vocab_size  # [R, 2 beam]
-    search.considered = best, parents, tokens
     finished = tokens == search.eos
     over = finished | (count >= options.max_length[at]).unsqueeze(1)
 
@@ -520,267 +506,3 @@ def _trace_back(search: Search, index: Tensor, texts: Tensor) -> None:
         texts[:, :, t] = torch.where(inside, tokens, texts[:, :, t])
         parents = search.history_parents[index, t].gather(1, beam).long()
         beam = torch.where(inside, parents, beam)
-
-
-class SearchState(Protocol):
-    """The interface of a state that can be searched, such as `DecoderState`."""
-
-    @property
-    def first(self) -> Tensor:
-        """The first token to feed to each row, [rows]."""
-
-    @property
-    def beam(self) -> int:
-        """The number of rows per sentence; they are adjacent."""
-
-    def expand(self, beam: int) -> Self:
-        """Returns a state with `beam` rows for each row of this one."""
-
-    def begin(self, limits: Sequence[int]) -> None:
-        """Begins a search of up to limits[i] tokens for sentence i; raises if it does not fit."""
-
-    def reorder(self, rows: Tensor) -> None:
-        """Makes row i continue the previous row rows[i]."""
-
-    def stop(self, rows: Tensor) -> None:
-        """Marks the rows where `rows` is true as ended; later tokens for them are ignored."""
-
-
-S = TypeVar("S", bound=SearchState)
-Step = Callable[[Tensor, S], Tensor]
-# takes the tokens chosen so far [rows, t] and logits [rows, vocab_size]; returns logits
-Processor = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class BeamStep:
-    """The continuations that one step of beam search considers for each sentence, best first.
-
-    scores: [b, 2 × beam], log probabilities; NEVER for a continuation that does not exist.
-    tokens: [b, 2 × beam, t], whole hypotheses. ended: [b, 2 × beam]. cut: [b], whether the maximum
-    length is reached. over: [b], whether the sentence is done after this step. largest: [b], the
-    largest magnitude of the logits.
-    """
-
-    scores: Tensor
-    tokens: Tensor
-    ended: Tensor
-    cut: Tensor
-    over: Tensor
-    largest: Tensor
-
-
-Observer = Callable[[BeamStep], None]
-
-
-def greedy(
-    step: Step[S],
-    state: S,
-    config: DecodeConfig,
-    *,
-    eos: int,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    max_lengths: Sequence[int] | None = None,
-    processors: Sequence[Processor] = (),
-) -> list[Hypothesis]:
-    """Decodes each row by always choosing the most likely token.
-
-    Row i starts with prefixes[i] and has at most max_lengths[i] tokens. The state needs capacity
-    for all tokens of a row, and can be searched only once. `processors` change the logits of each
-    step.
-    """
-    config = check_options(config)
-    _check_greedy(config)
-    options = make_options(config, len(state.first), eos, prefixes, max_lengths)
-    steps = _steps(step, _begun(state, options), options, eos, processors)
-    return [best for [best] in _finish(steps)]
-
-
-def sample(
-    step: Step[S],
-    state: S,
-    config: DecodeConfig,
-    *,
-    eos: int,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    max_lengths: Sequence[int] | None = None,
-    seeds: Sequence[int] | None = None,
-    processors: Sequence[Processor] = (),
-) -> list[Hypothesis]:
-    """Samples each row from softmax(logits / temperature).
-
-    top_k keeps the k most likely tokens, top_p keeps the smallest set with total probability p, and
-    min_p keeps tokens at least p times as likely as the likeliest. Row i uses seeds[i], by default
-    config.seed + i.
-    """
-    config = check_options(config)
-    if config.temperature is None:
-        raise ConfigError("sampling needs a temperature, such as 1.0")
-    options = make_options(config, len(state.first), eos, prefixes, max_lengths, seeds)
-    steps = _steps(step, _begun(state, options), options, eos, processors)
-    return [best for [best] in _finish(steps)]
-
-
-def beam_search(
-    step: Step[S],
-    state: S,
-    config: DecodeConfig,
-    *,
-    eos: int,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    max_lengths: Sequence[int] | None = None,
-    processors: Sequence[Processor] = (),
-    observe: Observer | None = None,
-) -> list[list[Hypothesis]]:
-    """Returns up to n_best hypotheses per sentence, best first.
-
-    A hypothesis that reaches its maximum length is ranked as unfinished. Scores and lengths include
-    a forced prefix. `observe` is called after each step, unless beam=1, which is greedy search.
-    """
-    config = check_options(config)
-    if config.temperature is not None:
-        raise ConfigError("beam search does not sample; omit temperature, or use sample")
-    given: dict[str, Any] = {"eos": eos, "prefixes": prefixes, "max_lengths": max_lengths}
-    if config.width == 1:
-        best = greedy(step, state, config, processors=processors, **given)
-        return [[hypothesis] for hypothesis in best]
-    if state.beam == 1:
-        state = state.expand(config.width)
-    elif state.beam != config.width:
-        raise ShapeError(
-            f"this state has {state.beam} beams per sentence, not {config.width}; start it with "
-            f"beam={config.width} or 1"
-        )
-    options = make_options(config, len(state.first) // config.width, **given)
-    state.begin([one.max_length for one in options])
-    return _finish(_steps(step, state, options, eos, processors, observe))
-
-
-def check_options(options: object, beam: int = 1) -> DecodeConfig:
-    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
-    if not isinstance(options, DecodeConfig):
-        raise ConfigError(
-            f"options must be a DecodeConfig, not {shown(options)} of type "
-            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
-        )
-    return options.with_default_beam(beam)
-
-
-def make_options(
-    config: DecodeConfig,
-    b: int,
-    eos: int,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    max_lengths: Sequence[int] | None = None,
-    seeds: Sequence[int] | None = None,
-) -> list[Options]:
-    """Returns the checked options of b sentences."""
-    if b < 1:
-        raise ShapeError("this state has no rows; start one with at least one sentence")
-    if eos < 0:
-        raise TokenError(f"eos={eos} must be a token id, at least 0")
-    if max_lengths is None:
-        if config.max_length is None:
-            raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
-        max_lengths = [config.max_length] * b
-    prefixes = [()] * b if prefixes is None else prefixes
-    seeds = range(config.seed, config.seed + b) if seeds is None else seeds
-    columns = {"max_lengths": max_lengths, "prefixes": prefixes, "seeds": seeds}
-    for name, values in columns.items():
-        if len(values) != b:
-            rows = "rows" if name == "seeds" else "sentences"
-            raise ShapeError(f"got {len(values)} {name} for {b} {rows}; pass one for each")
-    least, most = max(1, config.min_length), config.max_length or math.inf
-    options = []
-    for limit, prefix, seed in zip(max_lengths, prefixes, seeds, strict=True):
-        if not least <= limit <= most:
-            raise ConfigError(f"max_lengths has {limit}; it must be from {least} to {most}")
-        if len(prefix) > limit:
-            raise ConfigError(
-                f"a forced prefix has {len(prefix)} tokens, more than max_length={limit}"
-            )
-        if eos in prefix or min(prefix, default=0) < 0:
-            raise TokenError(f"a forced prefix must contain only token ids, without eos={eos}")
-        if config.temperature is not None and not -(2**63) <= seed < 2**64:
-            raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
-        options.append(Options.of(config, max_length=limit, prefix=tuple(prefix), seed=seed))
-    return options
-
-
-def _check_greedy(config: DecodeConfig) -> None:
-    if config.width > 1 or config.temperature is not None:
-        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
-
-
-def _begun(state: S, options: Sequence[Options]) -> S:
-    """Begins a search with one row per sentence; raises if the state has beams."""
-    if state.beam != 1:
-        raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
-    state.begin([one.max_length for one in options])
-    return state
-
-
-def _finish(steps: Iterator[Search]) -> list[list[Hypothesis]]:
-    """Runs all steps, and returns the hypotheses of each sentence."""
-    *_, search = steps
-    return search.results(range(search.slots))
-
-
-def _steps(
-    step: Step[S],
-    state: S,
-    options: Sequence[Options],
-    eos: int,
-    processors: Sequence[Processor],
-    observe: Observer | None = None,
-) -> Iterator[Search]:
-    """Yields the search after each step, until no row is live."""
-    search, tokens = None, state.first
-    texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors and observers
-    while search is None or bool(search.live.any()):
-        if search is not None:
-            if processors or observe:
-                texts = torch.cat([texts[search.parents], search.tokens.unsqueeze(1)], dim=1)
-            if state.beam > 1:
-                state.reorder(search.parents)
-            state.stop(search.live == 0)
-            tokens = search.tokens
-        logits = step(tokens, state)
-        for process in processors:
-            logits = process(texts, logits)
-        if logits.dim() != 2 or len(logits) != len(tokens):
-            raise ShapeError(
-                f"the step function returned logits {list(logits.shape)}; they must be "
-                f"[{len(tokens)}, vocab_size]"
-            )
-        if search is None:
-            search = Search(
-                len(options),
-                state.beam,
-                max(one.max_length for one in options),
-                vocab_size=logits.shape[1],
-                eos=eos,
-                device=tokens.device,
-                sampling=any(one.samples for one in options),
-                implementation="reference",
-            )
-            search.admit(range(len(options)), options)
-        search.advance(logits)
-        if observe is not None:
-            observe(_beam_step(search, texts, logits))
-        yield search
-
-
-def _beam_step(search: Search, texts: Tensor, logits: Tensor) -> BeamStep:
-    """Returns the last step; before it, the live hypotheses were texts [rows, t]."""
-    assert search.considered is not None
-    scores, parents, tokens = search.considered
-    rows = torch.arange(len(parents), device=parents.device).unsqueeze(1) * search.beam + parents
-    return BeamStep(
-        scores,
-        torch.cat([texts[rows], tokens.unsqueeze(2)], dim=2),
-        ended=tokens == search.eos,
-        cut=search.options.count >= search.options.max_length,
-        over=search.live.view(-1, search.beam)[:, 0] == 0,
-        largest=logits.float().abs().view(len(parents), -1).amax(dim=1),
-    )

@@ -1,10 +1,11 @@
 """The Triton kernels of `search.py`, whose reference defines their results.
 
-The first kernel reads all logits once. It stores the largest logit of each CHUNK, and the sum of
-exponentials of each PART. The best tokens of a row are in the chunks with the largest maxima, so
-only these chunks are read again. In greedy search, the program that finishes a row last chooses its
-token; sampling and beam search have separate kernels. Shapes are fixed and nothing waits for the
-host, so a CUDA graph can capture a step.
+In greedy and beam search, the first kernel reads all logits once. It stores the largest logit of
+each CHUNK, and the sum of exponentials of each PART. The best tokens of a row are in the chunks
+with the largest maxima, so only these chunks are read again. In greedy search, the program that
+finishes a row last chooses its token. If any row is sampled, one kernel does all the work; a
+program keeps the logits of its row in registers. Shapes are fixed and nothing waits for the host,
+so a CUDA graph can capture a step.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 CHUNK = 32  # logits whose largest is stored
 PART = 4096  # logits that one program reads
-TILE = 128  # chunks that a sampling program reads at once
+TILE = 32768  # logits that a sampling program holds at once
 
 # the columns of `Search.option_table`, in the order of `SlotOptions`
 MAX_LENGTH, MIN_LENGTH, PREFIX_LENGTH, N_BEST = (tl.constexpr(i) for i in range(4))
@@ -32,7 +33,7 @@ LENGTH, FINISHED, SCORE, LOG_P, PARENT, TOKEN, LIVE = (tl.constexpr(i) for i in 
 POOL = tl.constexpr(7)
 
 NONE = tl.constexpr(2147483647)  # no token
-LOWEST = tl.constexpr(-2139095041)  # `_key` of minus infinity
+FINITE = tl.constexpr(-3.4e38)  # below any logit; -inf - -inf would be NaN
 
 
 class State(NamedTuple):
@@ -57,17 +58,13 @@ class State(NamedTuple):
 class Scratch(NamedTuple):
     """Intermediate results that the kernels of one step pass to each other.
 
-    peaks: [rows, chunks], the largest allowed logit. masses: [rows, chunks], the sum of
-    exp((x - peak of the part) / temperature). statistics: [rows, parts, 3], the largest logit, the
-    sum of exponentials relative to it, and the largest allowed logit. listed: [rows, chunks], the
-    chunks with candidates. best_logits, best_tokens: [rows, 2 × beam]. done: [rows], how many parts
-    have been read; zero between steps.
+    peaks: [rows, chunks], the largest allowed logit. statistics: [rows, parts, 2], the largest
+    logit, and the sum of exponentials relative to it. best_logits, best_tokens: [rows, 2 × beam].
+    done: [rows], how many parts have been read; zero between steps.
     """
 
     peaks: Tensor
-    masses: Tensor
     statistics: Tensor
-    listed: Tensor
     best_logits: Tensor
     best_tokens: Tensor
     done: Tensor
@@ -81,6 +78,8 @@ class Sizes(NamedTuple):
     PARTS: int  # of a row
     CHUNKS: int  # of a row
     TILE: int
+    TILES: int  # of a row
+    SHIFT: int  # low bits that are equal in all logits, as float32
     BEAM: int
     TOP: int  # continuations that a step of beam search considers
     POSITIONS: int  # of the ancestors, updated at a time
@@ -88,8 +87,6 @@ class Sizes(NamedTuple):
     SIZE_P: int  # parts of a row
     SIZE_B: int  # beams
     SIZE_C: int  # continuations
-    SAMPLING: bool
-    GREEDY: bool
     HAS_LENGTHS: bool
     HAS_SLOTS: bool
     PDL: bool
@@ -101,8 +98,7 @@ class Kernels:
     def __init__(self, search: "Search") -> None:
         self.search, beam, device = search, search.beam, search.tokens.device
         rows, parts = len(search.tokens), triton.cdiv(search.vocab_size, PART)
-        chunks, top, sampled = parts * (PART // CHUNK), 2 * beam, rows if search.sampling else 0
-        unused = search.tokens
+        chunks, top, unused = parts * (PART // CHUNK), 2 * beam, search.tokens
         self.state = State(
             search.option_table,
             search.option_table.view(torch.float32),
@@ -121,32 +117,33 @@ class Kernels:
         )
         self.scratch = Scratch(
             torch.empty(rows, chunks, device=device),
-            torch.empty(sampled, chunks, device=device),
-            torch.empty(rows, parts, 3, device=device),
-            torch.empty(sampled, chunks, dtype=torch.int32, device=device),
+            torch.empty(rows, parts, 2, device=device),
             torch.empty(rows, top, device=device),
             torch.empty(rows, top, dtype=torch.int32, device=device),
             torch.zeros(rows, dtype=torch.int32, device=device),
         )
         self.positions = 0 if search.ancestors is None else search.ancestors.shape[1]
-        tile = min(triton.next_power_of_2(max(self.positions, 1)), 128)
-        counts = CHUNK, PART, parts, chunks, TILE, beam, top, tile
-        padded = map(triton.next_power_of_2, (chunks, parts, beam, top))
-        self.parts, self.sizes = parts, (*counts, *padded)
+        tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
+        self.counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
+        self.beams = beam, top, min(triton.next_power_of_2(max(self.positions, 1)), 128)
+        self.padded = (*map(triton.next_power_of_2, (chunks, parts, beam, top)),)
 
     def advance(self, logits: Tensor, slots: Tensor | None, *, sampling: bool) -> None:
         """Runs one step; see `Search.advance`."""
         search, rows, options = self.search, len(logits), pdl(logits)
-        greedy = search.beam == 1 and not sampling
-        flags = sampling, greedy, search.lengths is not None, slots is not None, bool(options)
-        constants = *self.sizes, *flags
+        flags = search.lengths is not None, slots is not None, bool(options)
+        shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
+        constants = *self.counts, shift, *self.beams, *self.padded, *flags
         sizes = Sizes(*map(tl.constexpr, constants))
+        parts, tile = self.counts[2], self.counts[4]
         source = logits, logits.stride(0), search.tokens if slots is None else slots
         sized = search.vocab_size, search.eos, search.capacity, sizes
         given = *source, self.state, self.scratch, *sized
-        launch(scan_kernel, (rows, self.parts))(*given, num_warps=2, **options)
         if sampling:
-            launch(sample_kernel, (rows,))(*given, num_warps=4, **options)
+            warps = min(16, max(1, tile // 512))
+            launch(sample_kernel, (rows,))(*given, num_warps=warps, **options)
+            return
+        launch(scan_kernel, (rows, parts))(*given, num_warps=2, **options)
         if search.beam > 1:
             launch(top_kernel, (rows,))(*given, num_warps=2, **options)
             grid = (rows // search.beam,)
@@ -184,50 +181,19 @@ def _early_eos(state, slot, eos):
 
 
 @triton.jit
-def _allow(x, tokens, mask, row, sizes):
-    """Returns logits x without the banned token, and with the repetition penalty."""
-    _, banned, seen, penalty, _ = row
-    if sizes.SAMPLING:
-        if penalty != 1.0:
-            was_seen = tl.load(seen + tokens, mask=mask, other=0) != 0
-            x = tl.where(was_seen, tl.where(x > 0.0, x / penalty, x * penalty), x)
-    return tl.where(tokens == banned, float("-inf"), x)
-
-
-@triton.jit
-def _load_allowed(tokens, mask, row, sizes):
-    """Loads logits of a row; those of tokens that are not allowed are minus infinity."""
-    logits, _, _, _, vocab_size = row
-    mask = mask & (tokens < vocab_size)
-    x = tl.load(logits + tokens, mask=mask, other=float("-inf")).to(tl.float32)
-    return _allow(x, tokens, mask, row, sizes)
-
-
-@triton.jit
-def _scan_part(row, state, scratch, slot, part, place, sizes):
-    """Stores the peaks, masses and statistics of one part of a row, at `place`."""
+def _scan_part(row, scratch, part, place, sizes):
+    """Stores the peaks and statistics of one part of a row, at `place`."""
     CHUNKS: tl.constexpr = sizes.PART // sizes.CHUNK
-    logits, _, _, _, vocab_size = row
+    logits, banned, vocab_size = row
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, sizes.CHUNK)
     tokens = part * sizes.PART + chunks[:, None] * sizes.CHUNK + within[None, :]
-    mask = tokens < vocab_size
-    x = tl.load(logits + tokens, mask=mask, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
     peak = tl.max(tl.max(x, axis=1), axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0)
-    tl.store(scratch.statistics + place * 3, peak)
-    tl.store(scratch.statistics + place * 3 + 1, total)
-    x = _allow(x, tokens, mask, row, sizes)
-    maxima = tl.max(x, axis=1)
+    tl.store(scratch.statistics + place * 2, peak)
+    tl.store(scratch.statistics + place * 2 + 1, tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0))
+    maxima = tl.max(tl.where(tokens == banned, float("-inf"), x), axis=1)
     tl.store(scratch.peaks + place * CHUNKS + chunks, maxima)
-    if sizes.SAMPLING:
-        peak = tl.max(maxima, axis=0)
-        tl.store(scratch.statistics + place * 3 + 2, peak)
-        temperature = tl.load(state.numbers + slot * OPTIONS + TEMPERATURE)
-        if temperature > 0.0:
-            base = tl.where(peak == float("-inf"), 0.0, peak)
-            mass = tl.sum(_mass(x, base, temperature), axis=1)
-            tl.store(scratch.masses + place * CHUNKS + chunks, mass)
 
 
 @triton.jit
@@ -239,13 +205,9 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
     # the logits written last may still be in the L2 cache
     part = sizes.PARTS - 1 - tl.program_id(1)
     slot = _slot(slots, r // sizes.BEAM, sizes)
-    penalty = 1.0
-    if sizes.SAMPLING:
-        penalty = tl.load(state.numbers + slot * OPTIONS + PENALTY)
-    banned, seen = _early_eos(state, slot, eos), state.seen + slot * vocab_size
-    row = (logits + r * stride, banned, seen, penalty, vocab_size)
-    _scan_part(row, state, scratch, slot, part, r * sizes.PARTS + part, sizes)
-    if sizes.GREEDY:
+    row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
+    _scan_part(row, scratch, part, r * sizes.PARTS + part, sizes)
+    if sizes.BEAM == 1:
         tl.debug_barrier()  # all threads have written before the part is counted
         if tl.atomic_add(scratch.done + r, 1, sem="acq_rel") == sizes.PARTS - 1:
             tl.store(scratch.done + r, 0)
@@ -255,7 +217,8 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
             forced = tl.load(state.options + slot * OPTIONS + PREFIX_LENGTH)
             sequence = _load_sequence(state, slot, sizes)
             maxima = _load_peaks(scratch, r, sizes)
-            log_z = _log_sum_of_row(scratch, r, sizes)
+            one = tl.full([1], 0, tl.int64) + r
+            log_z = tl.sum(_log_sum(scratch, one, one >= 0, sizes), axis=0)
             if is_live != 0:
                 values, tokens = _best_of_row(row, maxima, sizes, 1, 1)
                 value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
@@ -278,20 +241,12 @@ def _load_peaks(scratch, r, sizes):
 def _log_sum(scratch, rows, is_row, sizes):
     """Returns log Z of several rows, from the statistics of their parts."""
     parts = tl.arange(0, sizes.SIZE_P)
-    at = (rows[:, None] * sizes.PARTS + parts[None, :]) * 3
+    at = (rows[:, None] * sizes.PARTS + parts[None, :]) * 2
     mask = is_row[:, None] & (parts < sizes.PARTS)[None, :]
     largest = tl.load(scratch.statistics + at, mask=mask, other=float("-inf"))
     total = tl.load(scratch.statistics + at + 1, mask=mask, other=0.0)
-    peak = tl.max(largest, axis=1)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
+    base = tl.maximum(tl.max(largest, axis=1), FINITE)
     return base + tl.log(tl.sum(total * tl.exp(largest - base[:, None]), axis=1))
-
-
-@triton.jit
-def _log_sum_of_row(scratch, r, sizes):
-    """Returns log Z of one row."""
-    one = tl.full([1], 0, tl.int64) + r
-    return tl.sum(_log_sum(scratch, one, one >= 0, sizes), axis=0)
 
 
 @triton.jit
@@ -312,7 +267,9 @@ def _best_of_row(row, peaks, sizes, TOP: tl.constexpr, SIZE_C: tl.constexpr):
         chosen = tl.where((candidates == i) & (which != NONE), which, chosen)
         peaks = tl.where(chunks == which, float("-inf"), peaks)
     at = chosen[:, None] * sizes.CHUNK + within[None, :]
-    x = _load_allowed(at, (chosen >= 0)[:, None], row, sizes)
+    logits, banned, vocab_size = row
+    mask = (chosen >= 0)[:, None] & (at < vocab_size) & (at != banned)
+    x = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
     values = tl.full([SIZE_C], float("-inf"), tl.float32)
     tokens = tl.full([SIZE_C], NONE, tl.int32)
     for i in tl.static_range(TOP):
@@ -383,160 +340,149 @@ def _mass(x, peak, temperature):
 
 
 @triton.jit
-def _lower_bound(peaks, masses, peak, temperature, target, by_mass, sizes):
-    """Returns a key such that the tokens at or above it reach the target mass or count.
+def _load_raw(row, tile, sizes):
+    """Loads a tile of a row [TILE / CHUNK, CHUNK]; returns its logits, tokens and mask."""
+    logits, _, _, _, vocab_size = row
+    chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
+    tokens = tile * sizes.TILE + chunks[:, None] * sizes.CHUNK + within[None, :]
+    mask = tokens < vocab_size
+    x = tl.load(logits + tokens, mask=mask, other=float("-inf")).to(tl.float32)
+    return x, tokens, mask
 
-    The bound uses only the peaks and masses of chunks: if the peak of a chunk is above x, at least
-    one of its tokens is above x, and the tokens below x have at most CHUNK times the mass of x.
+
+@triton.jit
+def _allow(x, tokens, mask, row):
+    """Returns logits x with the repetition penalty, and without the banned token."""
+    _, banned, seen, penalty, _ = row
+    if penalty != 1.0:
+        was_seen = tl.load(seen + tokens, mask=mask, other=0) != 0
+        x = tl.where(was_seen, tl.where(x > 0.0, x / penalty, x * penalty), x)
+    return tl.where(tokens == banned, float("-inf"), x)
+
+
+@triton.jit
+def _read_tile(row, tile, sizes):
+    """Returns the allowed logits of a tile, and statistics of the tile.
+
+    They are the largest logit, the sum of exponentials, the largest allowed logit and its token.
     """
-    keys = _key(peaks)
-    low, high = LOWEST + 0, _key(peak)
-    for _ in range(18):
-        if low < high:
-            middle = _middle(low, high)
-            below = sizes.CHUNK * _mass(_number(middle), peak, temperature)
-            mass = tl.maximum(_mass(peaks, peak, temperature), masses - below)
-            least = tl.sum(tl.where(keys >= middle, tl.where(by_mass, mass, 1.0), 0.0), axis=0)
-            reached = least >= target
-            low = tl.where(reached, middle, low)
-            high = tl.where(reached, high, middle - 1)
-    return low
+    x, tokens, mask = _load_raw(row, tile, sizes)
+    highest = tl.max(tl.max(x, axis=1), axis=0)
+    total = tl.sum(tl.sum(tl.exp(x - tl.maximum(highest, FINITE)), axis=1), axis=0)
+    x = _allow(x, tokens, mask, row)
+    peak = tl.max(tl.max(x, axis=1), axis=0)
+    token = tl.min(tl.min(tl.where(x == peak, tokens, NONE), axis=1), axis=0)
+    return x, highest, total, peak, token
 
 
 @triton.jit
-def _load_listed(row, listed, begin, count, sizes):
-    """Loads TILE listed chunks and their allowed logits [TILE, CHUNK]."""
-    places = begin + tl.arange(0, sizes.TILE)
-    chunks = tl.load(listed + places, mask=places < count, other=0)
-    tokens = chunks[:, None] * sizes.CHUNK + tl.arange(0, sizes.CHUNK)[None, :]
-    return chunks, _load_allowed(tokens, (places < count)[:, None], row, sizes)
+def _tile(x, row, tile, sizes):
+    """Returns the allowed logits of a tile: x, which is in registers, if there is only one."""
+    if sizes.TILES > 1:
+        x, tokens, mask = _load_raw(row, tile, sizes)
+        x = _allow(x, tokens, mask, row)
+    return x
 
 
 @triton.jit
-def _weigh(key, row, listed, chunks, peak, temperature, sizes):
-    """Returns the count, mass and lowest key of tokens from `key` up, and the next key below it."""
-    count, mass, above, below = 0.0, 0.0, NONE + 0, LOWEST + 0
-    for begin in range(0, chunks, sizes.TILE):
-        _, x = _load_listed(row, listed, begin, chunks, sizes)
-        keys = _key(x)
-        is_above = keys >= key
-        count += tl.sum(tl.sum(is_above.to(tl.float32), axis=1), axis=0)
-        each = tl.where(is_above, _mass(x, peak, temperature), 0.0)
-        mass += tl.sum(tl.sum(each, axis=1), axis=0)
-        above = tl.minimum(above, tl.min(tl.min(tl.where(is_above, keys, NONE), axis=1), axis=0))
-        below = tl.maximum(below, tl.max(tl.max(tl.where(is_above, LOWEST, keys), axis=1), axis=0))
-    return count, mass, above, below
+def _reach(x, row, bound, peak, temperature, sizes, BY_MASS: tl.constexpr):
+    """Returns the total mass, or the count, of the tokens with logits of at least `bound`."""
+    total = 0.0
+    for tile in range(sizes.TILES):
+        y = _tile(x, row, tile, sizes)
+        each = _mass(y, peak, temperature) if BY_MASS else tl.full(y.shape, 1.0, tl.float32)
+        total += tl.sum(tl.sum(tl.where(y >= bound, each, 0.0), axis=1), axis=0)
+    return total
 
 
 @triton.jit
-def _threshold(goal, by_mass, low, high, row, listed, chunks, peak, temperature, sizes):
-    """Returns the highest key in [low, high] at or above which tokens reach the mass or count.
+def _threshold(x, row, goal, lowest, peak, temperature, sizes, BY_MASS: tl.constexpr):
+    """Returns the highest logit, from `lowest` up, at which tokens reach the goal.
 
-    Also returns the count and the mass of the tokens above the key.
+    Bisects the keys of numbers, without the low bits that are the same in all logits.
     """
+    _, _, _, penalty, _ = row
+    shift = tl.where(penalty == 1.0, sizes.SHIFT, 0)
+    low, high = _key(lowest) >> shift, _key(peak) >> shift
     while low < high:
         middle = _middle(low, high)
-        n, m, above, below = _weigh(middle, row, listed, chunks, peak, temperature, sizes)
-        reached = tl.where(by_mass, m, n) >= goal
-        high = tl.where(reached, high, tl.maximum(below, low))
-        low = tl.where(reached, above, low)
-    n, m, _, _ = _weigh(high + 1, row, listed, chunks, peak, temperature, sizes)
-    return high, n, m
+        bound = _number(middle << shift)
+        reached = _reach(x, row, bound, peak, temperature, sizes, BY_MASS) >= goal
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    # rounding down must not go below `lowest`, which may be minus infinity
+    bound, theta = _number(tl.maximum(low << shift, _key(lowest))), float("inf")
+    for tile in range(sizes.TILES):
+        y = _tile(x, row, tile, sizes)
+        theta = tl.minimum(theta, tl.min(tl.min(tl.where(y >= bound, y, theta), axis=1), axis=0))
+    return theta
 
 
 @triton.jit
-def _filter(row, peaks, masses, listed, options, numbers, sizes):
-    """Applies top_k, top_p and min_p; returns theta, ties, the kept mass, and the listed chunks.
+def _filter(x, row, peak, options, numbers, sizes):
+    """Applies top_k and then top_p; returns the threshold, and how many tokens equal to it stay."""
+    temperature, top_p = tl.load(numbers + TEMPERATURE), tl.load(numbers + TOP_P)
+    top_k = tl.load(options + TOP_K).to(tl.float32)
+    theta, ties = float("-inf"), 0.0
+    if top_k > 0.0:
+        theta = _threshold(x, row, top_k, theta, peak, temperature, sizes, False)
+        above = _number(_key(theta) + 1)
+        ties = top_k - _reach(x, row, above, peak, temperature, sizes, False)
+    if top_p < 1.0:
+        mass = _reach(x, row, _number(_key(theta) + 1), peak, temperature, sizes, True)
+        goal = top_p * (mass + ties * _mass(theta, peak, temperature))
+        higher = _threshold(x, row, goal, theta, peak, temperature, sizes, True)
+        mass = _reach(x, row, _number(_key(higher) + 1), peak, temperature, sizes, True)
+        more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, temperature), 1e-37))
+        ties = tl.where(higher == theta, tl.minimum(ties, more), more)
+        theta = higher
+    return theta, ties
 
-    It keeps the tokens above the key `theta`, and the first `ties` tokens equal to it.
+
+@triton.jit
+def _kept(y, earlier, theta, ties, floor, peak, temperature):
+    """Returns by chunk of a tile y: the kept mass, and the tokens equal to theta before it.
+
+    Also returns the number of tokens equal to theta up to the end; `earlier` precede the tile.
     """
-    temperature, top_k = tl.load(numbers + TEMPERATURE), tl.load(options + TOP_K)
-    top_p, min_p = tl.load(numbers + TOP_P), tl.load(numbers + MIN_P)
-    peak, mass = tl.max(peaks, axis=0), tl.sum(masses, axis=0)
-    least = _key(peak + temperature * tl.log(min_p))  # LOWEST if min_p is 0
-    bound = least
-    if (top_k > 0) | (top_p < 1.0):
-        # a little more than top_p, since both masses are rounded
-        goal = tl.where(top_k > 0, top_k.to(tl.float32), top_p * mass * 1.0001)
-        bound = _lower_bound(peaks, masses, peak, temperature, goal, top_k <= 0, sizes)
-    is_listed = (_key(peaks) >= bound) & (peaks > float("-inf"))
-    place = tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
-    tl.store(listed + place, tl.arange(0, sizes.SIZE_N), mask=is_listed)
-    tl.debug_barrier()  # all threads have written the list
-    chunks = tl.sum(is_listed.to(tl.int32), axis=0)
-
-    theta, ties = LOWEST + 0, 0.0
-    for stage in range(2):  # top_k, and then top_p of the tokens that are left
-        by_mass = stage == 1
-        if tl.where(by_mass, top_p < 1.0, top_k > 0):
-            goal = tl.where(by_mass, top_p * mass, top_k.to(tl.float32))
-            low = tl.maximum(bound, theta)
-            key, n, m = _threshold(
-                goal, by_mass, low, _key(peak), row, listed, chunks, peak, temperature, sizes
-            )
-            each = _mass(_number(key), peak, temperature)
-            more = tl.where(by_mass, tl.ceil((goal - m) / tl.maximum(each, 1e-37)), goal - n)
-            more = tl.minimum(tl.maximum(more, 0.0), 1e9)
-            ties = tl.where(key == theta, tl.minimum(ties, more), more)
-            theta, mass = key, m + ties * each
-    if (min_p > 0.0) & (least > theta):
-        theta, ties = least - 1, 0.0
-        _, mass, _, _ = _weigh(least, row, listed, chunks, peak, temperature, sizes)
-    return theta, ties, mass, chunks
+    is_above = (y > theta) & (y >= floor)
+    mass = tl.sum(tl.where(is_above, _mass(y, peak, temperature), 0.0), axis=1)
+    equal = tl.sum((y == theta).to(tl.float32), axis=1)
+    before = earlier + tl.cumsum(equal, axis=0) - equal
+    each = tl.where(theta >= floor, _mass(theta, peak, temperature), 0.0)
+    mass += each * tl.minimum(tl.maximum(ties - before, 0.0), equal)
+    return mass, before, earlier + tl.sum(equal, axis=0)
 
 
 @triton.jit
-def _find_chunk(target, theta, ties, row, listed, chunks, peak, temperature, sizes):
-    """Returns the last listed chunk whose kept tokens start at or below cumulative mass `target`.
-
-    Also returns the mass before it, and the number of tokens before it that are equal to theta.
-    """
-    chunk, start, earlier, before, equal = 0, 0.0, 0.0, 0.0, 0.0
-    each = tl.where(ties > 0.0, _mass(_number(theta), peak, temperature), 0.0)
-    places = tl.arange(0, sizes.TILE)
-    for begin in range(0, chunks, sizes.TILE):
-        ids, x = _load_listed(row, listed, begin, chunks, sizes)
-        keys = _key(x)
-        equals = tl.sum((keys == theta).to(tl.float32), axis=1)
-        earliers = equal + tl.cumsum(equals, axis=0) - equals
-        kept = tl.sum(tl.where(keys > theta, _mass(x, peak, temperature), 0.0), axis=1)
-        kept += each * tl.minimum(equals, tl.maximum(ties - earliers, 0.0))
-        starts = before + tl.cumsum(kept, axis=0) - kept
-        last = tl.max(tl.where((kept > 0.0) & (starts <= target), places, -1), axis=0)
-        if last >= 0:
-            chunk = _take(ids, places, last)
-            start = _take(starts, places, last)
-            earlier = _take(earliers, places, last)
-        before += tl.sum(kept, axis=0)
-        equal += tl.sum(equals, axis=0)
-    return chunk, start, earlier
-
-
-@triton.jit
-def _draw(row, peaks, masses, listed, draw, options, numbers, sizes):
+def _draw(x, row, peak, draw, options, numbers, sizes):
     """Returns the token at which the cumulative mass exceeds draw × the mass of kept tokens."""
-    temperature, peak = tl.load(numbers + TEMPERATURE), tl.max(peaks, axis=0)
-    top_k, top_p = tl.load(options + TOP_K), tl.load(numbers + TOP_P)
-    theta, ties, target, earlier = LOWEST + 0, 0.0, draw * tl.sum(masses, axis=0), 0.0
-    if (top_k > 0) | (top_p < 1.0) | (tl.load(numbers + MIN_P) > 0.0):
-        theta, ties, mass, chunks = _filter(row, peaks, masses, listed, options, numbers, sizes)
-        target = draw * mass
-        chunk, start, earlier = _find_chunk(
-            target, theta, ties, row, listed, chunks, peak, temperature, sizes
-        )
-    else:
-        ids, starts = tl.arange(0, sizes.SIZE_N), tl.cumsum(masses, axis=0) - masses
-        chunk = tl.max(tl.where((masses > 0.0) & (starts <= target), ids, 0), axis=0)
-        start = _take(starts, ids, chunk)
-    tokens = chunk * sizes.CHUNK + tl.arange(0, sizes.CHUNK)
-    x = _load_allowed(tokens, tokens >= 0, row, sizes)
-    keys = _key(x)
-    is_equal = (keys == theta).to(tl.float32)
-    rank = earlier + tl.cumsum(is_equal, axis=0) - is_equal
-    is_kept = (keys > theta) | ((keys == theta) & (rank < ties))
-    mass = tl.where(is_kept, _mass(x, peak, temperature), 0.0)
-    starts = start + tl.cumsum(mass, axis=0) - mass
-    return tl.max(tl.where((mass > 0.0) & (starts <= target), tokens, -1), axis=0)
+    temperature = tl.load(numbers + TEMPERATURE)
+    theta, ties = _filter(x, row, peak, options, numbers, sizes)
+    floor = peak + temperature * tl.log(tl.load(numbers + MIN_P))
+    total, earlier = 0.0, 0.0
+    for tile in range(sizes.TILES):
+        y = _tile(x, row, tile, sizes)
+        mass, _, earlier = _kept(y, earlier, theta, ties, floor, peak, temperature)
+        total += tl.sum(mass, axis=0)
+    target, start, earlier, token = draw * total, 0.0, 0.0, -1
+    chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
+    for tile in range(sizes.TILES):
+        y = _tile(x, row, tile, sizes)
+        mass, before, earlier = _kept(y, earlier, theta, ties, floor, peak, temperature)
+        starts = start + tl.cumsum(mass, axis=0) - mass
+        start += tl.sum(mass, axis=0)
+        chunk = tl.max(tl.where((mass > 0.0) & (starts <= target), chunks, -1), axis=0)
+        if chunk >= 0:
+            own = tl.sum(tl.where((chunks == chunk)[:, None], y, 0.0), axis=0)  # [CHUNK]
+            is_equal = (own == theta).to(tl.float32)
+            rank = _take(before, chunks, chunk) + tl.cumsum(is_equal, axis=0) - is_equal
+            is_kept = ((own > theta) | ((own == theta) & (rank < ties))) & (own >= floor)
+            each = tl.where(is_kept, _mass(own, peak, temperature), 0.0)
+            begins = _take(starts, chunks, chunk) + tl.cumsum(each, axis=0) - each
+            last = tl.max(tl.where((each > 0.0) & (begins <= target), within, 0), axis=0)
+            token = tile * sizes.TILE + chunk * sizes.CHUNK + last
+    return token
 
 
 @triton.jit
@@ -547,32 +493,27 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
     r = tl.program_id(0).to(tl.int64)
     slot = _slot(slots, r, sizes)
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
-    maxima = _load_peaks(scratch, r, sizes)
-    log_z = _log_sum_of_row(scratch, r, sizes)
     count, temperature = tl.load(options + COUNT), tl.load(numbers + TEMPERATURE)
     sequence = _load_sequence(state, slot, sizes)
     seen, banned = state.seen + slot * vocab_size, _early_eos(state, slot, eos)
     row = (logits + r * stride, banned, seen, tl.load(numbers + PENALTY), vocab_size)
     if tl.load(state.live + slot) != 0:
-        token = eos
+        x, highest, total, peak, token = _read_tile(row, 0, sizes)
+        for tile in range(1, sizes.TILES):
+            _, high, more, best, which = _read_tile(row, tile, sizes)
+            base = tl.maximum(tl.maximum(highest, high), FINITE)
+            total = total * tl.exp(highest - base) + more * tl.exp(high - base)
+            highest, token = tl.maximum(highest, high), tl.where(best > peak, which, token)
+            peak = tl.maximum(peak, best)
         if count < tl.load(options + PREFIX_LENGTH):
             token = tl.load(state.prefix + slot * capacity + count)
         elif temperature > 0.0:
-            chunks = tl.arange(0, sizes.SIZE_N)
-            mask = chunks < sizes.CHUNKS
-            part = r * sizes.PARTS + chunks // (sizes.PART // sizes.CHUNK)
-            base = tl.load(scratch.statistics + part * 3 + 2, mask=mask, other=float("-inf"))
-            mass = tl.load(scratch.masses + r * sizes.CHUNKS + chunks, mask=mask, other=0.0)
-            mass *= _mass(base, tl.max(maxima, axis=0), temperature)
-            listed = scratch.listed + r * sizes.CHUNKS
             draw = tl.load(state.draws + slot * capacity + count)
-            token = _draw(row, maxima, mass, listed, draw, options, numbers, sizes)
-        else:
-            _, tokens = _best_of_row(row, maxima, sizes, 1, 1)
-            token = tl.max(tokens, axis=0)
+            token = _draw(x, row, peak, draw, options, numbers, sizes)
         token = tl.where((token >= 0) & (token < vocab_size), token, eos)
         value = tl.load(logits + r * stride + token).to(tl.float32)
-        _append(state, slot, sequence, token, value - log_z, capacity, eos, sizes)
+        log_p = value - highest - tl.log(total)
+        _append(state, slot, sequence, token, log_p, capacity, eos, sizes)
         tl.store(seen + token, 1)
 
 
@@ -585,7 +526,7 @@ def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity,
     slot = _slot(slots, r // sizes.BEAM, sizes)
     is_live = tl.load(state.live + slot * sizes.BEAM)
     maxima = _load_peaks(scratch, r, sizes)
-    row = (logits + r * stride, _early_eos(state, slot, eos), state.seen, 1.0, vocab_size)
+    row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
     if is_live != 0:
         values, tokens = _best_of_row(row, maxima, sizes, sizes.TOP, sizes.SIZE_C)
         candidates = tl.arange(0, sizes.SIZE_C)

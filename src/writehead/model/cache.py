@@ -243,21 +243,24 @@ class EncoderMemory:
         """Allocated bytes of K and V."""
         return self.K.nbytes + self.V.nbytes
 
-    def write(
-        self, KV: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, slots: Tensor | None = None
-    ) -> None:
-        """Writes K [b, g, m, k] and V [b, g, m, v] of each layer to `slots` [b], by default all."""
-        m = KV[0][0].shape[2]
-        for i, (K, V) in enumerate(KV):
-            if slots is None:
-                self.K[i, :, :, :m], self.V[i, :, :, :m] = K, V
-            else:
-                self.K[i, :, :, :m].index_copy_(0, slots, K)
-                self.V[i, :, :, :m].index_copy_(0, slots, V)
-        if slots is None:
-            self.lengths.copy_(lengths)
-        else:
-            self.lengths.index_copy_(0, slots, lengths)
+    @property
+    def positions(self) -> int:
+        """Positions per sentence."""
+        return self.K.shape[3]
+
+    def write(self, KV: Sequence[tuple[Tensor, Tensor]], places: Tensor | None = None) -> None:
+        """Writes K [b, g, n, k] and V [b, g, n, v] of each layer.
+
+        Position j of row i goes to places[i n + j], which is sentence × `positions` + position; by
+        default, to sentence i, position j.
+        """
+        for i, both in enumerate(KV):
+            for own, new in zip((self.K[i], self.V[i]), both, strict=True):
+                if places is None:
+                    own[:, :, : new.shape[2]] = new
+                else:
+                    rows = own.transpose(1, 2).flatten(0, 1)  # a view
+                    rows.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
 
     def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""

@@ -103,8 +103,11 @@ class TranslationModel(Transformer):
         b, m = source.shape
         cache = self._new_cache(b, beam, max_length, padded)
         memory = self.new_memory(b, m)
-        lengths = torch.full_like(memory.lengths, m) if source_lengths is None else source_lengths
-        memory.write(self.decoder.project_memory(M), lengths)
+        memory.write(self.decoder.project_memory(M))
+        if source_lengths is None:
+            memory.lengths.fill_(m)
+        else:
+            memory.lengths.copy_(source_lengths)
         first = torch.full((b * beam,), self.config.bos, device=source.device)
         return DecoderState(cache, memory, first)
 

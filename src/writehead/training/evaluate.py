@@ -14,10 +14,10 @@ from torch import nn
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.data.batches import Units, padded_batches
 from writehead.data.dataset import Dataset, Side, Split
+from writehead.data.sources import read_lines
 from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
 from writehead.engine.engine import Progress
-from writehead.engine.textio import read_lines
 from writehead.errors import ConfigError, DataError, nearest
 from writehead.model import LanguageModel, TranslationModel
 from writehead.training.loss import batch_loss
@@ -157,7 +157,7 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
         reference = sacrebleu.get_reference_files(name, "en-de")[0]
     except (OSError, SystemExit) as error:  # sacrebleu exits if a download fails
         raise DataError(f"{name} could not be downloaded ({error}); pass it as files") from error
-    return list(read_lines(source)), list(read_lines(reference))
+    return list(read_lines(Path(source))), list(read_lines(Path(reference)))
 
 
 def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:

@@ -7,8 +7,8 @@ from itertools import chain, islice
 
 import pytest
 
-from writehead.engine import textio
-from writehead.engine.textio import LineReader
+from writehead.cli import textio
+from writehead.cli.textio import LineReader
 
 
 @pytest.fixture

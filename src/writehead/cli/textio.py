@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from writehead.engine.resumable import ResumableFile, Source, resumable_file
+from writehead.cli.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together

@@ -1,0 +1,232 @@
+"""Greedy search, sampling and beam search over any step function.
+
+A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. The search
+is the reference of `search.py`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from writehead.config import DecodeConfig
+from writehead.engine.search import Hypothesis, Options, Search
+from writehead.errors import ConfigError, ShapeError, TokenError, shown
+
+
+class SearchState(Protocol):
+    """The interface of a state that can be searched, such as `DecoderState`."""
+
+    @property
+    def first(self) -> Tensor:
+        """The first token to feed to each row, [rows]."""
+
+    @property
+    def beam(self) -> int:
+        """The number of rows per sentence; they are adjacent."""
+
+    def expand(self, beam: int) -> Self:
+        """Returns a state with `beam` rows for each row of this one."""
+
+    def begin(self, limits: Sequence[int]) -> None:
+        """Begins a search of up to limits[i] tokens for sentence i; raises if it does not fit."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Makes row i continue the previous row rows[i]."""
+
+    def stop(self, rows: Tensor) -> None:
+        """Marks the rows where `rows` is true as ended; later tokens for them are ignored."""
+
+
+S = TypeVar("S", bound=SearchState)
+Step = Callable[[Tensor, S], Tensor]
+# takes the tokens chosen so far [rows, t] and logits [rows, vocab_size]; returns logits
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+def greedy(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+) -> list[Hypothesis]:
+    """Decodes each row by always choosing the most likely token.
+
+    Row i starts with prefixes[i] and has at most max_lengths[i] tokens. The state needs capacity
+    for all tokens of a row, and can be searched only once. `processors` change the logits of each
+    step.
+    """
+    config = check_options(config)
+    _check_greedy(config)
+    options = make_options(config, len(state.first), eos, prefixes, max_lengths)
+    return [best for [best] in _search(step, _begun(state, options), options, eos, processors)]
+
+
+def sample(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+) -> list[Hypothesis]:
+    """Samples each row from softmax(logits / temperature).
+
+    top_k keeps the k most likely tokens, top_p keeps the smallest set with total probability p, and
+    min_p keeps tokens at least p times as likely as the likeliest. Row i uses seeds[i], by default
+    config.seed + i.
+    """
+    config = check_options(config)
+    if config.temperature is None:
+        raise ConfigError("sampling needs a temperature, such as 1.0")
+    options = make_options(config, len(state.first), eos, prefixes, max_lengths, seeds)
+    return [best for [best] in _search(step, _begun(state, options), options, eos, processors)]
+
+
+def beam_search(
+    step: Step[S],
+    state: S,
+    config: DecodeConfig,
+    *,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    processors: Sequence[Processor] = (),
+) -> list[list[Hypothesis]]:
+    """Returns up to n_best hypotheses per sentence, best first.
+
+    A hypothesis that reaches its maximum length is ranked as unfinished. Scores and lengths include
+    a forced prefix.
+    """
+    config = check_options(config)
+    if config.temperature is not None:
+        raise ConfigError("beam search does not sample; omit temperature, or use sample")
+    given: dict[str, Any] = {"eos": eos, "prefixes": prefixes, "max_lengths": max_lengths}
+    if config.width == 1:
+        best = greedy(step, state, config, processors=processors, **given)
+        return [[hypothesis] for hypothesis in best]
+    if state.beam == 1:
+        state = state.expand(config.width)
+    elif state.beam != config.width:
+        raise ShapeError(
+            f"this state has {state.beam} beams per sentence, not {config.width}; start it with "
+            f"beam={config.width} or 1"
+        )
+    options = make_options(config, len(state.first) // config.width, **given)
+    state.begin([one.max_length for one in options])
+    return _search(step, state, options, eos, processors)
+
+
+def check_options(options: object, beam: int = 1) -> DecodeConfig:
+    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
+    if not isinstance(options, DecodeConfig):
+        raise ConfigError(
+            f"options must be a DecodeConfig, not {shown(options)} of type "
+            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
+        )
+    return options.with_default_beam(beam)
+
+
+def make_options(
+    config: DecodeConfig,
+    b: int,
+    eos: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_lengths: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Options]:
+    """Returns the checked options of b sentences."""
+    if b < 1:
+        raise ShapeError("this state has no rows; start one with at least one sentence")
+    if eos < 0:
+        raise TokenError(f"eos={eos} must be a token id, at least 0")
+    if max_lengths is None:
+        if config.max_length is None:
+            raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
+        max_lengths = [config.max_length] * b
+    prefixes = [()] * b if prefixes is None else prefixes
+    seeds = range(config.seed, config.seed + b) if seeds is None else seeds
+    columns = {"max_lengths": max_lengths, "prefixes": prefixes, "seeds": seeds}
+    for name, values in columns.items():
+        if len(values) != b:
+            rows = "rows" if name == "seeds" else "sentences"
+            raise ShapeError(f"got {len(values)} {name} for {b} {rows}; pass one for each")
+    least, most = max(1, config.min_length), config.max_length or math.inf
+    options = []
+    for limit, prefix, seed in zip(max_lengths, prefixes, seeds, strict=True):
+        if not least <= limit <= most:
+            raise ConfigError(f"max_lengths has {limit}; it must be from {least} to {most}")
+        if len(prefix) > limit:
+            raise ConfigError(
+                f"a forced prefix has {len(prefix)} tokens, more than max_length={limit}"
+            )
+        if eos in prefix or min(prefix, default=0) < 0:
+            raise TokenError(f"a forced prefix must contain only token ids, without eos={eos}")
+        if config.temperature is not None and not -(2**63) <= seed < 2**64:
+            raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
+        options.append(Options(config, limit, tuple(prefix), seed))
+    return options
+
+
+def _check_greedy(config: DecodeConfig) -> None:
+    if config.width > 1 or config.temperature is not None:
+        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
+
+
+def _begun(state: S, options: Sequence[Options]) -> S:
+    """Begins a search with one row per sentence; raises if the state has beams."""
+    if state.beam != 1:
+        raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
+    state.begin([one.max_length for one in options])
+    return state
+
+
+def _search(
+    step: Step[S],
+    state: S,
+    options: Sequence[Options],
+    eos: int,
+    processors: Sequence[Processor],
+) -> list[list[Hypothesis]]:
+    """Runs steps until no row is live; returns the hypotheses of each sentence."""
+    search, tokens = None, state.first
+    texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors
+    while search is None or bool(search.live.any()):
+        if search is not None:
+            if processors:
+                texts = torch.cat([texts[search.parents], search.tokens.unsqueeze(1)], dim=1)
+            if state.beam > 1:
+                state.reorder(search.parents)
+            state.stop(search.live == 0)
+            tokens = search.tokens
+        logits = step(tokens, state)
+        for process in processors:
+            logits = process(texts, logits)
+        if logits.dim() != 2 or len(logits) != len(tokens):
+            raise ShapeError(
+                f"the step function returned logits {list(logits.shape)}; they must be "
+                f"[{len(tokens)}, vocab_size]"
+            )
+        if search is None:
+            search = Search(
+                len(options),
+                state.beam,
+                max(one.max_length for one in options),
+                vocab_size=logits.shape[1],
+                eos=eos,
+                device=tokens.device,
+                sampling=any(one.samples for one in options),
+                implementation="reference",
+            )
+            search.admit(range(len(options)), options)
+        search.advance(logits)
+    return search.results(range(search.slots))
