@@ -240,11 +240,11 @@ def training_step(config: ModelConfig, setting: Setting, pairs: Pairs | None = N
 def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
     """Returns the largest batch that can be decoded in the chip's memory."""
     weights = sum(parameters(config).values()) * setting.element
-    return max(0, int((chip.memory - weights) // _sentence_bytes(config, setting)))
+    return max(0, int((chip.memory - weights) // sentence_bytes(config, setting)))
 
 
-def _sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Returns the bytes per sentence: K and V, the search, and the workspace of both stacks."""
+def sentence_bytes(config: ModelConfig, setting: Setting) -> int:
+    """Returns the bytes to decode one sentence: K and V, the search, and the workspace."""
     d, e = config.d, setting.element
     sentence = dataclasses.replace(setting, batch=1)
     inner = 3 * config.f if config.gated else config.f  # both factors and their product

@@ -14,7 +14,7 @@ from writehead.bench.plain_torch import PlainDecoder
 from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.engine import beam_search
-from writehead.engine.search import make_hypotheses
+from writehead.engine.search import Options, make_hypotheses
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,8 +99,9 @@ def test_a_timed_decoding_finds_what_beam_search_finds(task, beam, padded):
     state = exact.start(decode.random_tokens(exact, setting), setting.target, beam=setting.beam)
     expected = beam_search(exact.step, state, options, eos=made.config.eos)
     start()
+    given = [Options(DecodeConfig(), 3)] * setting.batch
     for _ in range(2):  # a decoding leaves nothing behind for the next
-        tokens = [best.tokens for [best] in make_hypotheses(run(), [1] * setting.batch)]
+        tokens = [best.tokens for [best] in make_hypotheses(run(), given)]
         if setting.source:
             assert tokens == [best.tokens for best, *_ in expected]
         else:  # after random numbers in the cache

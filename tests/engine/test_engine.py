@@ -12,7 +12,7 @@ from texts import ODD, engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.engine import Batching, Engine, beam_search
 from writehead.engine.batching import split_text
-from writehead.errors import ConfigError, DataError, RunError, SearchError
+from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
 from writehead.model import save_run
 
 EOS = 1
@@ -158,22 +158,18 @@ def test_min_length_and_the_default_max_length(monkeypatch):
     assert not short.hypotheses[0].finished
 
 
-def test_a_batch_that_runs_out_of_memory_is_halved(monkeypatch, caplog):
-    made, lines, most = engine("translation"), sentences(20, longest=4), 3
+def test_running_out_of_memory_is_an_error_and_later_calls_work(monkeypatch):
+    made, lines = engine("translation"), sentences(4)
     expected = list(made.translate(lines, BEAM))
-    encode = made.model.encode
 
-    def small_memory(source, **options):
-        if len(source) > most:
-            raise torch.OutOfMemoryError("no memory")
-        return encode(source, **options)
+    def no_memory(source, **options):
+        raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(made.model, "encode", small_memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(made.model, "encode", no_memory)
+        with pytest.raises(OutOfRoom, match=r"ran out of memory.*use a smaller beam"):
+            list(made.translate(lines, BEAM))
     assert_same(made.translate(lines, BEAM), expected)
-    assert caplog.text.count("does not fit in the device's memory") == 1
-    most = 0
-    with pytest.raises(SearchError, match="line of 3 tokens with beam=3 does not fit"):
-        list(made.translate(["the cat"], BEAM))
 
 
 @pytest.mark.parametrize("options", [GREEDY, DecodeConfig(temperature=1.5, seed=3)], ids=str)
@@ -183,6 +179,14 @@ def test_streamed_pieces_make_the_generated_text(writer, options):
         pieces = list(writer.stream(prompt, options))
         assert "".join(pieces) == output.text
         assert all(pieces)
+
+
+def test_several_prompts_are_streamed_together(writer):
+    prompts, texts = ["the cat", "", "日本 the", "a dog"], {}
+    for i, piece in writer.stream_all(prompts, GREEDY):
+        texts[i] = texts.get(i, "") + piece
+    outputs = writer.generate(prompts, GREEDY)
+    assert [texts.get(i, "") for i in range(4)] == [output.text for output in outputs]
 
 
 @settings(max_examples=40)

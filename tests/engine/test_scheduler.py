@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -22,6 +23,7 @@ from scheduling import (
 )
 from texts import engine, sentences
 from writehead.config import DecodeConfig
+from writehead.cost import Setting, sentence_bytes
 from writehead.engine import Engine, runner
 from writehead.engine import scheduler as scheduling
 from writehead.errors import OutOfRoom, SearchError
@@ -102,7 +104,7 @@ def test_a_larger_request_waits_for_a_larger_lane(monkeypatch):
     large = Task((5, 6, 7), DecodeConfig(min_length=5), 19)
     order, requests = [], [task.request() for task in (small, large, small)]
     for i, request in enumerate(requests):
-        request.on_done = lambda i=i: order.append(i)
+        request.on_done = partial(order.append, i)
         loop.submit([request])
         loop.step()
     loop.run(requests)
@@ -242,12 +244,10 @@ def test_a_stream_is_complete_if_other_threads_step():
 
 def test_requests_that_do_not_fit_raise_before_the_work(monkeypatch):
     made = make("translation", torch.float64)
-    config = made.config
-    each = 8 * config.decoder_layers * (config.k + config.v)  # bytes per position
-    monkeypatch.setattr(scheduling, "kv_room", lambda device: each * (3 * 16 + 19))
-    monkeypatch.setattr(scheduling, "MIN_POSITIONS", 16)
     alone, loop = Alone(made), scheduler(made)
     fits, large = (Task((3,) * 19, BEAMS[1], length) for length in (16, 17))
+    room = sentence_bytes(made.config, Setting(1, source=19, target=16, beam=3, element=8))
+    monkeypatch.setattr(scheduling, "available_memory", lambda device: room)
     with pytest.raises(OutOfRoom, match=r"19 \+ 17 tokens with beam=3 .*, but 16 output tokens do"):
         loop.submit([fits.request(), large.request()])
     assert not loop.step()
@@ -299,24 +299,6 @@ def test_weights_that_change_are_packed_again():
     after = [output.text for output in made.translate(lines)]
     assert after == [output.text for output in fresh.translate(lines)]
     assert after != before
-
-
-def test_prompts_that_do_not_fit_together_are_prefilled_fewer_at_a_time(monkeypatch):
-    made = make("language")
-    loop, alone, feed = scheduler(made), Alone(made), made.feed
-
-    def small_memory(tokens, *rest):
-        if len(tokens) > 2:
-            raise torch.OutOfMemoryError("no memory")
-        feed(tokens, *rest)
-
-    monkeypatch.setattr(made, "feed", small_memory)
-    tasks = draw_tasks(made, [GREEDY], 7)
-    requests = [task.request() for task in tasks]
-    loop.submit(requests)
-    loop.run(requests)
-    for task, request in zip(tasks, requests, strict=True):
-        alone.check(task, request)
 
 
 def test_engines_can_share_a_model():

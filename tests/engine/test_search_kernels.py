@@ -10,7 +10,7 @@ from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
 from writehead.config import DecodeConfig
 from writehead.engine import search_kernels
-from writehead.engine.search import Options, Search, make_hypotheses
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
 from writehead.errors import BackendError, ConfigError, TokenError
 
 # the kernels compute with minus infinity
@@ -63,26 +63,36 @@ def assert_equal_state(plain: Search, kernels: Search, slots: Sequence[int]) -> 
         assert_close_in(torch.float32, kernels.scores[exists], plain.scores[exists], ulps=64)
 
 
-def assert_equal_results(plain: Search, kernels: Search, slots: Sequence[int]) -> None:
-    limits = [99] * len(slots)
-    found = (make_hypotheses(one.collect(slots).cpu().numpy(), limits) for one in (kernels, plain))
+def collect(search: Search, admitted: dict[int, Options]) -> list[list[Hypothesis]]:
+    options = [*admitted.values()]
+    return make_hypotheses(search.collect([*admitted], options).cpu().numpy(), options)
+
+
+def assert_equal_results(plain: Search, kernels: Search, admitted: dict[int, Options]) -> None:
+    found = collect(kernels, admitted), collect(plain, admitted)
     for ours, theirs in zip(*found, strict=True):
         assert_same(ours, theirs, 1e-5)
 
 
 def run(
-    pair: list[Search], logits: Iterator[Tensor], orders: Sequence[Sequence[int] | None]
+    pair: list[Search],
+    admitted: dict[int, Options],
+    logits: Iterator[Tensor],
+    orders: Sequence[Sequence[int] | None],
 ) -> None:
     """Advances both with the same logits, for the given slots in turn, until all have ended."""
     plain, kernels = pair
+    slots = [*admitted]
+    for one in pair:
+        lengths = [slot % 4 for slot in slots]
+        one.admit(slots, [*admitted.values()], [3 + slot for slot in slots], lengths)
     for t in range(60):
         order = orders[t % len(orders)]
-        slots = None if order is None else torch.tensor(order, dtype=torch.int32, device=DEVICE)
+        listed = None if order is None else torch.tensor(order, dtype=torch.int32, device=DEVICE)
         x = next(logits)[: (plain.slots if order is None else len(order)) * plain.beam]
         for one in pair:
-            one.advance(x, slots)
-        admitted = [slot for slot, one in enumerate(plain.requests) if one is not None]
-        assert_equal_state(plain, kernels, admitted)
+            one.advance(x, listed)
+        assert_equal_state(plain, kernels, slots)
         if t in (1, 3):
             assert_equal_results(plain, kernels, admitted)
         if not plain.live.any():
@@ -103,8 +113,7 @@ def random_logits(
 
 def request(i: int = 0, **changes: object) -> Options:
     """Options that differ between slots."""
-    own = {"max_length": 5 + i % 4, "first": 3 + i, "length": i % 4}
-    own |= {"prefix": [(), (7, 4), (), (9,)][i % 4], "seed": i}
+    own = {"max_length": 5 + i % 4, "prefix": [(), (7, 4), (), (9,)][i % 4], "seed": i}
     own |= {name: changes.pop(name) for name in [*changes] if name in own}
     given = {"min_length": i % 3, "alpha": [0.6, 0.0, -1.5][i % 3], "beam": changes.get("n_best")}
     return Options(DecodeConfig(**given | changes), **own)
@@ -124,13 +133,12 @@ def test_kernels_equal_the_reference_and_slots_can_be_reused(beam, orders, small
     pair = make_pair(6, beam)
     for seed, dtype in enumerate((torch.float32, torch.float16)):
         for one in pair:
-            options = [
-                request(i + seed, n_best=1 + i % beam, max_length=3 + i % 3) for i in (0, 1, 2, 4)
-            ]
-            one.admit([0, 1, 2, 4], options)
             one.admit([3], [request(3)])
             one.release([3])
-        run(pair, random_logits(6 * beam, dtype=dtype, eos=1.0), orders)
+        options = {
+            i: request(i + seed, n_best=1 + i % beam, max_length=3 + i % 3) for i in (0, 1, 2, 4)
+        }
+        run(pair, options, random_logits(6 * beam, dtype=dtype, eos=1.0), orders)
 
 
 NARROW = [
@@ -172,20 +180,18 @@ def test_samples_equal_the_reference_for_every_filter(vocab_size, tile, dtype, m
         for i, narrow in enumerate(narrowed)
     ]
     options += [request(0, max_length=4), request(2, repetition_penalty=9.0, max_length=4)]
-    for one in pair:
-        one.admit(range(slots), options)
     x = random_logits(slots, vocab_size, dtype=dtype, eos=-2.0)
     # round, so that many tokens are equal
-    run(pair, x if dtype is torch.float32 else ((2.0 * row).round() / 2.0 for row in x), [None])
+    rounded = x if dtype is torch.float32 else ((2.0 * row).round() / 2.0 for row in x)
+    run(pair, dict(enumerate(options)), rounded, [None])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("beam", [1, 2])
 def test_vocabularies_larger_than_a_part(beam, dtype):
     pair = make_pair(3, beam, LARGE)
-    for one in pair:
-        one.admit(range(3), [request(i, max_length=3) for i in range(3)])
-    run(pair, random_logits(3 * beam, LARGE, dtype=dtype), [[2, 0, 1]])
+    options = {i: request(i, max_length=3) for i in range(3)}
+    run(pair, options, random_logits(3 * beam, LARGE, dtype=dtype), [[2, 0, 1]])
 
 
 def test_greedy_choice_breaks_ties_by_the_lowest_token(small_parts):
@@ -217,11 +223,12 @@ def test_nan_and_infinite_logits_end_a_row_with_a_valid_token(sampling, temperat
     logits[2] = NEVER
     logits[3, 7] = torch.inf
     for search in make_pair(5, 1, sampling=sampling == 1):
-        search.admit(range(5), [plain(3, temperature=temperature)] * 5)
+        options = [plain(3, temperature=temperature)] * 5
+        search.admit(range(5), options)
         search.advance(logits.to(DEVICE))
         assert all(0 <= token < V for token in search.tokens.tolist())
         assert search.live[:4].tolist() == [0] * 4
-        found = make_hypotheses(search.collect(range(5)).cpu().numpy(), [1] * 5)
+        found = collect(search, dict(enumerate(options)))
         assert [bool(best) for best in found] == [False] * 4 + [True]
 
 
@@ -231,12 +238,13 @@ def test_a_slot_with_nan_logits_ends_without_results(lost, small_parts):
     first[:, EOS] = 3.0  # a hypothesis has ended before the NaN
     second[lost] = torch.nan
     for search in make_pair(2, 2):
-        search.admit(range(2), [plain(6, n_best=2)] * 2)
+        options = [plain(6, n_best=2)] * 2
+        search.admit(range(2), options)
         search.advance(first.to(DEVICE))
         assert search.live.tolist() == [1] * 4
         search.advance(second.to(DEVICE))
         assert search.live.tolist() == [0, 0, 1, 1]
-        found = make_hypotheses(search.collect([0, 1]).cpu().numpy(), [2, 2])
+        found = collect(search, dict(enumerate(options)))
         assert [bool(best) for best in found] == [False, True]
 
 
@@ -259,12 +267,12 @@ def test_invalid_requests_and_implementations_are_rejected(monkeypatch):
 
 @pytest.mark.gpu
 def test_concurrent_programs_choose_the_token_of_each_row_once():
-    plain, kernels = make_pair(1024, 1, 32768)
-    for one in (plain, kernels):
+    pair = make_pair(1024, 1, 32768)
+    for one in pair:
         one.admit(range(1024), [plain(12)] * 1024)
     for _ in range(8):
         logits = randn(1024, 32768, dtype=torch.bfloat16)
         logits[:, EOS] = -9.0
-        plain.advance(logits)
-        kernels.advance(logits)
-        assert torch.equal(plain.tokens, kernels.tokens)
+        for one in pair:
+            one.advance(logits)
+        assert torch.equal(pair[0].tokens, pair[1].tokens)

@@ -79,7 +79,7 @@ def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(kind, rows,
     lengths = torch.arange(rows, device=DEVICE) % 30 + 1
     lane = Lane(packed, Shape(rows, 1, 31, 16), vocab_size=501, eos=EOS)
     lane.encode(slots, [row[:n] for row, n in zip(source.tolist(), lengths.tolist(), strict=True)])
-    lane.admit(slots, [Options(GREEDY, 16)] * rows)
+    lane.admit(slots, [Options(GREEDY, 16)] * rows, 0)
     listed = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     decode = partial(packed.decode, lane.search.tokens, lane.cache, lane.memory, listed)
     if DEVICE == "cuda":
@@ -112,7 +112,7 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
     lane.encode(
         range(3), [row[:n] for row, n in zip(tokens(3, 9).tolist(), (9, 2, 5), strict=True)]
     )
-    lane.admit(range(3), [Options(GREEDY, 9)] * 3)
+    lane.admit(range(3), [Options(GREEDY, 9)] * 3, 0)
     lane.step(np.arange(3, dtype=np.int32))
     assert compiled
     assert [name for name, in_parallel in compiled.items() if not in_parallel] == []

@@ -141,7 +141,7 @@ def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     lane = Lane(model.pack(), shape, vocab_size=config.vocab_size, eos=config.eos)
     # no sequence ends before the last step, whatever the model predicts
     fixed = DecodeConfig(min_length=steps, max_length=steps)
-    options = [Options(fixed, steps, first=config.bos, length=skipped)] * b
+    options = [Options(fixed, steps)] * b
     slots, sources = np.arange(b, dtype=np.int32), tokens.tolist()
     most = max(1, ADMIT_TOKENS[model.device.type] // m)  # encoded together, as in the engine
 
@@ -154,10 +154,10 @@ def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
             lane.cache.V.normal_()
 
     def run() -> object:
-        lane.admit(range(b), options)
+        lane.admit(range(b), options, config.bos, skipped)
         for _ in range(steps):
             lane.step(slots)
-        return lane.collect(range(b)).packed.numpy()
+        return lane.collect(range(b), options).numpy()
 
     return start, run
 

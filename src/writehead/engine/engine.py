@@ -4,11 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -16,7 +15,7 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import EOS, Tokenizer
 from writehead.engine.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, split_line
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Hypothesis, length_penalty
+from writehead.engine.search import Hypothesis, Options, length_penalty
 from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
@@ -36,8 +35,7 @@ T = TypeVar("T")
 Line = list[Request]  # the requests for one line of text: pieces or samples
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredText:
+class ScoredText(NamedTuple):
     """A decoded text; see `Hypothesis` for the other fields."""
 
     text: str
@@ -46,8 +44,7 @@ class ScoredText:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """The output for one line: its hypotheses, best first, or its samples."""
 
     hypotheses: tuple[ScoredText, ...]
@@ -182,28 +179,43 @@ class Engine:
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
         """Yields the text that `generate` would return, piece by piece, in whole characters."""
-        options, [prompt] = self._checked_prompting(options), _texts([prompt], "prompt")
+        return (piece for _, piece in self.stream_all([prompt], options))
+
+    def stream_all(
+        self, prompts: Iterable[str], options: DecodeConfig | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """Streams continuations of several prompts at once; yields pairs of index and piece."""
+        options, texts = self._checked_prompting(options), [*_texts(prompts, "prompt")]
         if options.width > 1:
             raise ConfigError("beam search cannot stream text; use beam=1")
-        [request] = self._prompt_requests(0, self.tokenizer.encode(prompt), options, samples=1)
-        return self._pieces(request.tokens[1:], self._stream(request))
+        lines = enumerate(self.tokenizer.encode_all(texts))
+        requests = [self._prompt_requests(i, tokens, options, 1)[0] for i, tokens in lines]
+        return self._stream(requests)
 
-    def _stream(self, request: Request) -> Iterator[int]:
-        """Yields the tokens of a request as they are decoded."""
-        tokens: deque[int] = deque()
-        request.on_tokens = tokens.extend
-        self.scheduler.submit([request])
+    def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
+        """Yields pieces of text as the tokens of requests are decoded."""
+        arrived: deque[tuple[int, list[int]]] = deque()
+        texts = [_StreamedText(self.tokenizer, request.tokens[1:]) for request in requests]
+        for i, request in enumerate(requests):
+            request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
+        self.scheduler.submit(requests)
         try:
             is_done = False
             while not is_done:
-                is_done = request.is_done  # read before the last tokens are yielded
+                is_done = all(request.is_done for request in requests)
                 if not is_done:
                     self.scheduler.step()
-                while tokens:
-                    yield tokens.popleft()
-            request.result()  # raises the error, if any
+                while arrived:
+                    i, tokens = arrived.popleft()
+                    if piece := texts[i].add(tokens):
+                        yield i, piece
+            for i, request in enumerate(requests):
+                request.result()  # raises the error, if any
+                if piece := texts[i].rest():
+                    yield i, piece
         finally:
-            self.scheduler.cancel(request)
+            for request in requests:
+                self.scheduler.cancel(request)
 
     def _decode(
         self,
@@ -245,29 +257,16 @@ class Engine:
         Requests that are padded to one length should have similar lengths, but the first lines
         should also be done first, so blocks of lines are sorted.
         """
+        whole = partial(finished, 1.0)
         for line in lines:
             for request in line:
-                request.on_done = partial(finished, 1 / len(line))
+                request.on_done = whole if len(line) == 1 else partial(finished, 1 / len(line))
         requests = [*chain.from_iterable(lines)]
         if size := SORTED_LINES.get(self.model.device.type):
             blocks = (requests[first : first + size] for first in range(0, len(requests), size))
             requests = [one for block in blocks for one in sorted(block, key=_length, reverse=True)]
         self.scheduler.submit(requests)
         return len(requests)
-
-    def _pieces(self, prompt: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
-        """Yields the text that tokens add, once later tokens cannot change it."""
-        seen = list(prompt)
-        length = len(self.tokenizer.decode(seen))
-        for token in tokens:
-            seen.append(token)
-            # the bytes of an incomplete character are decoded as replacement characters
-            text = self.tokenizer.decode(seen).rstrip("\N{REPLACEMENT CHARACTER}")
-            if len(text) > length:
-                yield text[length:]
-                length = len(text)
-        if rest := self.tokenizer.decode(seen)[length:]:
-            yield rest
 
     def _checked(self, options: DecodeConfig | None, beam: int) -> DecodeConfig:
         """Returns the options with the default `beam`; raises if the model does not allow them."""
@@ -302,8 +301,8 @@ class Engine:
                     f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
                     f"max_length={length}; shorten it"
                 )
-            seed = options.seed + line
-            requests.append(Request([*piece, EOS], options, length, seed, forced))
+            searched = Options(options, length, forced, options.seed + line)
+            requests.append(Request([*piece, EOS], searched))
             forced = ()
         return requests
 
@@ -320,7 +319,7 @@ class Engine:
                 f"{positions - least}; shorten it"
             )
         length, seed = min(options.max_length or room, room), options.seed + line * samples
-        return [Request(tokens, options, length, seed + j) for j in range(samples)]
+        return [Request(tokens, Options(options, length, (), seed + j)) for j in range(samples)]
 
     def _continuations(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the samples or hypotheses of each prompt, without the prompt."""
@@ -348,12 +347,31 @@ class Engine:
             tokens = [(*prompt, *one.tokens) for prompt, some in pairs for one in some]
         texts = iter(decode_all(tokens))
         return [
-            [
-                ScoredText(next(texts)[skip:], one.score, one.log_probability, one.finished)
-                for one in some
-            ]
+            [ScoredText(next(texts)[skip:], *one[1:]) for one in some]
             for some, skip in zip(results, skipped, strict=True)
         ]
+
+
+class _StreamedText:
+    """Text that grows by tokens, after a prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer, self._tokens = tokenizer, list(prompt)
+        self._length = len(tokenizer.decode(prompt))  # characters of the prompt or returned
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Returns the text that tokens add and that later tokens cannot change."""
+        self._tokens += tokens
+        # the bytes of an incomplete character are decoded as replacement characters
+        return self._next(self._tokenizer.decode(self._tokens).rstrip("\N{REPLACEMENT CHARACTER}"))
+
+    def rest(self) -> str:
+        """Returns the text that is left after the last token."""
+        return self._next(self._tokenizer.decode(self._tokens))
+
+    def _next(self, text: str) -> str:
+        piece, self._length = text[self._length :], max(self._length, len(text))
+        return piece
 
 
 def _join_pieces(
@@ -416,23 +434,24 @@ def _take_done(pending: deque[Line]) -> list[Line]:
 
 
 def _length(request: Request) -> tuple[int, int]:
-    return len(request.tokens), request.max_length
+    return len(request.tokens), request.options.max_length
 
 
 def _texts(texts: Iterable[str], kind: str) -> Iterator[str]:
     """Yields the texts; raises DataError if one is not a str or cannot be encoded as UTF-8."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise DataError(f"pass a list of texts, not {type(texts).__name__}")
-    return (_text(text, f"{kind} {i}") for i, text in enumerate(texts, start=1))
+    return (_text(text, kind, i) for i, text in enumerate(texts, start=1))
 
 
-def _text(text: str, name: str) -> str:
+def _text(text: str, kind: str, i: int) -> str:
     if not isinstance(text, str):
-        raise DataError(f"{name} must be a str, not {type(text).__name__}")
+        raise DataError(f"{kind} {i} must be a str, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{name} is not UTF-8 (character {error.start + 1}); convert it") from error
+        place = error.start + 1
+        raise DataError(f"{kind} {i} is not UTF-8 (character {place}); convert it") from error
     return text
 
 

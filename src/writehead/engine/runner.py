@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from writehead.config import ModelConfig
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
+from writehead.engine.search import Options, Search
 from writehead.model import LanguageModel, Packing, TranslationModel
 from writehead.model.cache import EncoderMemory, KVCache
 from writehead.ops.available import has_triton
@@ -51,14 +50,6 @@ class Shape:
     def fits(self, source: int, capacity: int) -> bool:
         """Returns whether a sequence of these sizes fits in a slot."""
         return source <= self.source and capacity <= self.capacity
-
-
-def bytes_per_slot(config: ModelConfig, shape: Shape, element: int) -> int:
-    """Returns the bytes of K and V in one slot."""
-    own, cross = config.decoder_attention, config.cross_attention
-    size = min(shape.capacity, own.window or shape.capacity)
-    values = shape.beam * size * own.kv_size + shape.source * cross.kv_size
-    return config.decoder_layers * values * element
 
 
 def graph_slots(count: int) -> int:
@@ -153,12 +144,18 @@ class Lane:
         for own, theirs in ((self.cache.K, prompts.K), (self.cache.V, prompts.V)):
             own[:, :, :, :size].index_copy_(1, rows, theirs)
 
-    def admit(self, slots: Sequence[int], options: Sequence[Options]) -> None:
-        """Starts a search in each of `slots`, whose source or prompt must be in place."""
-        self.search.admit(slots, options)
+    def admit(
+        self,
+        slots: Sequence[int],
+        options: Sequence[Options],
+        first: Sequence[int] | int,
+        lengths: Sequence[int] | int = 0,
+    ) -> None:
+        """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
+        self.search.admit(slots, options, first, lengths)
         index = [*slots]
         self._samples[index] = [one.samples for one in options]
-        self._lengths[index] = [one.length for one in options]
+        self._lengths[index] = lengths
         self._slots = None
 
     def erase(self, slots: Sequence[int]) -> None:
@@ -190,10 +187,10 @@ class Lane:
             self._list(slots)
         self._graphs.replay(self._key)
 
-    def collect(self, slots: Sequence[int]) -> "Collected":
+    def collect(self, slots: Sequence[int], options: Sequence[Options]) -> "HostCopy":
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
         with launches_on(self.model.device):
-            return Collected(HostCopy(self.search.collect(slots)), self.search.n_best(slots))
+            return HostCopy(self.search.collect(slots, options))
 
     def copy_live(self) -> "HostCopy":
         """Starts copying to the host whether each slot is live."""
@@ -336,18 +333,6 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._copy.numpy()
-
-
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """The results of some slots, which are being copied to the host."""
-
-    packed: HostCopy
-    limits: list[int]  # n_best of each slot
-
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """Returns the hypotheses of each slot, best first; none if its logits allowed no token."""
-        return make_hypotheses(self.packed.numpy(), self.limits)
 
 
 def send(T: Tensor, device: torch.device) -> Tensor:

@@ -5,7 +5,6 @@ are encoded or prefilled between steps, a limited number of tokens at a time.
 """
 
 import heapq
-import logging
 import math
 import threading
 from collections import deque
@@ -13,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from writehead.config import DecodeConfig
-from writehead.engine.runner import Collected, HostCopy, Lane, Model, Shape, bytes_per_slot, send
-from writehead.engine.search import Hypothesis, Options, no_hypothesis
+from writehead import cost
+from writehead.engine.runner import HostCopy, Lane, Model, Shape, send
+from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
-
-log = logging.getLogger(__name__)
 
 # steps after which the host checks which sequences have ended, if none is streamed
 POLL_STEPS = {"cpu": 1, "cuda": 2}
@@ -33,7 +31,7 @@ ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources that are encoded toge
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
-MEMORY_FRACTION = 0.5  # of the device's memory, for K and V
+MEMORY_FRACTION = 0.8  # of the device's free memory, for lanes
 MIN_POSITIONS = 64  # in a slot; capacities are powers of two
 
 
@@ -42,10 +40,7 @@ class Request:
     """One sequence to decode: a source or prompt, and search options."""
 
     tokens: Sequence[int]
-    config: DecodeConfig
-    max_length: int
-    seed: int = 0
-    prefix: tuple[int, ...] = ()
+    options: Options
     on_tokens: Callable[[list[int]], None] | None = None  # called with new tokens, for streaming
     on_done: Callable[[], None] | None = None
     hypotheses: Sequence[Hypothesis] = ()
@@ -58,6 +53,14 @@ class Request:
         if self.error is not None:
             raise self.error
         return self.hypotheses
+
+    def finish(
+        self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
+    ) -> None:
+        """Sets the result."""
+        self.hypotheses, self.error, self.is_done = hypotheses, error, True
+        if self.on_done is not None:
+            self.on_done()
 
 
 @dataclass
@@ -99,36 +102,61 @@ class Scheduler:
         """Queues requests; raises OutOfRoom if the device's memory cannot hold one of them."""
         with self._lock:
             self._pack()
-            queued: dict[_Queue, list[Request]] = {}
+            groups: dict[int, list[Request]] = {}
             for request in requests:
-                if max(request.prefix, default=0) >= self.vocab_size:
-                    token, size = max(request.prefix), self.vocab_size
-                    raise TokenError(f"token {token} is outside the vocabulary of {size}")
-                width = request.config.width
+                groups.setdefault(request.options.config.width, []).append(request)
+            for width, group in groups.items():
                 if width not in self._queues:
                     self._queues[width] = _Queue(self, width)
-                self._queues[width].check_size(request)
-                queued.setdefault(self._queues[width], []).append(request)
-            for queue, own in queued.items():
-                queue.waiting.add(own)
+                self._queues[width].check(group)
+            for width, group in groups.items():
+                self._queues[width].waiting.add(group)
 
     def cancel(self, request: Request) -> None:
         """Drops a request; its slot becomes free at the start of the next step."""
         with self._lock:
             if not request.is_done:
                 request.is_cancelled = request.is_done = True
-                self._queues[request.config.width].has_cancelled = True
+                self._queues[request.options.config.width].has_cancelled = True
 
     def step(self) -> bool:
         """Runs a few steps of every lane with requests; returns whether there is more to do."""
         with self._lock, _steady(self.model.device):
             return sum(self._step(queue) for queue in [*self._queues.values()]) > 0
 
+    def run(self, requests: Sequence[Request]) -> None:
+        """Steps until all `requests` are done; those of other threads advance too."""
+        try:
+            while not all(request.is_done for request in requests):
+                self.step()
+        except BaseException:
+            for request in requests:
+                self.cancel(request)
+            raise
+
+    def total_room(self) -> float:
+        """Returns the bytes that one lane could use if the others were idle."""
+        return available_memory(self.model.device) + sum(
+            queue.lane_bytes for queue in self._queues.values()
+        )
+
+    def make_room(self, wanted: float) -> float:
+        """Returns the bytes that a new lane may use; drops idle lanes if they are not `wanted`."""
+        if available_memory(self.model.device) < wanted:
+            for queue in self._queues.values():
+                queue.drop_idle_lane()
+        return available_memory(self.model.device)
+
     def _step(self, queue: "_Queue") -> bool:
         try:
             return queue.step()
-        except BaseException:
+        except BaseException as error:
             queue.abandon()  # the state of its lane is unknown
+            if isinstance(error, torch.OutOfMemoryError):
+                raise OutOfRoom(
+                    "the device ran out of memory while decoding; use a smaller beam, fewer tokens "
+                    "per batch, or a device that other programs use less"
+                ) from error
             raise
 
     def _pack(self) -> None:
@@ -143,24 +171,6 @@ class Scheduler:
             for queue in self._queues.values():
                 queue.abandon()
         self._packed = model.packed_output
-
-    def run(self, requests: Sequence[Request]) -> None:
-        """Steps until all `requests` are done; those of other threads advance too."""
-        try:
-            while not all(request.is_done for request in requests):
-                self.step()
-        except BaseException:
-            for request in requests:
-                self.cancel(request)
-            raise
-
-    def free_room(self, queue: "_Queue", *, drop_idle: bool = False) -> float:
-        """Returns the bytes that K and V of a queue's lane may use, beside those of other lanes."""
-        others = [one for one in self._queues.values() if one is not queue]
-        if drop_idle:
-            for one in others:
-                one.drop_idle_lane()
-        return kv_room(self.model.device) - sum(one.lane_bytes for one in others)
 
 
 class _Waiting:
@@ -177,22 +187,30 @@ class _Waiting:
 
     @property
     def next(self) -> Request:
-        """The request that `pop` returns."""
+        """The request that `take` returns first."""
         return self._groups[0][0]
 
-    def add(self, requests: Iterable[Request], *, first: bool = False) -> None:
-        """Adds the requests of one call; with `first`, their turn is next."""
+    def add(self, requests: Iterable[Request]) -> None:
+        """Adds the requests of one call."""
         if group := deque(requests):
-            (self._groups.appendleft if first else self._groups.append)(group)
+            self._groups.append(group)
 
-    def pop(self) -> Request:
-        """Removes and returns the next request."""
-        group = self._groups[0]
-        request = group.popleft()
-        self._groups.rotate(-1)
-        if not group:
-            self._groups.pop()
-        return request
+    def take(self, most: int, tokens: int, fits: Callable[[Request], bool]) -> list[Request]:
+        """Removes and returns up to `most` requests; stops before one that does not fit.
+
+        They have up to `tokens` tokens in total, except a single larger one.
+        """
+        taken: list[Request] = []
+        while self._groups and len(taken) < most:
+            group = self._groups[0]
+            tokens -= len(group[0].tokens)
+            if (taken and tokens < 0) or not fits(group[0]):
+                break
+            taken.append(group.popleft())
+            self._groups.rotate(-1)
+            if not group:
+                self._groups.pop()
+        return taken
 
     def drop_cancelled(self) -> None:
         """Removes cancelled requests."""
@@ -206,8 +224,6 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self._most_encoded: int | None = None  # together, once memory has run out
-        self._checked = (0, 0)  # sizes of a slot that memory holds
         self._reset()
 
     def _reset(self) -> None:
@@ -223,7 +239,26 @@ class _Queue:
         self._entering: list[Request] = []  # on their way from `waiting` to `active`
         self._prefill: _Prefill | None = None
         self._polls: deque[_Poll] = deque()
-        self._collected: deque[tuple[dict[int, Request], Collected]] = deque()  # by slot
+        self._collected: deque[_Collected] = deque()
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raises unless the vocabulary and the device's memory allow the requests."""
+        vocab_size = self.scheduler.vocab_size
+        for token in chain.from_iterable(request.options.prefix for request in requests):
+            if token >= vocab_size:
+                raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
+        room, sizes = self.scheduler.total_room(), [self._sizes(request) for request in requests]
+        if self._slot_bytes(*map(max, zip(*sizes, strict=True))) <= room:
+            return
+        for source, capacity in sizes:
+            if self._slot_bytes(source, capacity) > room:
+                least, more = (self._slot_bytes(source, n) for n in (1, 2))
+                longest = max(0, 1 + math.floor((room - least) / (more - least)))
+                raise OutOfRoom(
+                    f"{source} + {capacity} tokens with beam={self.beam} do not fit in the "
+                    f"device's memory, but {longest} output tokens do; use a smaller beam or "
+                    f"max_length"
+                )
 
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
@@ -235,33 +270,20 @@ class _Queue:
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
-    def _run(self, steps: int) -> None:
-        """Runs steps of all active slots."""
-        assert self.lane is not None
-        for _ in range(steps):
-            self.lane.step(self._slots)
-        self._steps += steps
-        stats, rows = self.scheduler.stats, steps * len(self._slots)
-        stats.steps += steps
-        stats.rows += rows
-        if self.waiting:
-            stats.loaded_rows += rows
-            stats.loaded_slots += steps * self.lane.shape.slots
-
     def abandon(self) -> None:
         """Ends all requests with an error after a step that failed, and drops the lane."""
         lost = [*self.active.values(), *self._entering, *self.waiting]
-        lost += [request for requests, _ in self._collected for request in requests.values()]
+        lost += [request for collected in self._collected for request in collected.requests]
         self._reset()
         for request in lost:
             if not request.is_done:
-                self._finish(request, [], SearchError("decoding was interrupted; submit it again"))
+                request.finish(error=SearchError("decoding was interrupted; submit it again"))
 
     @property
-    def lane_bytes(self) -> int:
-        """Bytes of K and V in the lane."""
-        if self.lane is None:
-            return 0
+    def lane_bytes(self) -> float:
+        """The planned bytes of the lane."""
+        if self.lane is None or self.kind != "cuda":
+            return 0.0
         shape = self.lane.shape
         return shape.slots * self._slot_bytes(shape.source, shape.capacity)
 
@@ -288,12 +310,12 @@ class _Queue:
         for slot in slots:
             heapq.heappush(self._free, slot)
 
-    def _release(self, slots: Sequence[int]) -> dict[int, Request]:
+    def _release(self, slots: Sequence[int]) -> list[Request]:
         """Frees active slots; returns their requests."""
-        requests = {slot: self.active.pop(slot) for slot in slots}
+        requests = [self.active.pop(slot) for slot in slots]
         self._give_back(slots)
         self._mark(slots, NOT_ADMITTED)
-        self._streams -= sum(one.on_tokens is not None for one in requests.values())
+        self._streams -= sum(one.on_tokens is not None for one in requests)
         return requests
 
     def _mark(self, slots: Sequence[int], step: int) -> None:
@@ -308,61 +330,22 @@ class _Queue:
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
-        if lane is None:
-            return
         few = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
         if self.active and len(self._free) < min(few, len(self.waiting)):
             return
-        requests = self._take(lane)
-        if not requests:
+        # a larger request waits for a larger lane, which is made when this one is empty
+        self._entering = self.waiting.take(
+            len(self._free), ADMIT_TOKENS[self.kind], lambda one: lane.shape.fits(*self._sizes(one))
+        )
+        if not self._entering:
             return
-        self._entering = requests
-        slots = [heapq.heappop(self._free) for _ in requests]
-        try:
-            if isinstance(self.model, LanguageModel):
-                self._prefill = _Prefill(self.model, requests, slots)
-                self._continue_prefill(self._prefill)
-                return
-            lane.encode(slots, [request.tokens for request in requests])
-            self._start(requests, slots)
-        except torch.OutOfMemoryError:
-            self._prefill = None
-            self._encode_fewer(requests, slots)
-
-    def _take(self, lane: Lane) -> list[Request]:
-        """Removes and returns the waiting requests to admit next."""
-        requests: list[Request] = []
-        most, tokens = min(len(self._free), self._most_encoded or MAX_SLOTS), 0
-        while self.waiting and len(requests) < most:
-            request = self.waiting.next
-            tokens += len(request.tokens)
-            # a larger request waits for a larger lane, which is made when this one is empty
-            too_many = requests and tokens > ADMIT_TOKENS[self.kind]
-            if too_many or not lane.shape.fits(*self._sizes(request)):
-                break
-            requests.append(self.waiting.pop())
-        return requests
-
-    def _encode_fewer(self, requests: list[Request], slots: list[int]) -> None:
-        """Puts newcomers back after they ran out of memory; fewer are encoded together then."""
-        self._entering = []
-        self._give_back(slots)
-        if len(requests) == 1:
-            problem = (
-                f"a line of {len(requests[0].tokens)} tokens with beam={self.beam} does not fit in "
-                f"the device's memory; use a smaller beam or max_length, or a larger device"
-            )
-            self._finish(requests[0], [], SearchError(problem))
-            return
-        self.waiting.add(requests, first=True)
-        if self._most_encoded is None:
-            log.warning(
-                "encoding %d lines does not fit in the device's memory; encoding fewer at a time",
-                len(requests),
-            )
-        self._most_encoded = len(requests) // 2
-        if self.kind == "cuda":
-            torch.cuda.empty_cache()
+        slots = [heapq.heappop(self._free) for _ in self._entering]
+        if isinstance(self.model, LanguageModel):
+            self._prefill = _Prefill(self.model, self._entering, slots)
+            self._continue_prefill(self._prefill)
+        else:
+            lane.encode(slots, [request.tokens for request in self._entering])
+            self._start(slots, self.model.config.bos)
 
     def _continue_prefill(self, prefill: "_Prefill") -> None:
         """Feeds one piece of the prompts; starts their searches after the last piece."""
@@ -370,22 +353,30 @@ class _Queue:
         if prefill.advance(PREFILL_TOKENS[self.kind]):
             self._prefill = None
             self.lane.copy_prompts(prefill.slots, prefill.state.cache)
-            self._start(prefill.requests, prefill.slots)
+            self._start(prefill.slots, prefill.last, prefill.lengths)
 
-    def _start(self, requests: Sequence[Request], slots: Sequence[int]) -> None:
+    def _start(
+        self, slots: Sequence[int], first: Sequence[int] | int, lengths: Sequence[int] | int = 0
+    ) -> None:
         assert self.lane is not None
-        self.lane.admit(slots, [self._options(request) for request in requests])
-        self._entering = []
+        requests, self._entering = self._entering, []
+        self.lane.admit(slots, [request.options for request in requests], first, lengths)
         self.active.update(zip(slots, requests, strict=True))
         self._mark(slots, self._steps)
         self._streams += sum(one.on_tokens is not None for one in requests)
 
-    def _options(self, request: Request) -> Options:
-        first, length = self.model.config.bos, 0
-        if self.model.task == "language":
-            first, length = request.tokens[-1], len(request.tokens) - 1
-        given = request.config, request.max_length, request.prefix, request.seed
-        return Options(*given, first, length)
+    def _run(self, steps: int) -> None:
+        """Runs steps of all active slots."""
+        assert self.lane is not None
+        for _ in range(steps):
+            self.lane.step(self._slots)
+        self._steps += steps
+        stats, rows = self.scheduler.stats, steps * len(self._slots)
+        stats.steps += steps
+        stats.rows += rows
+        if self.waiting:
+            stats.loaded_rows += rows
+            stats.loaded_slots += steps * self.lane.shape.slots
 
     def _poll(self) -> None:
         """Collects the sequences that have ended; on a GPU, one poll late.
@@ -402,8 +393,9 @@ class _Queue:
             if poll.tokens is not None:
                 self._stream(np.flatnonzero(seen).tolist(), poll.tokens.numpy())
             if ended := np.flatnonzero(seen & (live == 0)).tolist():
-                collected = self.lane.collect(ended)
-                self._collected.append((self._release(ended), collected))
+                requests = self._release(ended)
+                packed = self.lane.collect(ended, [one.options for one in requests])
+                self._collected.append(_Collected(ended, requests, packed))
         if not self.active:
             self._polls.clear()
 
@@ -417,107 +409,96 @@ class _Queue:
         """Delivers results; on a GPU, leaves the newest, which are still being copied."""
         late = 1 if self.kind == "cuda" and self.active else 0
         while len(self._collected) > late:
-            requests, collected = self._collected.popleft()
-            found = zip(requests.items(), collected.hypotheses(), strict=True)
-            for (slot, request), hypotheses in found:
-                self._finish(request, hypotheses, None if hypotheses else no_hypothesis())
+            slots, requests, packed = self._collected.popleft()
+            found = make_hypotheses(packed.numpy(), [one.options for one in requests])
+            self.scheduler.stats.requests += len(requests)
+            for slot, request, hypotheses in zip(slots, requests, found, strict=True):
+                request.finish(hypotheses, None if hypotheses else no_hypothesis())
                 if not hypotheses and slot in self._free and self.lane is not None:
                     self.lane.erase([slot])
-
-    def _finish(
-        self, request: Request, hypotheses: Sequence[Hypothesis], error: WriteheadError | None
-    ) -> None:
-        request.hypotheses, request.error, request.is_done = hypotheses, error, True
-        self.scheduler.stats.requests += 1
-        if request.on_done is not None:
-            request.on_done()
 
     def _sizes(self, request: Request) -> tuple[int, int]:
         """Returns the source positions and the cache positions that a request needs."""
         if self.model.task == "translation":
-            return len(request.tokens), request.max_length
-        return 0, len(request.tokens) + request.max_length - 1
+            return len(request.tokens), request.options.max_length
+        return 0, len(request.tokens) + request.options.max_length - 1
 
-    def _prepare_lane(self) -> Lane | None:
-        """Returns the lane; replaces it if it is idle and too small for the next request.
-
-        Returns None if the next request does not fit in memory and has ended with an error.
-        """
+    def _prepare_lane(self) -> Lane:
+        """Returns the lane; replaces it if it is idle and too small for the next request."""
+        sizes = [self._sizes(self.waiting.next)]
         if self.lane is not None:
-            too_small = not self.lane.shape.fits(*self._sizes(self.waiting.next))
-            if self.active or not too_small:
+            if self.active or self.lane.shape.fits(*sizes[0]):
                 return self.lane
-        old, self.lane = self.lane, None
-        try:
-            source, capacity = self.check_room(self.waiting, old)
-        except OutOfRoom:  # the requests do not fit in one lane together
-            source, capacity = self.check_room([self.waiting.next])
-        slots = self._plan_slots(source, capacity)
-        del old  # the new lane needs its memory
-        while self.lane is None:
-            try:
-                self.lane = self._make_lane(Shape(slots, self.beam, source, capacity))
-            except torch.OutOfMemoryError:
-                if slots == 1:
-                    error = self._out_of_room(source, capacity)
-                    self._finish(self.waiting.pop(), [], error)
-                    return None
-                slots //= 2
-                self.scheduler.free_room(self, drop_idle=True)
-                torch.cuda.empty_cache()
+            sizes.append((self.lane.shape.source, self.lane.shape.capacity))
+            self.lane = None  # the new lane needs its memory
+        sizes += map(self._sizes, self.waiting)
+        config = self.model.config
+        source = round_up(max(size for size, _ in sizes), config.source_positions)
+        capacity = round_up(max(size for _, size in sizes), config.target_positions)
+        each = self._slot_bytes(source, capacity)
+        if each > self.scheduler.make_room(each):  # the requests do not fit in one lane together
+            source, capacity = sizes[0]
+        own, slots = self.scheduler, self._plan_slots(source, capacity)
+        shape = Shape(slots, self.beam, source, capacity)
+        self.lane = Lane(
+            self.model, shape, vocab_size=own.vocab_size, eos=own.eos, graphs=own.graphs
+        )
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
         return self.lane
 
-    def check_size(self, request: Request) -> None:
-        """Raises OutOfRoom if the device's memory does not hold a request."""
-        source, capacity = self._sizes(request)
-        if source > self._checked[0] or capacity > self._checked[1]:
-            self._checked = self.check_room([request])
-
-    def check_room(self, requests: Iterable[Request], lane: Lane | None = None) -> tuple[int, int]:
-        """Returns the sizes of a slot that holds any of `requests`, at least those of `lane`.
-
-        Raises OutOfRoom if such a slot does not fit in the device's memory.
-        """
-        sizes = [self._sizes(request) for request in requests]
-        if lane is not None:
-            sizes.append((lane.shape.source, lane.shape.capacity))
-        config = self.model.config
-        exact = max(size for size, _ in sizes), max(size for _, size in sizes)
-        limits = config.source_positions, config.target_positions
-        rounded = round_up(exact[0], limits[0]), round_up(exact[1], limits[1])
-        for source, capacity in (rounded, exact):
-            if self._slot_bytes(source, capacity) <= kv_room(self.model.device):
-                return source, capacity
-        raise self._out_of_room(*exact)
-
-    def _make_lane(self, shape: Shape) -> Lane:
-        own = self.scheduler
-        return Lane(self.model, shape, vocab_size=own.vocab_size, eos=own.eos, graphs=own.graphs)
-
     def _plan_slots(self, source: int, capacity: int) -> int:
         """Returns how many slots to use, by the rows that are fast and the memory there is."""
-        slots = min(MAX_SLOTS, MAX_ROWS[self.kind] // self.beam)
-        tokens = self.scheduler.batch_tokens
+        slots, tokens = MAX_ROWS[self.kind] // self.beam, self.scheduler.batch_tokens
         if tokens is not None:
             slots = tokens // (self.beam * (source + capacity))
-        each, room = self._slot_bytes(source, capacity), self.scheduler.free_room(self)
-        if slots * each > room:
-            room = self.scheduler.free_room(self, drop_idle=True)
-            slots = min(slots, int(room / each))
-        return max(1, slots)
+        slots, each = min(slots, MAX_SLOTS), self._slot_bytes(source, capacity)
+        return max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
 
     def _slot_bytes(self, source: int, capacity: int) -> int:
-        shape = Shape(1, self.beam, source, capacity)
-        return bytes_per_slot(self.model.config, shape, self.model.dtype.itemsize)
+        setting = cost.Setting(1, source, capacity, self.beam, self.model.dtype.itemsize)
+        return cost.sentence_bytes(self.model.config, setting)
 
-    def _out_of_room(self, source: int, capacity: int) -> OutOfRoom:
-        room = kv_room(self.model.device) - self._slot_bytes(source, 0)
-        longest = max(0, int(room / self._slot_bytes(0, 1)))
-        return OutOfRoom(
-            f"K and V of {source} + {capacity} tokens with beam={self.beam} do not fit in the "
-            f"device's memory, but {longest} output tokens do; use a smaller beam or max_length"
-        )
+
+class _Poll(NamedTuple):
+    """Copies of the device's state after a step: live slots, and tokens if any are streamed."""
+
+    step: int
+    live: HostCopy
+    tokens: HostCopy | None
+
+
+class _Collected(NamedTuple):
+    """Requests that have ended, and their results, which are being copied to the host."""
+
+    slots: list[int]
+    requests: list[Request]
+    packed: HostCopy
+
+
+class _Prefill:
+    """Prompts that are fed to the model in pieces before they enter their slots."""
+
+    def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
+        self.model, self.slots = model, slots
+        self.last = [request.tokens[-1] for request in requests]
+        self.lengths = [len(request.tokens) - 1 for request in requests]  # without the last token
+        tokens = np.full((len(requests), max(self.lengths)), model.config.pad)
+        for row, request in zip(tokens, requests, strict=True):
+            row[: len(request.tokens) - 1] = request.tokens[:-1]
+        self._tokens = send(torch.from_numpy(tokens), model.device)
+        self._counts = send(torch.tensor(self.lengths), model.device)
+        self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
+        self._fed = 0
+
+    def advance(self, tokens: int) -> bool:
+        """Feeds up to `tokens` tokens; returns whether all prompts have been fed."""
+        rows, width = self._tokens.shape
+        end = min(width, self._fed + max(1, tokens // rows))
+        if end > self._fed:
+            counts = (self._counts - self._fed).clamp(0, end - self._fed)
+            self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
+        self._fed = end
+        return end == width
 
 
 @contextmanager
@@ -529,46 +510,13 @@ def _steady(device: torch.device) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class _Poll:
-    """Copies of the device's state after a step: live slots, and tokens if any are streamed."""
-
-    step: int
-    live: HostCopy
-    tokens: HostCopy | None
-
-
-class _Prefill:
-    """Prompts that are fed to the model in pieces before they enter their slots."""
-
-    def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
-        self.model, self.requests, self.slots = model, requests, slots
-        lengths = np.array([len(request.tokens) - 1 for request in requests])
-        tokens = np.full((len(requests), lengths.max()), model.config.pad)
-        for row, request in zip(tokens, requests, strict=True):
-            row[: len(request.tokens) - 1] = request.tokens[:-1]
-        self._tokens, self._lengths = (
-            send(torch.from_numpy(T), model.device) for T in (tokens, lengths)
-        )
-        self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
-        self._fed = 0
-
-    def advance(self, tokens: int) -> bool:
-        """Feeds up to `tokens` tokens; returns whether all prompts have been fed."""
-        rows, width = self._tokens.shape
-        end = min(width, self._fed + max(1, tokens // rows))
-        if end > self._fed:
-            counts = (self._lengths - self._fed).clamp(0, end - self._fed)
-            self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
-        self._fed = end
-        return end == width
-
-
-def kv_room(device: torch.device) -> float:
-    """Returns the number of bytes that K and V may use on a device."""
+def available_memory(device: torch.device) -> float:
+    """Returns the bytes of a device that lanes may still use."""
     if device.type != "cuda":
         return math.inf
-    return MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return MEMORY_FRACTION * (free + cached)
 
 
 def round_up(positions: int, most: int) -> int:

@@ -27,13 +27,12 @@ from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
-PACKED = struct.Struct("=8i5f")
+PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
 HEADER = 4  # columns of a packed hypothesis before its tokens
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """A decoded sequence, without eos.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
@@ -53,27 +52,12 @@ class Options(NamedTuple):
     max_length: int
     prefix: tuple[int, ...] = ()
     seed: int = 0
-    first: int = 0  # the token to feed first
-    length: int = 0  # positions already in the KV cache, such as those of a prompt
 
     @property
     def samples(self) -> bool:
         """Whether the request needs a `Search` with sampling."""
         config = self.config
         return config.temperature is not None or config.repetition_penalty not in (None, 1.0)
-
-    @property
-    def packed(self) -> bytes:
-        """The first token, the length, and the fields of `SlotOptions`, in the device's layout."""
-        config, temperature = self.config, 0.0  # 0: greedy
-        if config.temperature is not None:
-            # float32 cannot divide by more extreme values; samples would not change
-            temperature = min(max(config.temperature, 1e-30), 1e30)
-        return PACKED.pack(
-            *(self.first, self.length, self.max_length, config.min_length, len(self.prefix)),
-            *(config.n_best, min(config.top_k or 0, INT32), 0, config.alpha, temperature),
-            *(config.top_p or 1.0, config.min_p or 0.0, config.repetition_penalty or 1.0),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +75,9 @@ class SlotOptions:
     top_p: Tensor
     min_p: Tensor
     repetition_penalty: Tensor
+
+
+MAX_LENGTH, PREFIX_LENGTH, N_BEST = 0, 2, 3  # columns of the table of options
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +144,6 @@ class Search:
         self._empty = zeros(beam, 7)
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
-        self.requests: list[Options | None] = [None] * slots
         reasons = {"triton": self._why_not_triton(), "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
         self._made_kernels: Any = None
@@ -170,35 +156,41 @@ class Search:
             return f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {self.beam}"
         return None
 
-    def admit(self, slots: Sequence[int], options: Sequence[Options]) -> None:
-        """Starts a search in each of `slots`, and discards the previous one; does not wait."""
-        for one in options:
-            self._check(one)
-        for slot, one in zip(slots, options, strict=True):
-            self.requests[slot] = one
-        table = np.frombuffer(b"".join(one.packed for one in options), np.int32)
-        table = table.reshape(len(options), -1)
-        sent = self._send(np.column_stack([np.array(slots, np.int32), table]))
-        index, first, lengths = sent[:, :3].long().unbind(1)
+    def admit(
+        self,
+        slots: Sequence[int],
+        options: Sequence[Options],
+        first: Sequence[int] | int = 0,
+        lengths: Sequence[int] | int = 0,
+    ) -> None:
+        """Starts a search in each of `slots`, and discards the previous one; does not wait.
+
+        `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
+        such as those of a prompt.
+        """
+        table = _pack(options)
+        self._check(options, table)
+        columns = np.empty((len(slots), 3), np.int32)
+        for i, column in enumerate((slots, first, lengths)):
+            columns[:, i] = column
+        sent = self._send(np.hstack([columns, table]))
+        index, tokens, positions = sent[:, :3].long().unbind(1)
         self.option_table.index_copy_(0, index, sent[:, 3:])
         self.pool_table.index_copy_(0, index, self._empty.expand(len(slots), -1, -1))
         rows = torch.stack([index * self.beam + j for j in range(self.beam)], dim=1).flatten()
-        self.tokens.index_copy_(0, rows, first.repeat_interleave(self.beam))
+        self.tokens.index_copy_(0, rows, tokens.repeat_interleave(self.beam))
         self.live.index_fill_(0, rows, 1)
         if self.lengths is not None:
-            self.lengths.index_copy_(0, rows, lengths.repeat_interleave(self.beam))
+            self.lengths.index_copy_(0, rows, positions.repeat_interleave(self.beam))
         if self.ancestors is not None:
             self.ancestors.index_fill_(0, rows, 0)  # prompts are in the rows of the first beams
-        if prefixes := [list(one.prefix) for one in options if one.prefix]:
-            width = max(map(len, prefixes))
+        if width := table[:, PREFIX_LENGTH].max():
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
-            sent = self._send(np.array(padded, np.int32))
-            self.prefix[:, :width].index_copy_(0, index, sent)
-        if any(one.samples for one in options):
+            self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
+        if self.sampling and any(one.samples for one in options):
             self.seen.index_fill_(0, index, 0)
-            if any(one.config.temperature is not None for one in options):
-                sent = self._send(_draws(options))
-                self.draws[:, : sent.shape[1]].index_copy_(0, index, sent)
+            draws = self._send(_draws(options))
+            self.draws[:, : draws.shape[1]].index_copy_(0, index, draws)
 
     def release(self, slots: Sequence[int]) -> None:
         """Ends the searches in `slots`; their results can still be collected."""
@@ -232,11 +224,10 @@ class Search:
         else:
             _extend(self, x, at)
 
-    def collect(self, slots: Sequence[int]) -> Tensor:
+    def collect(self, slots: Sequence[int], options: Sequence[Options]) -> Tensor:
         """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
-        requests = [self.requests[slot] for slot in slots]
-        n = max(one.config.n_best for one in requests if one is not None)
-        longest = max(one.max_length for one in requests if one is not None)
+        n = max(one.config.n_best for one in options)
+        longest = max(one.max_length for one in options)
         index = self._send(np.array(slots, np.int64))
         packed = index.new_zeros(len(slots), n, HEADER + longest, dtype=torch.int32)
         packed[:, :, :HEADER] = self.pool_table[index, :n, :HEADER]
@@ -249,17 +240,6 @@ class Search:
             _trace_back(self, index, texts)
         return packed
 
-    def results(self, slots: Sequence[int]) -> list[list[Hypothesis]]:
-        """Returns up to n_best hypotheses per slot, best first; waits for the device."""
-        found = make_hypotheses(self.collect(slots).cpu().numpy(), self.n_best(slots))
-        if not all(found):
-            raise no_hypothesis()
-        return found
-
-    def n_best(self, slots: Sequence[int]) -> list[int]:
-        """Returns how many hypotheses each of `slots` may return."""
-        return [one.config.n_best if (one := self.requests[slot]) else 0 for slot in slots]
-
     def _kernels(self) -> Any:
         """Returns the kernels; importing them needs Triton, which is optional."""
         if self._made_kernels is None:
@@ -268,17 +248,17 @@ class Search:
             self._made_kernels = Kernels(self)
         return self._made_kernels
 
-    def _check(self, options: Options) -> None:
-        """Raises if this search does not support a request."""
-        n_best = options.config.n_best
-        if not 1 <= options.max_length <= self.capacity or n_best > self.beam:
+    def _check(self, options: Sequence[Options], table: NDArray[np.int32]) -> None:
+        """Raises if this search does not support some of the requests."""
+        longest, n_best = table[:, MAX_LENGTH].max(), table[:, N_BEST].max()
+        if table[:, MAX_LENGTH].min() < 1 or longest > self.capacity or n_best > self.beam:
             raise ConfigError(
-                f"max_length={options.max_length} with n_best={n_best} exceeds this search of "
+                f"max_length={longest} with n_best={n_best} exceeds this search of "
                 f"{self.capacity} tokens with beam={self.beam}"
             )
-        if options.samples and not self.sampling:
+        if not self.sampling and any(one.samples for one in options):
             raise ConfigError("this search cannot sample; create it with sampling=True")
-        largest = max((self.eos, *options.prefix))
+        largest = max(self.eos, *(token for one in options for token in one.prefix), 0)
         if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
 
@@ -288,6 +268,31 @@ class Search:
         if self.tokens.is_cuda:
             T = T.pin_memory()
         return T.to(self.tokens.device, non_blocking=True)
+
+
+def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
+    """Returns the fields of `SlotOptions` for each request, int32 [R, 11]."""
+    packed: dict[int, bytes] = {}  # by the identity of the config, which most requests share
+    for config, *_ in options:
+        if id(config) not in packed:
+            packed[id(config)] = _pack_config(config)
+    table = np.frombuffer(b"".join([packed[id(config)] for config, *_ in options]), np.int32)
+    table = table.reshape(len(options), -1).copy()
+    table[:, MAX_LENGTH] = [one.max_length for one in options]
+    table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
+    return table
+
+
+def _pack_config(config: DecodeConfig) -> bytes:
+    temperature = 0.0  # greedy
+    if config.temperature is not None:
+        # float32 cannot divide by more extreme values; samples would not change
+        temperature = min(max(config.temperature, 1e-30), 1e30)
+    return PACKED.pack(
+        *(0, config.min_length, 0, config.n_best, min(config.top_k or 0, INT32), 0),
+        *(config.alpha, temperature, config.top_p or 1.0, config.min_p or 0.0),
+        config.repetition_penalty or 1.0,
+    )
 
 
 def _draws(options: Sequence[Options]) -> NDArray[np.float32]:
@@ -300,24 +305,30 @@ def _draws(options: Sequence[Options]) -> NDArray[np.float32]:
     return draws
 
 
-def make_hypotheses(packed: NDArray[np.int32], limits: Sequence[int]) -> list[list[Hypothesis]]:
-    """Converts the result of `Search.collect`, with up to limits[i] hypotheses of slot i.
+def make_hypotheses(
+    packed: NDArray[np.int32], options: Sequence[Options]
+) -> list[list[Hypothesis]]:
+    """Converts the result of `Search.collect`: up to n_best hypotheses of each request.
 
-    A slot whose logits allow no token has none.
+    A request whose logits allow no token has none.
     """
-    headers, numbers = packed[:, :, :2].tolist(), packed.view(np.float32)[:, :, 2:HEADER].tolist()
-    results = []
-    for rows, limit in zip(
-        zip(headers, numbers, packed[:, :, HEADER:], strict=True), limits, strict=True
-    ):
-        best = [
-            Hypothesis(tuple(text[: length - finished].tolist()), score, log_p, finished == 1)
-            for (length, finished), (score, log_p), text in zip(*rows, strict=True)
-            if score != NEVER
-        ]
-        is_finite = all(math.isfinite(one.log_probability) for one in best)
-        results.append(best[:limit] if is_finite else [])
-    return results
+    lengths, finished = packed[:, :, 0].tolist(), packed[:, :, 1].tolist()
+    floats = packed.view(np.float32)
+    scores, log_p = floats[:, :, 2].tolist(), floats[:, :, 3].tolist()
+    found = []
+    for i, (config, *_) in enumerate(options):
+        best: list[Hypothesis] = []
+        for n in range(config.n_best):
+            if scores[i][n] == NEVER:
+                break
+            if not math.isfinite(log_p[i][n]):
+                best.clear()
+                break
+            end, done = HEADER + lengths[i][n], finished[i][n]
+            tokens = tuple(packed[i, n, HEADER : end - done].tolist())
+            best.append(Hypothesis(tokens, scores[i][n], log_p[i][n], done == 1))
+        found.append(best)
+    return found
 
 
 def no_hypothesis() -> SearchError:

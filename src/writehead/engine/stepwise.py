@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig
-from writehead.engine.search import Hypothesis, Options, Search
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 
 
@@ -229,4 +229,7 @@ def _search(
             )
             search.admit(range(len(options)), options)
         search.advance(logits)
-    return search.results(range(search.slots))
+    found = make_hypotheses(search.collect(range(len(options)), options).cpu().numpy(), options)
+    if not all(found):
+        raise no_hypothesis()
+    return found
