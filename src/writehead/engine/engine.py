@@ -424,7 +424,7 @@ def _take_done(pending: deque[Line]) -> list[Line]:
     """Removes and returns the first lines whose requests are all done; one that failed, alone."""
     done: list[Line] = []
     while pending and all(request.is_done for request in pending[0]):
-        failed = any(request.error is not None for request in pending[0])
+        failed = any(request.error for request in pending[0])
         if failed and done:
             break
         done.append(pending.popleft())

@@ -68,7 +68,7 @@ class Stats:
     """Counters of a scheduler, summed over steps."""
 
     steps: int = 0
-    rows: int = 0  # sequences that were computed
+    rows: int = 0  # sequences that had not ended
     loaded_rows: int = 0  # the same, in steps while other requests waited for slots
     loaded_slots: int = 0  # slots in those steps
     requests: int = 0
@@ -239,6 +239,7 @@ class _Queue:
         self._entering: list[Request] = []  # on their way from `waiting` to `active`
         self._prefill: _Prefill | None = None
         self._polls: deque[_Poll] = deque()
+        self._ended: list[int] = []  # active slots whose sequences have ended
         self._collected: deque[_Collected] = deque()
 
     def check(self, requests: Sequence[Request]) -> None:
@@ -267,6 +268,7 @@ class _Queue:
         if self.active:
             self._run(1 if self._streams else POLL_STEPS[self.kind])
             self._poll()
+            self._collect()
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
@@ -305,6 +307,7 @@ class _Queue:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
+            self._ended = []  # the next poll finds the others again
 
     def _give_back(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -330,8 +333,7 @@ class _Queue:
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
-        few = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
-        if self.active and len(self._free) < min(few, len(self.waiting)):
+        if self.active and len(self._free) < self._least_to_admit:
             return
         # a larger request waits for a larger lane, which is made when this one is empty
         self._entering = self.waiting.take(
@@ -346,6 +348,13 @@ class _Queue:
         else:
             lane.encode(slots, [request.tokens for request in self._entering])
             self._start(slots, self.model.config.bos)
+
+    @property
+    def _least_to_admit(self) -> int:
+        """The number of slots that must be free before waiting requests are admitted."""
+        assert self.lane is not None
+        batch = max(1, int(self.lane.shape.slots * ADMIT_FRACTION[self.kind]))
+        return min(batch, len(self.waiting))
 
     def _continue_prefill(self, prefill: "_Prefill") -> None:
         """Feeds one piece of the prompts; starts their searches after the last piece."""
@@ -371,31 +380,43 @@ class _Queue:
         for _ in range(steps):
             self.lane.step(self._slots)
         self._steps += steps
-        stats, rows = self.scheduler.stats, steps * len(self._slots)
-        stats.steps += steps
-        stats.rows += rows
-        if self.waiting:
-            stats.loaded_rows += rows
-            stats.loaded_slots += steps * self.lane.shape.slots
+        slots = steps * self.lane.shape.slots if self.waiting else 0
+        tokens = HostCopy(self.lane.search.tokens) if self._streams else None
+        self._polls.append(_Poll(self._steps, steps, slots, self.lane.copy_live(), tokens))
 
     def _poll(self) -> None:
-        """Collects the sequences that have ended; on a GPU, one poll late.
+        """Finds out which sequences have ended; on a GPU, one poll late.
 
         The host reads the previous poll, which is complete, so that the device does not wait.
         """
-        assert self.lane is not None
-        tokens = HostCopy(self.lane.search.tokens) if self._streams else None
-        self._polls.append(_Poll(self._steps, self.lane.copy_live(), tokens))
+        stats = self.scheduler.stats
         while len(self._polls) > (self.kind == "cuda"):
             poll = self._polls.popleft()
             live = poll.live.numpy()[: len(self._admitted)]
             seen = self._admitted < poll.step
             if poll.tokens is not None:
                 self._stream(np.flatnonzero(seen).tolist(), poll.tokens.numpy())
-            if ended := np.flatnonzero(seen & (live == 0)).tolist():
-                requests = self._release(ended)
-                packed = self.lane.collect(ended, [one.options for one in requests])
-                self._collected.append(_Collected(ended, requests, packed))
+            self._ended = np.flatnonzero(seen & (live == 0)).tolist()
+            rows = poll.steps * int(np.count_nonzero(live))
+            stats.steps += poll.steps
+            stats.rows += rows
+            if poll.loaded_slots:
+                stats.loaded_rows += rows
+                stats.loaded_slots += poll.loaded_slots
+
+    def _collect(self) -> None:
+        """Releases slots whose sequences have ended, and starts to copy their results.
+
+        While requests wait, this is done for as many slots together as are admitted together.
+        """
+        assert self.lane is not None
+        few = not self._streams and len(self._free) + len(self._ended) < self._least_to_admit
+        if few or not self._ended:
+            return
+        requests = self._release(self._ended)
+        packed = self.lane.collect(self._ended, [one.options for one in requests])
+        self._collected.append(_Collected(self._ended, requests, packed))
+        self._ended = []
         if not self.active:
             self._polls.clear()
 
@@ -463,6 +484,8 @@ class _Poll(NamedTuple):
     """Copies of the device's state after a step: live slots, and tokens if any are streamed."""
 
     step: int
+    steps: int  # since the previous poll
+    loaded_slots: int  # slots × steps, if requests waited for slots
     live: HostCopy
     tokens: HostCopy | None
 

@@ -312,23 +312,17 @@ def make_hypotheses(
 
     A request whose logits allow no token has none.
     """
-    lengths, finished = packed[:, :, 0].tolist(), packed[:, :, 1].tolist()
-    floats = packed.view(np.float32)
-    scores, log_p = floats[:, :, 2].tolist(), floats[:, :, 3].tolist()
-    found = []
-    for i, (config, *_) in enumerate(options):
-        best: list[Hypothesis] = []
-        for n in range(config.n_best):
-            if scores[i][n] == NEVER:
-                break
-            if not math.isfinite(log_p[i][n]):
-                best.clear()
-                break
-            end, done = HEADER + lengths[i][n], finished[i][n]
-            tokens = tuple(packed[i, n, HEADER : end - done].tolist())
-            best.append(Hypothesis(tokens, scores[i][n], log_p[i][n], done == 1))
-        found.append(best)
-    return found
+    n, floats = packed.shape[1], packed.view(np.float32)
+    scores, log_p = floats[:, :, 2], floats[:, :, 3]
+    exists = scores != NEVER
+    counts = np.where((exists & ~np.isfinite(log_p)).any(axis=1), 0, exists.sum(axis=1))
+    ends = packed[:, :, 0] - packed[:, :, 1]
+    texts = zip(packed[:, :, HEADER:].reshape(ends.size, -1), ends.ravel().tolist(), strict=True)
+    tokens = [tuple(text[:end].tolist()) for text, end in texts]
+    columns = scores.ravel().tolist(), log_p.ravel().tolist(), (packed[:, :, 1] == 1).ravel()
+    flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
+    limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]
+    return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
 
 
 def no_hypothesis() -> SearchError:
