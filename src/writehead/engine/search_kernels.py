@@ -33,6 +33,7 @@ LENGTH, FINISHED, SCORE, LOG_P, PARENT, TOKEN, LIVE = (tl.constexpr(i) for i in 
 POOL = tl.constexpr(7)
 
 NONE = tl.constexpr(2147483647)  # no token
+LOG2E = tl.constexpr(1.4426950408889634)
 FINITE = tl.constexpr(-3.4e38)  # below any logit; -inf - -inf would be NaN
 
 
@@ -334,9 +335,9 @@ def _middle(low, high):
 
 
 @triton.jit
-def _mass(x, peak, temperature):
-    """Returns the probability of logits x relative to that of `peak`."""
-    return tl.exp((x - peak) / temperature)
+def _mass(x, peak, rate):
+    """Returns the mass of logits x relative to that of `peak`; rate: log2(e) / temperature."""
+    return tl.exp2((x - peak) * rate)
 
 
 @triton.jit
@@ -385,18 +386,18 @@ def _tile(x, row, tile, sizes):
 
 
 @triton.jit
-def _reach(x, row, bound, peak, temperature, sizes, BY_MASS: tl.constexpr):
+def _reach(x, row, bound, peak, rate, sizes, BY_MASS: tl.constexpr):
     """Returns the total mass, or the count, of the tokens with logits of at least `bound`."""
     total = 0.0
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        each = _mass(y, peak, temperature) if BY_MASS else tl.full(y.shape, 1.0, tl.float32)
+        each = _mass(y, peak, rate) if BY_MASS else tl.full(y.shape, 1.0, tl.float32)
         total += tl.sum(tl.sum(tl.where(y >= bound, each, 0.0), axis=1), axis=0)
     return total
 
 
 @triton.jit
-def _threshold(x, row, goal, lowest, peak, temperature, sizes, BY_MASS: tl.constexpr):
+def _threshold(x, row, goal, lowest, peak, rate, sizes, BY_MASS: tl.constexpr):
     """Returns the highest logit, from `lowest` up, at which tokens reach the goal.
 
     Bisects the keys of numbers, without the low bits that are the same in all logits.
@@ -407,7 +408,7 @@ def _threshold(x, row, goal, lowest, peak, temperature, sizes, BY_MASS: tl.const
     while low < high:
         middle = _middle(low, high)
         bound = _number(middle << shift)
-        reached = _reach(x, row, bound, peak, temperature, sizes, BY_MASS) >= goal
+        reached = _reach(x, row, bound, peak, rate, sizes, BY_MASS) >= goal
         low = tl.where(reached, middle, low)
         high = tl.where(reached, high, middle - 1)
     # rounding down must not go below `lowest`, which may be minus infinity
@@ -419,37 +420,37 @@ def _threshold(x, row, goal, lowest, peak, temperature, sizes, BY_MASS: tl.const
 
 
 @triton.jit
-def _filter(x, row, peak, options, numbers, sizes):
+def _filter(x, row, peak, rate, options, numbers, sizes):
     """Applies top_k and then top_p; returns the threshold, and how many tokens equal to it stay."""
-    temperature, top_p = tl.load(numbers + TEMPERATURE), tl.load(numbers + TOP_P)
+    top_p = tl.load(numbers + TOP_P)
     top_k = tl.load(options + TOP_K).to(tl.float32)
     theta, ties = float("-inf"), 0.0
     if top_k > 0.0:
-        theta = _threshold(x, row, top_k, theta, peak, temperature, sizes, False)
+        theta = _threshold(x, row, top_k, theta, peak, rate, sizes, False)
         above = _number(_key(theta) + 1)
-        ties = top_k - _reach(x, row, above, peak, temperature, sizes, False)
+        ties = top_k - _reach(x, row, above, peak, rate, sizes, False)
     if top_p < 1.0:
-        mass = _reach(x, row, _number(_key(theta) + 1), peak, temperature, sizes, True)
-        goal = top_p * (mass + ties * _mass(theta, peak, temperature))
-        higher = _threshold(x, row, goal, theta, peak, temperature, sizes, True)
-        mass = _reach(x, row, _number(_key(higher) + 1), peak, temperature, sizes, True)
-        more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, temperature), 1e-37))
+        mass = _reach(x, row, _number(_key(theta) + 1), peak, rate, sizes, True)
+        goal = top_p * (mass + ties * _mass(theta, peak, rate))
+        higher = _threshold(x, row, goal, theta, peak, rate, sizes, True)
+        mass = _reach(x, row, _number(_key(higher) + 1), peak, rate, sizes, True)
+        more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, rate), 1e-37))
         ties = tl.where(higher == theta, tl.minimum(ties, more), more)
         theta = higher
     return theta, ties
 
 
 @triton.jit
-def _kept(y, earlier, theta, ties, floor, peak, temperature):
+def _kept(y, earlier, theta, ties, floor, peak, rate):
     """Returns by chunk of a tile y: the kept mass, and the tokens equal to theta before it.
 
     Also returns the number of tokens equal to theta up to the end; `earlier` precede the tile.
     """
     is_above = (y > theta) & (y >= floor)
-    mass = tl.sum(tl.where(is_above, _mass(y, peak, temperature), 0.0), axis=1)
+    mass = tl.sum(tl.where(is_above, _mass(y, peak, rate), 0.0), axis=1)
     equal = tl.sum((y == theta).to(tl.float32), axis=1)
     before = earlier + tl.cumsum(equal, axis=0) - equal
-    each = tl.where(theta >= floor, _mass(theta, peak, temperature), 0.0)
+    each = tl.where(theta >= floor, _mass(theta, peak, rate), 0.0)
     mass += each * tl.minimum(tl.maximum(ties - before, 0.0), equal)
     return mass, before, earlier + tl.sum(equal, axis=0)
 
@@ -458,18 +459,19 @@ def _kept(y, earlier, theta, ties, floor, peak, temperature):
 def _draw(x, row, peak, draw, options, numbers, sizes):
     """Returns the token at which the cumulative mass exceeds draw × the mass of kept tokens."""
     temperature = tl.load(numbers + TEMPERATURE)
-    theta, ties = _filter(x, row, peak, options, numbers, sizes)
+    rate = LOG2E / temperature
+    theta, ties = _filter(x, row, peak, rate, options, numbers, sizes)
     floor = peak + temperature * tl.log(tl.load(numbers + MIN_P))
     total, earlier = 0.0, 0.0
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        mass, _, earlier = _kept(y, earlier, theta, ties, floor, peak, temperature)
+        mass, _, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
         total += tl.sum(mass, axis=0)
     target, start, earlier, token = draw * total, 0.0, 0.0, -1
     chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        mass, before, earlier = _kept(y, earlier, theta, ties, floor, peak, temperature)
+        mass, before, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
         starts = start + tl.cumsum(mass, axis=0) - mass
         start += tl.sum(mass, axis=0)
         chunk = tl.max(tl.where((mass > 0.0) & (starts <= target), chunks, -1), axis=0)
@@ -478,7 +480,7 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
             is_equal = (own == theta).to(tl.float32)
             rank = _take(before, chunks, chunk) + tl.cumsum(is_equal, axis=0) - is_equal
             is_kept = ((own > theta) | ((own == theta) & (rank < ties))) & (own >= floor)
-            each = tl.where(is_kept, _mass(own, peak, temperature), 0.0)
+            each = tl.where(is_kept, _mass(own, peak, rate), 0.0)
             begins = _take(starts, chunks, chunk) + tl.cumsum(each, axis=0) - each
             last = tl.max(tl.where((each > 0.0) & (begins <= target), within, 0), axis=0)
             token = tile * sizes.TILE + chunk * sizes.CHUNK + last
