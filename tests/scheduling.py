@@ -15,7 +15,6 @@ from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
 from writehead.engine.runner import Model
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Options
 from writehead.model import TranslationModel
 
 EOS = 1
@@ -62,11 +61,7 @@ class Task:
     prefix: tuple[int, ...] = ()
 
     def request(self) -> Request:
-        return Request(self.tokens, self.options)
-
-    @property
-    def options(self) -> Options:
-        return Options(self.config, self.max_length, self.prefix, self.seed)
+        return Request(self.config, self.max_length, self.prefix, self.seed, self.tokens)
 
 
 def draw_tasks(

@@ -461,12 +461,12 @@ def test_a_command_killed_after_publishing_its_output(writehead, monkeypatch, tm
 def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypatch, tmp_path):
     admit, left = Lane.admit, 0
 
-    def interrupted(self, slots, options):
+    def interrupted(self, slots, *rest):
         nonlocal left
         left -= len(slots)
         if left < 0:
             raise KeyboardInterrupt
-        admit(self, slots, options)
+        admit(self, slots, *rest)
 
     monkeypatch.setattr(Lane, "admit", interrupted)
     monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line at a time

@@ -101,7 +101,7 @@ def test_a_timed_decoding_finds_what_beam_search_finds(task, beam, padded):
     start()
     given = [Options(DecodeConfig(), 3)] * setting.batch
     for _ in range(2):  # a decoding leaves nothing behind for the next
-        tokens = [best.tokens for [best] in make_hypotheses(run(), given)]
+        tokens = [tuple(best.tokens) for [best] in make_hypotheses(run(), given)]
         if setting.source:
             assert tokens == [best.tokens for best, *_ in expected]
         else:  # after random numbers in the cache

@@ -51,7 +51,9 @@ def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(to
     for text in ODD.split("|"):
         ids = tokenizer.encode(text)
         assert (min(ids) > 2, tokenizer.decode([PAD, *ids, EOS, PAD])) == (True, text)
-    assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
+    for eos in (False, True):
+        batch = [ids.tolist() for ids in tokenizer.encode_all(texts, eos=eos)]
+        assert batch == [[*tokenizer.encode(text), *[EOS] * eos] for text in texts]
     for vocab_size, words in ((100, "260 or more"), (270, "too small"), (50_000, "too large")):
         with pytest.raises(DataError, match=words):
             Tokenizer.train(sentences(20, seed=1), vocab_size)

@@ -65,7 +65,8 @@ def assert_equal_state(plain: Search, kernels: Search, slots: Sequence[int]) -> 
 
 def collect(search: Search, admitted: dict[int, Options]) -> list[list[Hypothesis]]:
     options = [*admitted.values()]
-    return make_hypotheses(search.collect([*admitted], options).cpu().numpy(), options)
+    found = make_hypotheses(search.collect([*admitted], options).cpu().numpy(), options)
+    return [[one.with_tuple() for one in some] for some in found]
 
 
 def assert_equal_results(plain: Search, kernels: Search, admitted: dict[int, Options]) -> None:

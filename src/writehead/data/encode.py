@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,13 +68,13 @@ def encode_chunk(
     ]
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     sides = [[side[i] for i in kept] for side in ids]
-    dtype = token_dtype(tokenizer.vocab_size)
+    dtype, no_tokens = token_dtype(tokenizer.vocab_size), np.empty(0, np.int32)
     return Encoded(
         total=len(chunk),
         lines=np.array(kept, dtype=np.int64),
         hashes=np.array([_hash(texts[i]) for i in kept], dtype=np.uint64),
         lengths=tuple(np.array(list(map(len, side)), dtype=np.int64) for side in sides),
-        tokens=tuple(np.fromiter(chain.from_iterable(side), dtype=dtype) for side in sides),
+        tokens=tuple(np.concatenate([no_tokens, *side]).astype(dtype) for side in sides),
         dropped=Counter(reason for reason in reasons if reason is not None),
         normalised=sum(a != b for a, b in zip(chunk, texts, strict=True)),
     )

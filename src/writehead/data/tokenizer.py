@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 
 from writehead.errors import DataError
 from writehead.util.files import write_file
+
+Tokens = Sequence[int] | NDArray[np.int32]
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 BOS = PAD  # decoding starts from padding, as in the paper's library
@@ -22,6 +26,7 @@ MIN_VOCAB_SIZE = 256 + 3 + 1  # bytes, special tokens, and one more
 MAX_PIECE = 16  # maximum characters per token
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 MAX_MARKS = 30  # in a row
+MIN_TEXTS_FOR_THREADS = 64  # starting threads takes longer than encoding fewer texts
 
 # Control characters that are not white space, soft hyphens, zero-width spaces, byte order marks,
 # directional and interlinear marks. Joiners stay: emoji and several scripts need them.
@@ -156,18 +161,23 @@ class Tokenizer:
         """Returns the ids of a text, without EOS."""
         return list(self._call(self._pieces.encode, normalise(text)))
 
-    def encode_all(self, texts: Iterable[str], *, threads: int = -1) -> list[list[int]]:
-        """Returns the ids of many texts, without EOS; by default, uses one thread per core."""
+    def encode_all(
+        self, texts: Iterable[str], *, eos: bool = False, threads: int | None = None
+    ) -> list[NDArray[np.int32]]:
+        """Returns the ids of many texts; by default, without EOS and with one thread per core."""
         clean = [normalise(text) for text in texts]
-        return list(self._call(self._pieces.encode, clean, num_threads=threads))
+        if threads is None:
+            threads = -1 if len(clean) >= MIN_TEXTS_FOR_THREADS else 1
+        options = {"return_type": "numpy", "add_eos": eos, "num_threads": threads}
+        return list(self._call(self._pieces.encode, clean, **options))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of token ids, ignoring PAD and EOS."""
         return str(self._call(self._pieces.decode, [int(i) for i in ids]))
 
-    def decode_all(self, texts: Sequence[Sequence[int]]) -> list[str]:
+    def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids, which is faster than one by one."""
-        return list(self._call(self._pieces.decode, texts)) if texts else []
+        return list(self._call(self._pieces.decode, texts, num_threads=1)) if texts else []
 
     def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:
         """Calls sentencepiece; converts its errors to DataError."""

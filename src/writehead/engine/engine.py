@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import EOS, Tokenizer
+from writehead.data.tokenizer import EOS, Tokenizer, Tokens
 from writehead.engine.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, split_line
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Hypothesis, Options, length_penalty
+from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.model import LanguageModel, TranslationModel, load_run
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
+BACKGROUND_LINES = 64  # fewer lines become text in the calling thread
+BACKGROUND_GROUPS = 4  # of lines that may wait to become text
 SORTED_LINES = {"cpu": 256}  # by length, because padding costs time; not on other devices
 
 Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
@@ -138,14 +140,14 @@ class Engine:
         pairs = enumerate(_paired(_texts(lines, "line"), checked), first)
 
         def encode(group: list[tuple[int, tuple[str, str]]]) -> list[Line]:
-            encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
+            encoded = self.tokenizer.encode_all([text for _, (text, _) in group], eos=True)
             return [
                 self._translation_requests(i, text, prefix, tokens, options)
                 for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
             ]
 
         done = self._decode(pairs, encode, progress)
-        return chain.from_iterable(self._translations(lines, options.alpha) for lines in done)
+        return _in_background(partial(self._translations, alpha=options.alpha), done)
 
     def generate(
         self,
@@ -175,7 +177,7 @@ class Engine:
             ]
 
         done = self._decode(enumerate(texts, first), encode, progress)
-        return chain.from_iterable(map(self._continuations, done))
+        return _in_background(self._continuations, done)
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
         """Yields the text that `generate` would return, piece by piece, in whole characters."""
@@ -195,7 +197,7 @@ class Engine:
     def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
         """Yields pieces of text as the tokens of requests are decoded."""
         arrived: deque[tuple[int, list[int]]] = deque()
-        texts = [_StreamedText(self.tokenizer, request.tokens[1:]) for request in requests]
+        texts = [_StreamedText(self.tokenizer, [*request.tokens[1:]]) for request in requests]
         for i, request in enumerate(requests):
             request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
         self.scheduler.submit(requests)
@@ -281,37 +283,37 @@ class Engine:
         return self._checked(options, beam=1)
 
     def _translation_requests(
-        self, line: int, text: str, prefix: str, tokens: list[int], options: DecodeConfig
+        self, line: int, text: str, prefix: str, tokens: Tokens, options: DecodeConfig
     ) -> Line:
         """Returns a request per piece of a line; the first one starts with the prefix."""
         limit = self.model.config.source_positions - 1  # eos needs one
-        pieces, shortened = ([tokens] if tokens else []), False
-        if len(tokens) > limit:
-            pieces, shortened = split_line(text, self.tokenizer.encode, limit)
+        pieces: list[Tokens] = [tokens] if len(tokens) > 1 else []
+        if len(tokens) > limit + 1:
+            split, shortened = split_line(text, self.tokenizer.encode, limit)
+            pieces = [[*piece, EOS] for piece in split]
             problem = f"longer than the model's limit of {limit} source tokens"
             problem = f"cut to {LINE_TOKENS} tokens and shorter words" if shortened else problem
             log.warning("line %d is %s; translating %d pieces", line + 1, problem, len(pieces))
         forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
         requests = []
         for piece in pieces:
-            length = options.max_length or len(forced) + len(piece) + EXTRA_TOKENS
+            length = options.max_length or len(forced) + len(piece) - 1 + EXTRA_TOKENS
             length = min(max(length, options.min_length), self.model.config.target_positions)
             if len(forced) > length:
                 raise DataError(
                     f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
                     f"max_length={length}; shorten it"
                 )
-            searched = Options(options, length, forced, options.seed + line)
-            requests.append(Request([*piece, EOS], searched))
+            requests.append(Request(options, length, forced, options.seed + line, piece))
             forced = ()
         return requests
 
     def _prompt_requests(
-        self, line: int, tokens: list[int], options: DecodeConfig, samples: int
+        self, line: int, tokens: Tokens, options: DecodeConfig, samples: int
     ) -> Line:
         """Returns a request per sample of a prompt."""
         positions, least = self.model.config.target_positions, max(1, options.min_length)
-        tokens = [self.model.config.bos, *tokens]
+        tokens = [self.model.config.bos, *map(int, tokens)]
         room = positions - len(tokens) + 1  # the last generated token is not fed
         if room < least:
             raise DataError(
@@ -319,24 +321,24 @@ class Engine:
                 f"{positions - least}; shorten it"
             )
         length, seed = min(options.max_length or room, room), options.seed + line * samples
-        return [Request(tokens, Options(options, length, (), seed + j)) for j in range(samples)]
+        return [Request(options, length, (), seed + j, tokens) for j in range(samples)]
 
     def _continuations(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the samples or hypotheses of each prompt, without the prompt."""
-        results = [[one for request in line for one in request.result()] for line in lines]
+        results = [[one for request in line for one in _hypotheses(request)] for line in lines]
         scored = self._scored(results, [line[0].tokens[1:] for line in lines])
         return [Output(tuple(some)) for some in scored]
 
     def _translations(self, lines: Sequence[Line], alpha: float) -> list[Output]:
         """Returns the translation of each line."""
-        results = [[request.result() for request in line] for line in lines]
+        results = [[*map(_hypotheses, line)] for line in lines]
         scored = iter(self._scored([*chain.from_iterable(results)]))
         return [_join_pieces(line, [next(scored) for _ in line], alpha) for line in results]
 
     def _scored(
         self,
         results: Sequence[Sequence[Hypothesis]],
-        prompts: Sequence[Sequence[int]] | None = None,
+        prompts: Sequence[Tokens] | None = None,
     ) -> list[list[ScoredText]]:
         """Decodes hypotheses, those of results[i] as continuations of prompts[i], if given."""
         decode_all, skipped = self.tokenizer.decode_all, [0] * len(results)
@@ -411,6 +413,30 @@ def _ahead(
             yield lines
 
 
+def _in_background(
+    work: Callable[[list[Line]], list[Output]], groups: Iterator[list[Line]]
+) -> Iterator[Output]:
+    """Yields the outputs of each group; those of a large group are made in another thread."""
+    made: deque[Future[list[Output]]] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        for group in groups:
+            if made or len(group) >= BACKGROUND_LINES:
+                made.append(thread.submit(work, group))
+            else:
+                yield from work(group)
+            while made and (made[0].done() or len(made) > BACKGROUND_GROUPS):
+                yield from made.popleft().result()
+        for outputs in made:
+            yield from outputs.result()
+
+
+def _hypotheses(request: Request) -> Sequence[Hypothesis]:
+    """Returns the hypotheses of a request; raises its error, if any."""
+    if request.error is not None:
+        raise request.error
+    return request.hypotheses
+
+
 def _drain(finished: deque[float], report: Progress) -> int:
     """Reports finished fractions of lines; returns how many there were."""
     count = 0
@@ -434,7 +460,7 @@ def _take_done(pending: deque[Line]) -> list[Line]:
 
 
 def _length(request: Request) -> tuple[int, int]:
-    return len(request.tokens), request.options.max_length
+    return len(request.tokens), request.max_length
 
 
 def _texts(texts: Iterable[str], kind: str) -> Iterator[str]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Options, Search
 from writehead.model import LanguageModel, Packing, TranslationModel
 from writehead.model.cache import EncoderMemory, KVCache
@@ -130,7 +130,7 @@ class Lane:
                 return reason
         return None
 
-    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+    def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
         """Encodes sources into the memory of `slots`."""
         assert self.encoder is not None
         self._sources[[*slots]] = [len(source) for source in sources]
@@ -242,10 +242,10 @@ class Encoder:
         self._inputs: dict[int, Tensor] = {}  # of the graphs, by length
 
     @torch.no_grad()
-    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+    def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
         """Encodes sources into `slots`."""
         lengths, index = np.array([len(source) for source in sources]), np.array(slots)
-        tokens = np.fromiter(chain.from_iterable(sources), np.int64, lengths.sum())
+        tokens = np.concatenate(sources)
         if self._graphs is not None:
             self._encode_row(tokens, lengths, index)
             return
@@ -262,16 +262,19 @@ class Encoder:
         """Encodes sources as the segments of one row."""
         assert self._graphs is not None
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
-        table = np.zeros((4, size), np.int64)  # tokens, segments, positions, slots
-        table[3] = len(self.memory.lengths) - 1  # the unused slot
+        # tokens, segments, positions, slots; the rest of the row is padding in the unused slot
+        padding = [[0], [0], [0], [len(self.memory.lengths) - 1]]
         if size not in self._inputs:
-            inputs = torch.from_numpy(table).to(self.model.device)
-            self._graphs.capture(("encode", size), partial(self._run_row, inputs.unsqueeze(1)))
-            self._inputs[size] = inputs
+            self._inputs[size] = torch.tensor(padding, device=self.model.device).repeat(1, size)
+            inputs = self._inputs[size].unsqueeze(1)
+            self._graphs.capture(("encode", size), partial(self._run_row, inputs))
+        pinned = torch.empty(4, size, dtype=torch.int32, pin_memory=True)
+        table = pinned.numpy()
+        table[:, len(tokens) :] = padding
         sentences = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
         table[:, : len(tokens)] = tokens, sentences + 1, positions, slots[sentences]
-        self._inputs[size].copy_(torch.from_numpy(table).pin_memory(), non_blocking=True)
+        self._inputs[size].copy_(pinned.to(self.model.device, non_blocking=True))
         self._graphs.replay(("encode", size))
 
     def _run_row(self, inputs: Tensor) -> None:
@@ -329,10 +332,11 @@ class HostCopy:
         self._event.record(torch.cuda.current_stream(T.device))
 
     def numpy(self) -> Any:
-        """Waits until the copy is complete, and returns it."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy.numpy()
+        """Waits until the copy is complete, and returns it in memory that is not pinned."""
+        if self._event is None:
+            return self._copy.numpy()
+        self._event.synchronize()
+        return self._copy.numpy().copy()
 
 
 def send(T: Tensor, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from writehead import cost
+from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import HostCopy, Lane, Model, Shape, send
 from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
@@ -36,11 +37,10 @@ MIN_POSITIONS = 64  # in a slot; capacities are powers of two
 
 
 @dataclass(eq=False, slots=True)
-class Request:
-    """One sequence to decode: a source or prompt, and search options."""
+class Request(Options):
+    """One sequence to decode: search options, and a source or prompt."""
 
-    tokens: Sequence[int]
-    options: Options
+    tokens: Tokens = ()
     on_tokens: Callable[[list[int]], None] | None = None  # called with new tokens, for streaming
     on_done: Callable[[], None] | None = None
     hypotheses: Sequence[Hypothesis] = ()
@@ -52,7 +52,7 @@ class Request:
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
-        return self.hypotheses
+        return [one.with_tuple() for one in self.hypotheses]
 
     def finish(
         self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
@@ -104,7 +104,7 @@ class Scheduler:
             self._pack()
             groups: dict[int, list[Request]] = {}
             for request in requests:
-                groups.setdefault(request.options.config.width, []).append(request)
+                groups.setdefault(request.config.width, []).append(request)
             for width, group in groups.items():
                 if width not in self._queues:
                     self._queues[width] = _Queue(self, width)
@@ -117,7 +117,7 @@ class Scheduler:
         with self._lock:
             if not request.is_done:
                 request.is_cancelled = request.is_done = True
-                self._queues[request.options.config.width].has_cancelled = True
+                self._queues[request.config.width].has_cancelled = True
 
     def step(self) -> bool:
         """Runs a few steps of every lane with requests; returns whether there is more to do."""
@@ -245,7 +245,7 @@ class _Queue:
     def check(self, requests: Sequence[Request]) -> None:
         """Raises unless the vocabulary and the device's memory allow the requests."""
         vocab_size = self.scheduler.vocab_size
-        for token in chain.from_iterable(request.options.prefix for request in requests):
+        for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
         room, sizes = self.scheduler.total_room(), [self._sizes(request) for request in requests]
@@ -369,7 +369,7 @@ class _Queue:
     ) -> None:
         assert self.lane is not None
         requests, self._entering = self._entering, []
-        self.lane.admit(slots, [request.options for request in requests], first, lengths)
+        self.lane.admit(slots, requests, first, lengths)
         self.active.update(zip(slots, requests, strict=True))
         self._mark(slots, self._steps)
         self._streams += sum(one.on_tokens is not None for one in requests)
@@ -414,7 +414,7 @@ class _Queue:
         if few or not self._ended:
             return
         requests = self._release(self._ended)
-        packed = self.lane.collect(self._ended, [one.options for one in requests])
+        packed = self.lane.collect(self._ended, requests)
         self._collected.append(_Collected(self._ended, requests, packed))
         self._ended = []
         if not self.active:
@@ -431,7 +431,7 @@ class _Queue:
         late = 1 if self.kind == "cuda" and self.active else 0
         while len(self._collected) > late:
             slots, requests, packed = self._collected.popleft()
-            found = make_hypotheses(packed.numpy(), [one.options for one in requests])
+            found = make_hypotheses(packed.numpy(), requests)
             self.scheduler.stats.requests += len(requests)
             for slot, request, hypotheses in zip(slots, requests, found, strict=True):
                 request.finish(hypotheses, None if hypotheses else no_hypothesis())
@@ -441,8 +441,8 @@ class _Queue:
     def _sizes(self, request: Request) -> tuple[int, int]:
         """Returns the source positions and the cache positions that a request needs."""
         if self.model.task == "translation":
-            return len(request.tokens), request.options.max_length
-        return 0, len(request.tokens) + request.options.max_length - 1
+            return len(request.tokens), request.max_length
+        return 0, len(request.tokens) + request.max_length - 1
 
     def _prepare_lane(self) -> Lane:
         """Returns the lane; replaces it if it is idle and too small for the next request."""
@@ -503,7 +503,7 @@ class _Prefill:
 
     def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
         self.model, self.slots = model, slots
-        self.last = [request.tokens[-1] for request in requests]
+        self.last = [int(request.tokens[-1]) for request in requests]
         self.lengths = [len(request.tokens) - 1 for request in requests]  # without the last token
         tokens = np.full((len(requests), max(self.lengths)), model.config.pad)
         for row, request in zip(tokens, requests, strict=True):

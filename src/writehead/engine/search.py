@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.config import DecodeConfig
+from writehead.data.tokenizer import Tokens
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
@@ -33,19 +34,24 @@ MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
 
 
 class Hypothesis(NamedTuple):
-    """A decoded sequence, without eos.
+    """A decoded sequence: token ids without eos.
 
     `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
     is false for a sequence that was cut at its maximum length.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Tokens
     score: float
     log_probability: float
     finished: bool
 
+    def with_tuple(self) -> "Hypothesis":
+        """Returns this hypothesis with its tokens as a tuple of integers."""
+        return self._replace(tokens=tuple(map(int, self.tokens)))
 
-class Options(NamedTuple):
+
+@dataclass(eq=False, slots=True)
+class Options:
     """The search options of one request."""
 
     config: DecodeConfig
@@ -273,10 +279,10 @@ class Search:
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
     """Returns the fields of `SlotOptions` for each request, int32 [R, 11]."""
     packed: dict[int, bytes] = {}  # by the identity of the config, which most requests share
-    for config, *_ in options:
-        if id(config) not in packed:
-            packed[id(config)] = _pack_config(config)
-    table = np.frombuffer(b"".join([packed[id(config)] for config, *_ in options]), np.int32)
+    for one in options:
+        if id(one.config) not in packed:
+            packed[id(one.config)] = _pack_config(one.config)
+    table = np.frombuffer(b"".join([packed[id(one.config)] for one in options]), np.int32)
     table = table.reshape(len(options), -1).copy()
     table[:, MAX_LENGTH] = [one.max_length for one in options]
     table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
@@ -318,7 +324,7 @@ def make_hypotheses(
     counts = np.where((exists & ~np.isfinite(log_p)).any(axis=1), 0, exists.sum(axis=1))
     ends = packed[:, :, 0] - packed[:, :, 1]
     texts = zip(packed[:, :, HEADER:].reshape(ends.size, -1), ends.ravel().tolist(), strict=True)
-    tokens = [tuple(text[:end].tolist()) for text, end in texts]
+    tokens = [text[:end] for text, end in texts]
     columns = scores.ravel().tolist(), log_p.ravel().tolist(), (packed[:, :, 1] == 1).ravel()
     flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
     limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]

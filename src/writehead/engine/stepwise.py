@@ -232,4 +232,4 @@ def _search(
     found = make_hypotheses(search.collect(range(len(options)), options).cpu().numpy(), options)
     if not all(found):
         raise no_hypothesis()
-    return found
+    return [[one.with_tuple() for one in some] for some in found]
