@@ -100,9 +100,7 @@ class Lane:
         if isinstance(model, TranslationModel):
             self.memory = model.new_memory(slots, shape.source)
             self.encoder = Encoder(model, self.memory, self._graphs)
-        # on the host, by slot: the length in the cache, that of the source, and whether it samples
-        self._lengths, self._sources = np.zeros((2, slots), np.int64)
-        self._samples = np.zeros(slots, bool)
+        self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._slots: NDArray[np.int32] | None = None  # those in `_listed`
         self._key = (0, False)  # of the graph for them: its slots, and whether any of them samples
@@ -153,9 +151,7 @@ class Lane:
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
         self.search.admit(slots, options, first, lengths)
-        index = [*slots]
-        self._samples[index] = [one.samples for one in options]
-        self._lengths[index] = lengths
+        self._lengths[[*slots]] = lengths
         self._slots = None
 
     def erase(self, slots: Sequence[int]) -> None:
@@ -178,7 +174,7 @@ class Lane:
             return
         if slots is not self._slots:
             count = min(graph_slots(len(slots)), self.shape.slots)
-            self._key = count, bool(self._samples[slots].any())
+            self._key = count, bool(self.search.samples[slots].any())
             if self._key not in self._graphs:
                 self._list(slots[:0])  # only the unused slot, on which steps have no effect
                 self._graphs.capture(

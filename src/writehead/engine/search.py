@@ -59,12 +59,6 @@ class Options:
     prefix: tuple[int, ...] = ()
     seed: int = 0
 
-    @property
-    def samples(self) -> bool:
-        """Whether the request needs a `Search` with sampling."""
-        config = self.config
-        return config.temperature is not None or config.repetition_penalty not in (None, 1.0)
-
 
 @dataclass(frozen=True, eq=False)
 class SlotOptions:
@@ -83,7 +77,8 @@ class SlotOptions:
     repetition_penalty: Tensor
 
 
-MAX_LENGTH, PREFIX_LENGTH, N_BEST = 0, 2, 3  # columns of the table of options
+# columns of the table of options
+MAX_LENGTH, PREFIX_LENGTH, N_BEST, TEMPERATURE, PENALTY = 0, 2, 3, 7, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +145,7 @@ class Search:
         self._empty = zeros(beam, 7)
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
+        self.samples = np.zeros(slots, bool)  # on the host: whether a slot needs sampling
         reasons = {"triton": self._why_not_triton(), "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
         self._made_kernels: Any = None
@@ -175,11 +171,11 @@ class Search:
         such as those of a prompt.
         """
         table = _pack(options)
-        self._check(options, table)
-        columns = np.empty((len(slots), 3), np.int32)
-        for i, column in enumerate((slots, first, lengths)):
-            columns[:, i] = column
-        sent = self._send(np.hstack([columns, table]))
+        samples = self._check(options, table)
+        columns = np.empty((len(slots), 3 + table.shape[1]), np.int32)
+        columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3:] = slots, first, lengths, table
+        self.samples[columns[:, 0]] = samples
+        sent = self._send(columns)
         index, tokens, positions = sent[:, :3].long().unbind(1)
         self.option_table.index_copy_(0, index, sent[:, 3:])
         self.pool_table.index_copy_(0, index, self._empty.expand(len(slots), -1, -1))
@@ -193,7 +189,7 @@ class Search:
         if width := table[:, PREFIX_LENGTH].max():
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
             self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
-        if self.sampling and any(one.samples for one in options):
+        if samples.any():
             self.seen.index_fill_(0, index, 0)
             draws = self._send(_draws(options))
             self.draws[:, : draws.shape[1]].index_copy_(0, index, draws)
@@ -209,8 +205,8 @@ class Search:
         """Chooses the next tokens from logits [R × beam, vocab_size or more], of any dtype.
 
         `slots` [R] int32 are the slots of the logits, by default the first R. Slots that are not
-        live are ignored, and may be listed several times. If no slot needs sampling
-        (`Options.samples`), `sampling=False` is faster.
+        live are ignored, and may be listed several times. If no slot needs sampling (`samples`),
+        `sampling=False` is faster.
         """
         R = len(logits) // self.beam if slots is None else len(slots)
         fits = logits.dim() == 2 and logits.shape[1] >= self.vocab_size and self.slots >= R
@@ -254,19 +250,23 @@ class Search:
             self._made_kernels = Kernels(self)
         return self._made_kernels
 
-    def _check(self, options: Sequence[Options], table: NDArray[np.int32]) -> None:
-        """Raises if this search does not support some of the requests."""
+    def _check(self, options: Sequence[Options], table: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Returns which requests need sampling; raises if this search does not support one."""
         longest, n_best = table[:, MAX_LENGTH].max(), table[:, N_BEST].max()
         if table[:, MAX_LENGTH].min() < 1 or longest > self.capacity or n_best > self.beam:
             raise ConfigError(
                 f"max_length={longest} with n_best={n_best} exceeds this search of "
                 f"{self.capacity} tokens with beam={self.beam}"
             )
-        if not self.sampling and any(one.samples for one in options):
+        numbers = table.view(np.float32)
+        samples: NDArray[np.bool_] = numbers[:, TEMPERATURE] > 0.0
+        samples |= numbers[:, PENALTY] != 1.0
+        if samples.any() and not self.sampling:
             raise ConfigError("this search cannot sample; create it with sampling=True")
-        largest = max(self.eos, *(token for one in options for token in one.prefix), 0)
-        if largest >= self.vocab_size:
+        largest = max((token for one in options for token in one.prefix), default=self.eos)
+        if max(largest, self.eos) >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
+        return samples
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         """Copies an array to the device, without waiting."""
@@ -278,12 +278,11 @@ class Search:
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
     """Returns the fields of `SlotOptions` for each request, int32 [R, 11]."""
-    packed: dict[int, bytes] = {}  # by the identity of the config, which most requests share
-    for one in options:
-        if id(one.config) not in packed:
-            packed[id(one.config)] = _pack_config(one.config)
-    table = np.frombuffer(b"".join([packed[id(one.config)] for one in options]), np.int32)
-    table = table.reshape(len(options), -1).copy()
+    # most requests share their config
+    configs = {id(one.config): one.config for one in options}
+    packed = {key: _pack_config(config) for key, config in configs.items()}
+    joined = bytearray().join([packed[id(one.config)] for one in options])
+    table = np.frombuffer(joined, np.int32).reshape(len(options), -1)
     table[:, MAX_LENGTH] = [one.max_length for one in options]
     table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
     return table

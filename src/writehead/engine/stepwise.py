@@ -224,7 +224,7 @@ def _search(
                 vocab_size=logits.shape[1],
                 eos=eos,
                 device=tokens.device,
-                sampling=any(one.samples for one in options),
+                sampling=state.beam == 1,
                 implementation="reference",
             )
             search.admit(range(len(options)), options)
