@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from writehead.config import ModelConfig
-from writehead.model import Attention, DecoderState, LanguageModel, TranslationModel
+from writehead.model import Attention, DecoderState, LanguageModel, Packing, TranslationModel
 from writehead.ops.visibility import Visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,6 +135,12 @@ def model(
 
 def tokens(*shape: int, vocab_size: int = 37) -> Tensor:
     return torch.randint(vocab_size, shape)
+
+
+def packing(segments: Tensor) -> Packing:
+    """Several sequences per row, whose positions count from 0 in each; 0 is padding."""
+    rows = [[row[:i].count(one) for i, one in enumerate(row)] for row in segments.tolist()]
+    return Packing(segments, torch.tensor(rows))
 
 
 def step_through(

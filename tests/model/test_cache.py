@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from helpers import random
 from writehead.config import AttentionConfig
 from writehead.errors import CacheFull
-from writehead.model import KVCache
+from writehead.model import DecoderState, KVCache
 from writehead.ops.decode_attention import decode_attention
 from writehead.ops.heads import Heads
 
@@ -115,7 +115,7 @@ class Caches(RuleBasedStateMachine):
     @rule()
     def stop_the_first_sentence(self):
         self.live = [False] * self.beam + [True] * self.beam
-        self.cache.stop(~torch.tensor(self.live))
+        self.cache.live.copy_(torch.tensor(self.live))
 
 
 TestAnySequence = Caches.TestCase
@@ -126,7 +126,7 @@ TestAnySequence.settings = settings(max_examples=80, stateful_step_count=12, dea
 def test_a_stopped_row_needs_no_more_positions(counts):
     cache = new_cache(2, 5)
     cache.advance(5, torch.tensor([5, 2]))
-    cache.stop(torch.tensor([True, False]))
+    DecoderState(cache, None, cache.lengths).stop(torch.tensor([True, False]))
     cache.reserve(3, counts)
     cache.advance(3, counts)
     assert cache.lengths.tolist() == [5, 5]

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from writehead.errors import ConfigError, DamagedRun, RunError
 from writehead.model import load_run, make_model, runs, save_run
-from writehead.model.checksum import CHECKSUMS
 from writehead.paper.presets import preset
 
 SMALL = {"vocab_size": 37, "d": 24, "f": 20}
@@ -179,7 +178,7 @@ def test_truncated_or_pickled_weights_are_errors(run, kept):
 
 def test_checksums_are_those_of_sha256sum(run):
     lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
-    assert (run / CHECKSUMS).read_text() == "".join(lines)
+    assert (run / runs.CHECKSUMS).read_text() == "".join(lines)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -189,12 +188,12 @@ def test_a_changed_byte_of_any_file_is_an_error(run, name):
     (run / name).write_bytes(content[:-1] + last)
     with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
-    (run / CHECKSUMS).unlink()  # as in a run that was made by hand
+    (run / runs.CHECKSUMS).unlink()  # as in a run that was made by hand
     load_run(run)
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"0" * 64 + b"  model.safetensors", b"\0" * 2**21])
 def test_a_file_without_a_valid_checksum_is_an_error(run, text):
-    (run / CHECKSUMS).write_bytes(text)
+    (run / runs.CHECKSUMS).write_bytes(text)
     with pytest.raises(DamagedRun, match="does not match"):
         load_run(run)
