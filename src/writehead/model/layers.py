@@ -127,12 +127,11 @@ class Stack(nn.Module):
         layers = config.encoder_layers if encoder else config.decoder_layers
         cross = not encoder and config.encoder_layers > 0
         self.kind, self.offset, self.limit = config.positions, config.position_offset, count
-        self.causal, self.window, rotary = not encoder, attention.window, None
+        self.d, self.causal, self.window, rotary = config.d, not encoder, attention.window, None
         if self.kind == "learned":
             self.positions = nn.Embedding(self.offset + count, config.d)
         elif self.kind == "rotary":
             rotary = LazyRotary(count, attention.k, config.rotary_base)
-        self.d = config.d
         self.compute_table()
         self.layers = nn.ModuleList(
             Layer(config, attention, cross=cross, backend=backend, rotary=rotary)
