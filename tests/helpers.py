@@ -1,15 +1,25 @@
 """References, tolerances and small models shared by the tests."""
 
+import json
 import math
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.testing import assert_close
 
 from writehead.config import ModelConfig
-from writehead.model import Attention, DecoderState, LanguageModel, TranslationModel
+from writehead.model import (
+    Attention,
+    DecoderState,
+    LanguageModel,
+    Packing,
+    TranslationModel,
+    runs,
+)
 from writehead.ops.visibility import Visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,6 +147,12 @@ def tokens(*shape: int, vocab_size: int = 37) -> Tensor:
     return torch.randint(vocab_size, shape)
 
 
+def packing(segments: Tensor) -> Packing:
+    """Several sequences per row, whose positions count from 0 in each; 0 is padding."""
+    rows = [[row[:i].count(one) for i, one in enumerate(row)] for row in segments.tolist()]
+    return Packing(segments, torch.tensor(rows))
+
+
 def step_through(
     made: TranslationModel | LanguageModel, fed: Tensor, state: DecoderState
 ) -> Tensor:
@@ -152,3 +168,19 @@ def projections(module: Attention, *, shared: bool = False) -> tuple[Tensor, ...
     P_v = module.P_v.weight.view(g, v, d).transpose(1, 2).repeat_interleave(h // g, dim=0)
     P_o = module.P_o.weight.view(d, h, v).transpose(0, 1)
     return (P_q, P_k[0], P_v[0], P_o) if shared else (P_q, P_k, P_v, P_o)
+
+
+def edit_weights(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Changes the weights of a run, and removes its checksums."""
+    weights = load_file(run / runs.WEIGHTS)
+    change(weights)
+    save_file(weights, run / runs.WEIGHTS)
+    (run / runs.CHECKSUMS).unlink(missing_ok=True)
+
+
+def edit_config(run: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Changes the config of a run, and removes its checksums."""
+    data = json.loads((run / runs.CONFIG).read_text())
+    change(data)
+    (run / runs.CONFIG).write_text(json.dumps(data))
+    (run / runs.CHECKSUMS).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import config, model, random, tokens
+from helpers import config, model, packing, random, tokens
 from writehead import errors
 from writehead.config import AttentionConfig
 from writehead.engine import Batching, beam_search, greedy, sample
@@ -47,10 +47,6 @@ def sourced(length: int = n, **options: object) -> DecoderState:
 
 def translating(source: Tensor | None = None, **options: object) -> Tensor:
     return TRANSLATION(tokens(b, m) if source is None else source, tokens(b, n), **options)
-
-
-def packing(*shape: int) -> Packing:
-    return Packing.from_segments(integers(*shape))
 
 
 def full() -> DecoderState:
@@ -101,15 +97,17 @@ SHAPE: list[Case] = [
     (lambda: LANGUAGE(torch.ones(b, n)), "must be integers .* not torch.float"),
     (lambda: LANGUAGE(integers(b, n).to("meta")), "on cpu, not .* on meta"),
     (lambda: LANGUAGE(tokens(b, 24)), "the model's 23 positions"),
-    (lambda: LANGUAGE(tokens(b, n), packing=packing(b, m)), r"must be integers \[2, 3\]"),
+    (lambda: LANGUAGE(tokens(b, n), packing=packing(integers(b, m))), r"must be integers \[2, 3\]"),
     (
         lambda: LANGUAGE(tokens(b, n), packing=Packing(integers(b, n), integers(b, n) * 23)),
         "from 0 to 22",
     ),
-    (lambda: packing(n), r"segments must be \[b, n\]"),
     (lambda: translating(tokens(3, m)), "source has 3 rows, but target has 2"),
     (lambda: translating(tokens(b, 20)), "19 positions"),
-    (lambda: translating(source_packing=packing(b, m)), "both source_packing and target_packing"),
+    (
+        lambda: translating(source_packing=packing(integers(b, m))),
+        "both source_packing and target_packing",
+    ),
     (lambda: translating(source_lengths=integers(3)), r"source_lengths must be integers \[2\]"),
     (lambda: translating(source_lengths=integers(b) * 6), "from 0 to 5"),
     (lambda: prompted(prompt_lengths=integers(b) * 0), "prompt_lengths must be from 1 to 1"),

@@ -15,8 +15,7 @@ from writehead.engine import Engine
 from writehead.errors import RunError
 from writehead.model import read_config
 from writehead.model.bundled import BUNDLED, bundled_run
-from writehead.model.checksum import sha256
-from writehead.model.runs import read_quantization, run_fingerprint
+from writehead.model.runs import read_quantization, run_fingerprint, sha256
 from writehead.paper.presets import preset
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from helpers import causal_mask, projections, random
 from writehead.config import AttentionConfig
 from writehead.model import Attention, KVCache
 from writehead.model.attention import Memory, WholeSequence
-from writehead.model.dropout import SharedDropout
+from writehead.model.layers import SharedDropout
 from writehead.ops.attention import attend
 from writehead.ops.heads import split_heads
 from writehead.ops.visibility import Visibility
@@ -88,7 +88,7 @@ def test_dropout_in_training_is_that_of_the_values(depth):
 
     def by_module() -> Tensor:
         memory = Memory(*module.project_memory(M), Visibility())
-        return module(X, WholeSequence(Visibility(causal=True))) + module.read(X, memory)
+        return module(X, WholeSequence(Visibility(causal=True))) + module(X, memory)
 
     found = []
     for work in (by_module, lambda: by_hand(X, Visibility(causal=True)) + by_hand(M, Visibility())):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from helpers import random
 from writehead.config import AttentionConfig
 from writehead.errors import CacheFull
-from writehead.model import KVCache
+from writehead.model import DecoderState, KVCache
 from writehead.ops.decode_attention import decode_attention
 from writehead.ops.heads import Heads
 
@@ -115,25 +115,8 @@ class Caches(RuleBasedStateMachine):
     @rule()
     def stop_the_first_sentence(self):
         self.live = [False] * self.beam + [True] * self.beam
-        self.cache.stop(~torch.tensor(self.live))
+        DecoderState(self.cache, None, self.cache.lengths).stop(~torch.tensor(self.live))
 
 
 TestAnySequence = Caches.TestCase
 TestAnySequence.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
-
-
-@pytest.mark.parametrize("counts", [None, torch.tensor([3, 3])])
-def test_a_stopped_row_needs_no_more_positions(counts):
-    cache = new_cache(2, 5)
-    cache.advance(5, torch.tensor([5, 2]))
-    cache.stop(torch.tensor([True, False]))
-    cache.reserve(3, counts)
-    cache.advance(3, counts)
-    assert cache.lengths.tolist() == [5, 5]
-    with pytest.raises(CacheFull, match="max_length=6"):
-        cache.reserve(1)
-
-
-@pytest.mark.parametrize(("window", "size"), [(None, 13), (4, 4), (30, 13)])
-def test_bytes_are_those_of_the_positions_that_a_cache_can_hold(window, size):
-    assert new_cache(2, 13, window).nbytes == layers * 2 * g * size * (k + v) * 8

@@ -1,61 +1,49 @@
 """Runs on disk: they load as they were saved, and any damage is an error."""
 
-import dataclasses
 import hashlib
-import json
 import os
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from helpers import config, edit_config, edit_weights, tokens
 from writehead.errors import ConfigError, DamagedRun, RunError
 from writehead.model import load_run, make_model, runs, save_run
-from writehead.model.checksum import CHECKSUMS
-from writehead.paper.presets import preset
 
-SMALL = {"vocab_size": 37, "d": 24, "f": 20}
-TINY = dataclasses.replace(preset("tiny/multi-query-local"), dropout=0.0, **SMALL)
+TINY = config("translation", bias=True)
 NAMES = ("config.json", "model.safetensors", "tokenizer.model")
-TINY_LM = dataclasses.replace(preset("tiny-lm/multi-query"), **SMALL)
-
-
-@pytest.fixture
-def run(tmp_path):
-    (tmp_path / "bpe.model").write_bytes(b"\x00tokens")
-    save_run(tmp_path / "run", make_model(TINY).eval(), tokenizer=tmp_path / "bpe.model")
-    (tmp_path / "bpe.model").unlink()
-    return tmp_path / "run"
 
 
 def embeddings(run):
     return load_run(run).model.tokens.weight.detach()
 
 
-def without_checksums(run):
-    for path in run.glob("*sha256*"):
-        path.unlink()
-
-
-def edit_weights(run, change):
-    weights = load_file(run / runs.WEIGHTS)
-    change(weights)
-    save_file(weights, run / runs.WEIGHTS)
-    without_checksums(run)
-
-
-@pytest.mark.parametrize("config", [TINY, TINY_LM], ids=["translation", "language"])
-def test_a_run_loads_as_it_was_saved(tmp_path, config):
-    model, place = make_model(config).eval(), tmp_path / "deep" / "run"
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("task", ["translation", "language"])
+def test_a_run_loads_as_it_was_saved(tmp_path, task, positions):
+    model, place = make_model(config(task, positions=positions, k=6)).eval(), tmp_path / "deep/run"
     (tmp_path / "bpe.model").write_bytes(b"\x00tokens")
     save_run(place, model, tokenizer=tmp_path / "bpe.model")
     loaded = load_run(place)
-    assert loaded.model.config == config
+    assert loaded.model.config == model.config
     assert not loaded.model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    inputs = [tokens(2, 5)] * (2 if task == "translation" else 1)
+    assert torch.equal(loaded.model(*inputs), model(*inputs))
     assert loaded.tokenizer.read_bytes() == b"\x00tokens"
     assert load_run(place, dtype=torch.bfloat16).model.dtype == torch.bfloat16
+
+
+def test_a_run_of_format_1_loads(run):
+    def change(data):
+        names = {new: old for old, new in runs.FORMAT_1_NAMES.items()}
+        data["model"] = {names.get(name, name): value for name, value in data["model"].items()}
+        data["format"] = 1
+
+    before = load_run(run).model.config
+    edit_config(run, change)
+    assert load_run(run).model.config == before
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -140,11 +128,10 @@ def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
 )
 def test_an_invalid_config_is_an_error(run, changes, words):
     if isinstance(changes, dict):
-        data = json.loads((run / runs.CONFIG).read_text())
-        data |= changes | {"model": data["model"] | changes.get("model", {})}
-        changes = json.dumps(data).encode()
-    (run / runs.CONFIG).write_bytes(changes)
-    without_checksums(run)
+        inner = changes.get("model", {})
+        edit_config(run, lambda data: data.update(changes | {"model": data["model"] | inner}))
+    else:
+        (run / runs.CONFIG).write_bytes(changes)
     with pytest.raises(RunError, match=words):
         load_run(run)
 
@@ -179,7 +166,7 @@ def test_truncated_or_pickled_weights_are_errors(run, kept):
 
 def test_checksums_are_those_of_sha256sum(run):
     lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
-    assert (run / CHECKSUMS).read_text() == "".join(lines)
+    assert (run / runs.CHECKSUMS).read_text() == "".join(lines)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -189,12 +176,12 @@ def test_a_changed_byte_of_any_file_is_an_error(run, name):
     (run / name).write_bytes(content[:-1] + last)
     with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
-    (run / CHECKSUMS).unlink()  # as in a run that was made by hand
+    (run / runs.CHECKSUMS).unlink()  # as in a run that was made by hand
     load_run(run)
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"0" * 64 + b"  model.safetensors", b"\0" * 2**21])
 def test_a_file_without_a_valid_checksum_is_an_error(run, text):
-    (run / CHECKSUMS).write_bytes(text)
+    (run / runs.CHECKSUMS).write_bytes(text)
     with pytest.raises(DamagedRun, match="does not match"):
         load_run(run)

@@ -238,7 +238,7 @@ def test_a_layer_in_training_drops_the_same_positions_in_every_implementation(g)
     def work(X):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
             Y = layer(X, WholeSequence(visibility))
-            return Y + layer.read(X, Memory(*layer.project_memory(X), visibility))
+            return Y + layer(X, Memory(*layer.project_memory(X), visibility))
 
     def of(work, backend: str) -> list[Tensor]:
         layer.backend = backend

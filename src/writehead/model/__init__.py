@@ -2,10 +2,9 @@
 
 from writehead.model.attention import Attention
 from writehead.model.cache import DecoderState, KVCache
-from writehead.model.language import LanguageModel
-from writehead.model.runs import Run, load_run, make_model, quantize_run, read_config, save_run
+from writehead.model.models import LanguageModel, TranslationModel, make_model
+from writehead.model.runs import Run, load_run, quantize_run, read_config, save_run
 from writehead.model.transformer import Packing
-from writehead.model.translation import TranslationModel
 
 __all__ = [
     "Attention",

@@ -12,6 +12,7 @@ All layers of a step write to the same positions:
     cache.advance(n)                            # increase the lengths
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,22 +82,20 @@ class KVCache:
         self.V = torch.zeros(layers, rows, g, self.size, v, dtype=dtype, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.live = torch.ones(rows, dtype=torch.long, device=device)
-        # the beam of the same sentence whose row holds each position
-        self.ancestors: Tensor | None = None
-        if beam > 1:
-            self.ancestors = torch.zeros(rows, self.size, dtype=torch.int32, device=device)
+        self.ancestors = self._new_ancestors()
         self.bound = 0  # upper bound of `lengths`, known to the host
-        self._searched = False
+        self.searched = False
+
+    def _new_ancestors(self) -> Tensor | None:
+        """Returns, for each position of a row, the beam of the same sentence that holds it."""
+        if self.beam == 1:
+            return None
+        return torch.zeros(self.rows, self.size, dtype=torch.int32, device=self.lengths.device)
 
     @property
     def rows(self) -> int:
         """Rows per step: sentences × beam."""
         return len(self.lengths)
-
-    @property
-    def is_ring(self) -> bool:
-        """Whether new positions overwrite old ones."""
-        return self.size < self.capacity
 
     @property
     def nbytes(self) -> int:
@@ -116,25 +115,17 @@ class KVCache:
             beam=self.beam,
             slots=slots,
             counts=counts,
-            window=self.attention.window if self.is_ring else None,
+            window=self.attention.window if self.size < self.capacity else None,
             padded=self.padded,
             bound=min(self.bound, self.size),
         )
-
-    def begin_search(self, limits: Sequence[int]) -> None:
-        """Begins a search of up to limits[i] tokens in row i; raises if the cache was searched."""
-        if self._searched:
-            raise CacheError("this state has been searched; start a new one")
-        if self.bound + max(limits) > self.capacity:
-            self._check_capacity(torch.tensor(limits, device=self.lengths.device) * self.live)
-        self._searched = True
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
         self.lengths.fill_(length)
         self.live.fill_(1)
         self.bound = length
-        self._searched = False
+        self.searched = False
 
     def reserve(self, n: int, counts: Tensor | None = None) -> None:
         """Raises CacheFull unless n more positions fit, or the first counts[i] of them in row i."""
@@ -144,8 +135,7 @@ class KVCache:
             check_integers("counts", counts, self.lengths.shape, self.lengths.device, most=n)
         if self.beam > 1 and (n > 1 or counts is not None):
             raise CacheError("beams grow by one position per step; pass n=1 and no counts")
-        if self.bound + n > self.capacity:
-            self._check_capacity((n if counts is None else counts) * self.live)
+        self.check_capacity(n, n if counts is None else counts)
 
     def advance(self, n: int, counts: Tensor | None = None) -> None:
         """Adds n, or counts[i] for row i, to the lengths of live rows."""
@@ -155,13 +145,6 @@ class KVCache:
             self.ancestors.scatter_(1, newest, own.unsqueeze(1).to(torch.int32))
         self.lengths += (n if counts is None else counts) * self.live
         self.bound = min(self.bound + n, self.capacity)
-
-    def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [rows] is true; they no longer use capacity.
-
-        The logits of a stopped row are undefined in later steps.
-        """
-        self.live.masked_fill_(rows, 0)
 
     def reorder(self, rows: Tensor) -> None:
         """Makes row i continue row rows[i], a beam of the same sentence; does not move K and V."""
@@ -179,27 +162,18 @@ class KVCache:
             raise CacheError(f"beam={beam} must be at least 1")
         if self.beam != 1:
             raise CacheError(f"this cache already has {self.beam} beams; expand one with beam=1")
-        wide = KVCache(
-            self.attention,
-            layers=self.K.shape[0],
-            rows=self.rows * beam,
-            capacity=self.capacity,
-            beam=beam,
-            padded=self.padded,
-            dtype=self.K.dtype,
-            device=self.K.device,
-        )
-        if self.bound:
-            wide.K[:, ::beam] = self.K
-            wide.V[:, ::beam] = self.V
-        wide.lengths.copy_(self.lengths.repeat_interleave(beam))
-        wide.live.copy_(self.live.repeat_interleave(beam))
-        wide.bound, wide._searched = self.bound, self._searched
+        wide = copy.copy(self)
+        wide.beam = beam
+        wide.K, wide.V = (T.repeat_interleave(beam, dim=1) for T in (self.K, self.V))
+        wide.lengths, wide.live = (T.repeat_interleave(beam) for T in (self.lengths, self.live))
+        wide.ancestors = wide._new_ancestors()
         return wide
 
-    def _check_capacity(self, more: Tensor) -> None:
-        """Raises CacheFull if rows cannot grow by `more` [rows]; waits for the device."""
-        needed = int((self.lengths + more).max())
+    def check_capacity(self, most: int, more: int | Tensor) -> None:
+        """Raises CacheFull if live rows cannot grow by `more` positions, each at most `most`."""
+        if self.bound + most <= self.capacity:  # known without waiting for the device
+            return
+        needed = int((self.lengths + more * self.live).max())
         if needed > self.capacity:
             raise CacheFull(
                 f"position {needed - 1} exceeds capacity {self.capacity}; start with "
@@ -219,48 +193,20 @@ class EncoderMemory:
     lengths: Tensor  # [sentences]
     bound: int | None = None  # upper bound of `lengths`, known to the host
 
-    @classmethod
-    def make(
-        cls,
-        attention: AttentionConfig,
-        *,
-        layers: int,
-        sentences: int,
-        positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "EncoderMemory":
-        """Returns an empty memory."""
-        shape = (layers, sentences, positions, attention.g)
-        K, V = (
-            torch.zeros(*shape, width, dtype=dtype, device=device).transpose(2, 3)
-            for width in (attention.k, attention.v)
-        )
-        return cls(K, V, torch.ones(sentences, dtype=torch.long, device=device))
-
-    @property
-    def nbytes(self) -> int:
-        """Allocated bytes of K and V."""
-        return self.K.nbytes + self.V.nbytes
-
     @property
     def positions(self) -> int:
         """Positions per sentence."""
         return self.K.shape[3]
 
-    def write(self, KV: Sequence[tuple[Tensor, Tensor]], places: Tensor | None = None) -> None:
+    def write(self, KV: Sequence[tuple[Tensor, Tensor]], places: Tensor) -> None:
         """Writes K [b, g, n, k] and V [b, g, n, v] of each layer.
 
-        Position j of row i goes to places[i n + j], which is sentence × `positions` + position; by
-        default, to sentence i, position j.
+        Position j of row i goes to places[i n + j], which is sentence × `positions` + position.
         """
         for i, both in enumerate(KV):
             for own, new in zip((self.K[i], self.V[i]), both, strict=True):
-                if places is None:
-                    own[:, :, : new.shape[2]] = new
-                else:
-                    rows = own.transpose(1, 2).flatten(0, 1)  # a view
-                    rows.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
+                rows = own.transpose(1, 2).flatten(0, 1)  # a view
+                rows.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
 
     def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""
@@ -293,14 +239,10 @@ class DecoderState:
         return self.cache.beam
 
     @property
-    def rows(self) -> int:
-        """Rows per step: sentences × beam."""
-        return self.cache.rows
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all K and V."""
-        return self.cache.nbytes + (0 if self.memory is None else self.memory.nbytes)
+        memory = self.memory
+        return self.cache.nbytes + (memory.K.nbytes + memory.V.nbytes if memory else 0)
 
     def expand(self, beam: int) -> "DecoderState":
         """Returns a state with `beam` rows per row of this one; do not use this one afterwards."""
@@ -308,13 +250,17 @@ class DecoderState:
         return dataclasses.replace(self, cache=cache, first=self.first.repeat_interleave(beam))
 
     def begin(self, limits: Sequence[int]) -> None:
-        """Begins a search of up to limits[i] tokens for sentence i; see `KVCache.begin_search`."""
-        self.cache.begin_search([limit for limit in limits for _ in range(self.beam)])
+        """Begins a search of up to limits[i] tokens for sentence i; raises if it does not fit."""
+        if self.cache.searched:
+            raise CacheError("this state has been searched; start a new one")
+        rows = torch.tensor(limits, device=self.first.device).repeat_interleave(self.beam)
+        self.cache.check_capacity(max(limits), rows)
+        self.cache.searched = True
 
     def reorder(self, rows: Tensor) -> None:
         """Makes row i continue row rows[i], a beam of the same sentence; does not move K and V."""
         self.cache.reorder(rows)
 
     def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [rows] is true; they no longer use capacity."""
-        self.cache.stop(rows)
+        """Stops the rows where `rows` [rows] is true: they need no capacity, and have no logits."""
+        self.cache.live.masked_fill_(rows, 0)

@@ -21,19 +21,15 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
     A row is one string of bits, lowest first: column j has the bits from j × bits.
     """
-    rows, columns = codes.shape
-    eights = pad(codes, (0, -columns % 8)).reshape(rows, -1, 8)
-    words = _join(eights, bits)  # eight codes take `bits` bytes, which fit in one word
-    packed = torch.stack([(words >> (8 * j)) & 0xFF for j in range(bits)], dim=2)
-    return packed.to(torch.uint8).flatten(1)[:, : -(-columns * bits // 8)].contiguous()
+    stream = _bits(codes, bits).flatten(1)
+    stream = pad(stream, (0, -stream.shape[1] % 8))
+    return _integers(stream.reshape(len(codes), -1, 8))
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
     """Reverses `pack`: returns codes [rows, columns], uint8."""
-    words = _join(pad(packed, (0, -packed.shape[1] % bits)).reshape(len(packed), -1, bits), bits=8)
-    mask = (1 << bits) - 1
-    codes = torch.stack([((words >> (bits * i)) & mask).to(torch.uint8) for i in range(8)], dim=2)
-    return codes.flatten(1)[:, :columns]
+    stream = _bits(packed, 8).flatten(1)[:, : columns * bits]
+    return _integers(stream.reshape(len(packed), columns, bits))
 
 
 def dequantize(codes: Tensor, scales: Tensor, config: QuantizationConfig) -> Tensor:
@@ -77,15 +73,12 @@ def dequantize_tensors(
         if len(shape) != 2:
             continue
         rows, columns = shape
-        groups = -(-columns // _width(columns, config))
-        expected = [
-            (torch.uint8, (rows, -(-columns * config.bits // 8))),
-            (torch.float16, (rows, groups)),
-        ]
-        stored = [weights.pop(name + kind, torch.empty(0)) for kind in (CODES, SCALES)]
-        if [(T.dtype, T.shape) for T in stored] != expected:
+        groups, width = -(-columns // _width(columns, config)), -(-columns * config.bits // 8)
+        packed, scales = (weights.pop(name + kind, torch.empty(0)) for kind in (CODES, SCALES))
+        expected = (torch.uint8, (rows, width)), (torch.float16, (rows, groups))
+        if ((packed.dtype, packed.shape), (scales.dtype, scales.shape)) != expected:
             raise ValueError(f"{name} is not stored in {config.words}")
-        codes, scales = unpack(stored[0], config.bits, columns), stored[1]
+        codes = unpack(packed, config.bits, columns)
         if not bool((scales.isfinite() & (scales > 0)).all()) or not bool(codes.all()):
             raise ValueError(f"{name} has an invalid code or scale")
         weights[name] = dequantize(codes, scales, config)
@@ -113,12 +106,15 @@ def _round(G: Tensor, scales: Tensor, most: int) -> Tensor:
     return (G / scales).round_().clamp_(-most, most)
 
 
-def _join(fields: Tensor, bits: int) -> Tensor:
-    """Joins bit fields [..., i] into 64-bit words; field i starts at bit i × bits."""
-    words = torch.zeros_like(fields[..., 0], dtype=torch.int64)
-    for i in range(fields.shape[-1]):
-        words |= fields[..., i].long() << (bits * i)
-    return words
+def _bits(codes: Tensor, count: int) -> Tensor:
+    """Returns the bits [..., count] of unsigned integers of 8 bits, lowest first."""
+    return (codes.unsqueeze(-1) >> torch.arange(count, dtype=torch.uint8, device=codes.device)) & 1
+
+
+def _integers(bits: Tensor) -> Tensor:
+    """Reverses `_bits`."""
+    places = torch.arange(bits.shape[-1], dtype=torch.uint8, device=bits.device)
+    return (bits << places).sum(dim=-1, dtype=torch.uint8)
 
 
 def _width(columns: int, config: QuantizationConfig) -> int:

@@ -5,9 +5,9 @@ them. Reading a run executes no code from it. Matrices may be quantized; loading
 floating point.
 """
 
+import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +23,10 @@ from torch.overrides import TorchFunctionMode
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
-from writehead.model.checksum import CHECKSUMS, check_checksum, sha256, write_checksums
-from writehead.model.language import LanguageModel
+from writehead.model.layers import Stack
+from writehead.model.models import LanguageModel, TranslationModel, make_model
 from writehead.model.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
 from writehead.model.transformer import Transformer, check_config
-from writehead.model.translation import TranslationModel
 from writehead.util.devices import find_device
 from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
 from writehead.util.json_files import read_json
@@ -36,6 +35,7 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
+CHECKSUMS, MAX_CHECKSUMS = "checksums.sha256", 1 << 20  # bytes; `sha256sum --check` reads it
 FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS}
 COPY_AGAIN = "copy or save the run again"
 
@@ -56,19 +56,6 @@ class Quantized:
     bytes_after: int
     error: float
     matrix: str
-
-
-def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
-    """Returns a model with random weights."""
-    check_config(config)
-    kind = TranslationModel if config.task == "translation" else LanguageModel
-    return kind(config, backend)
-
-
-def make_bare_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
-    """Returns a model on the meta device, whose weights have names and shapes but no memory."""
-    with torch.device("meta"), _SkipInit():
-        return make_model(config, backend)
 
 
 class _SkipInit(TorchFunctionMode):
@@ -92,9 +79,8 @@ def save_run(
     directory = Path(directory)
     check_place(directory, overwrite)
     with run_directory(directory, overwrite=overwrite) as fresh:
-        write_model(fresh, model.config, model.state_dict())
-        if tokenizer is not None:
-            copy_tokenizer(Path(tokenizer), fresh)
+        content = None if tokenizer is None else Path(tokenizer).read_bytes()
+        write_model(fresh, model.config, model.state_dict(), content)
 
 
 def load_run(
@@ -105,10 +91,8 @@ def load_run(
     backend: str = "auto",
 ) -> Run:
     """Loads the run in `directory`."""
-    directory = Path(directory)
-    model = make_bare_model(read_config(directory), backend)
-    read_weights(directory, model, device=find_device(device), dtype=dtype)
-    tokenizer = directory / TOKENIZER
+    model = read_model(directory, device=find_device(device), dtype=dtype, backend=backend)
+    tokenizer = Path(directory) / TOKENIZER
     return Run(model.eval(), tokenizer if tokenizer.is_file() else None)
 
 
@@ -127,16 +111,16 @@ def quantize_run(
     check_place(output, overwrite)
     if output.exists() and output.samefile(run):
         raise RunError(f"{output} is the run to quantize; choose another folder for the result")
-    model = read_config(run)
-    weights = read_weights(run, make_bare_model(model), dtype=torch.float32)
+    model = read_model(run, dtype=torch.float32)
+    weights = model.state_dict()
     for name, W in weights.items():
         if not bool((W.abs() <= FLOAT16_MAX).all()):
             raise RunError(f"{run / WEIGHTS}: {name!r} has a weight beyond the range of float16")
     with run_directory(output, overwrite=overwrite) as fresh:
         tensors, errors = quantize_tensors(weights, config)
-        write_model(fresh, model, tensors, config)
-        if (run / TOKENIZER).is_file():
-            copy_tokenizer(run / TOKENIZER, fresh)
+        tokenizer = run / TOKENIZER
+        content = tokenizer.read_bytes() if tokenizer.is_file() else None
+        write_model(fresh, model.config, tensors, content, config)
     matrix = max(errors, key=errors.__getitem__)
     return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 
@@ -169,8 +153,7 @@ def finish_run(
 ) -> None:
     """Writes a run into a folder that may contain other files."""
     with _write_errors(directory), hidden_directory(directory / ".finished") as fresh:
-        write_model(fresh, config, weights)
-        (fresh / TOKENIZER).write_bytes(tokenizer)
+        write_model(fresh, config, weights, tokenizer)
         write_checksums(fresh)
         for path in fresh.iterdir():
             sync(path)
@@ -184,9 +167,10 @@ def write_model(
     directory: Path,
     config: ModelConfig,
     weights: dict[str, torch.Tensor],
+    tokenizer: bytes | None,
     quantization: QuantizationConfig | None = None,
 ) -> None:
-    """Writes the config and the weights to a folder."""
+    """Writes the config, the weights and the tokenizer's file to a folder."""
     data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
     if quantization is not None:
         data["quantization"] = quantization.to_json()
@@ -194,11 +178,38 @@ def write_model(
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
+    if tokenizer is not None:
+        (directory / TOKENIZER).write_bytes(tokenizer)
 
 
-def copy_tokenizer(tokenizer: Path, directory: Path) -> None:
-    """Copies the file of a tokenizer into a folder."""
-    shutil.copyfile(tokenizer, directory / TOKENIZER)
+def write_checksums(directory: Path) -> None:
+    """Writes the checksums of all files in a folder."""
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
+    (directory / CHECKSUMS).write_text("".join(lines), encoding="ascii")
+
+
+def check_checksum(path: Path) -> None:
+    """Raises DamagedRun if a file does not match its checksum; accepts a folder without any."""
+    checksums = path.with_name(CHECKSUMS)
+    if not path.is_file() or not checksums.is_file():
+        return
+    try:
+        with checksums.open("rb") as file:
+            lines = file.read(MAX_CHECKSUMS).decode("ascii", "replace").splitlines()
+        line = f"{sha256(path)}  {path.name}"
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}") from error
+    if line not in lines:
+        raise DamagedRun(
+            f"{path} does not match its SHA-256 in {CHECKSUMS}",
+            f"{COPY_AGAIN}; if you changed the file yourself, delete {CHECKSUMS}",
+        )
+
+
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file as 64 hex digits; takes about a second per gigabyte."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -267,16 +278,19 @@ def _require(path: Path) -> Path:
     raise RunError(f"{directory} is not a run: it has no {path.name}; {hint}")
 
 
-def read_weights(
-    directory: Path,
-    model: Transformer,
+def read_model(
+    directory: Path | str,
+    config: ModelConfig | None = None,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-) -> dict[str, torch.Tensor]:
-    """Reads the weights of a run into `model` and returns them; verifies all checksums."""
-    path = _require(directory / WEIGHTS)
-    quantization = read_quantization(directory)
+    backend: str = "auto",
+) -> TranslationModel | LanguageModel:
+    """Reads the model of a run, as one of `config` if it is given; verifies all checksums."""
+    own, quantization = _read_configs(directory)
+    path = _require(Path(directory) / WEIGHTS)
+    with torch.device("meta"), _SkipInit():  # names and shapes of weights, but no memory
+        model = make_model(config or own, backend)
     try:
         tensors = load_file(path, device=str(device))
         if quantization is not None:
@@ -284,15 +298,16 @@ def read_weights(
             tensors = dequantize_tensors(tensors, shapes, quantization)
         weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
         model.load_state_dict(weights, assign=True)  # checks names and shapes
-        if len({T.dtype for T in weights.values()}) > 1:
-            raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
-        for name in (WEIGHTS, CONFIG, TOKENIZER):
-            check_checksum(directory / name)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
-    except RunError:
-        raise
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
-    return weights
+    if len({T.dtype for T in weights.values()}) > 1:
+        raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
+    for name in (WEIGHTS, CONFIG, TOKENIZER):
+        check_checksum(path.with_name(name))
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            stack.compute_table(model.device)
+    return model

@@ -13,9 +13,9 @@ from writehead.errors import ConfigError, ShapeError, TokenError, shown
 from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
 from writehead.model.layers import Layer, Stack
+from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import embed
 from writehead.ops.linear import Weight, linear
-from writehead.ops.norm import normalize
 from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
@@ -29,17 +29,6 @@ class Packing:
 
     segments: Tensor  # [b, n], the sequence of each position: 1, 2, …, or 0 for padding
     positions: Tensor  # [b, n], the position within the sequence
-
-    @classmethod
-    def from_segments(cls, segments: Tensor) -> "Packing":
-        """Computes the positions from the segments; padding has position 0."""
-        if segments.dim() != 2:
-            raise ShapeError(f"segments must be [b, n], not {list(segments.shape)}")
-        index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-        begins = torch.ones_like(segments, dtype=torch.bool)
-        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        starts = torch.where(begins, index, 0).cummax(dim=1).values
-        return cls(segments, torch.where(segments == 0, 0, index - starts))
 
 
 class Transformer(nn.Module):
@@ -56,8 +45,7 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.d)
         self.decoder = Stack(config, encoder=False, backend=backend)
         if not config.tied:
-            self.output = nn.Linear(config.d, config.vocab_size, bias=False)
-            nn.init.normal_(self.output.weight, std=config.d**-0.5)
+            self.output = make_projection(config.d, config.vocab_size)
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.packed_output: Weight | None = None
@@ -71,6 +59,32 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the weights and of the KV cache."""
         return self.tokens.weight.dtype
+
+    def new_state(
+        self, rows: int, capacity: int, beam: int = 1, padded: bool = False
+    ) -> DecoderState:
+        """Returns an empty state of rows × beam rows, without the encoder's K and V."""
+        if self.training and self.config.dropout > 0.0:
+            raise ConfigError("the model is in training mode with dropout; call model.eval() first")
+        if beam < 1:
+            raise ConfigError(f"beam={beam} must be at least 1")
+        positions = self.config.target_positions
+        if not 1 <= capacity <= positions:
+            raise ConfigError(
+                f"max_length={capacity} must be from 1 to the model's {positions} positions"
+            )
+        cache = KVCache(
+            self.config.decoder_attention,
+            layers=self.config.decoder_layers,
+            rows=rows * beam,
+            capacity=capacity,
+            beam=beam,
+            padded=padded,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        first = torch.full((rows * beam,), self.config.bos, device=self.device)
+        return DecoderState(cache, None, first)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
@@ -86,12 +100,25 @@ class Transformer(nn.Module):
         With counts [rows], only the first counts[i] tokens of row i are fed; the logits after them
         are undefined.
         """
-        return self._logits(self._extend(tokens, state, counts))
+        return self._logits(self.feed(tokens, state, counts))
 
     @torch.no_grad()
-    def feed(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> None:
-        """Feeds tokens as `extend` does, without computing logits."""
-        self._extend(tokens, state, counts)
+    def feed(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
+        """Feeds tokens as `extend` does; returns the decoder's output [rows, n, d], no logits."""
+        self._check_tokens("tokens", tokens, self.config.vocab_size)
+        cache, config, (rows, n) = state.cache, self.config, tokens.shape
+        expected = config.decoder_attention, config.decoder_layers, self.dtype, self.task
+        task = "language" if state.memory is None else "translation"
+        if (cache.attention, len(cache.K), cache.K.dtype, task) != expected:
+            raise ShapeError("this state is from another model; use one from this model's start")
+        if rows != cache.rows:
+            raise ShapeError(f"tokens have {rows} rows, but the state has {cache.rows}")
+        cache.reserve(n, counts)
+        positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
+        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
+        X = self._run_decoder(X, cache, state.memory, None, counts)
+        cache.advance(n, counts)
+        return X
 
     def decode(
         self,
@@ -106,12 +133,17 @@ class Transformer(nn.Module):
         are [R × beam, vocab_size]. The cache does not advance. Arguments are not checked, so that a
         CUDA graph can capture the call.
         """
-        X = self._embed_next(tokens, cache, slots)
+        positions, options = cache.lengths[: len(tokens)], {"slots": slots, "beam": cache.beam}
+        X = self._embed(tokens, self.tokens.weight, self.decoder, positions, **options).unsqueeze(1)
         return self._logits(self._run_decoder(X, cache, memory, slots)).squeeze(1)
 
     def pack(self) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it."""
-        output, streamed = self._output_weight(), self._is_streamed()
+        output, streamed = self._output_weight(), False
+        if self.device.type == "cuda":  # does a step read more than stays in the L2 cache?
+            size = torch.cuda.get_device_properties(self.device).L2_cache_size
+            weights = (*self.decoder.layers.parameters(), output.W)
+            streamed = sum(W.nbytes for W in weights) > L2_RESIDENT_FRACTION * size
         with torch.no_grad():
             for layer in self.modules():
                 if isinstance(layer, Layer):
@@ -120,20 +152,12 @@ class Transformer(nn.Module):
             self.packed_output = replace(packed, streamed=streamed)
         return self.eval()
 
-    def _is_streamed(self) -> bool:
-        """Returns whether a step reads more weights than stay in the L2 cache until the next."""
-        if self.device.type != "cuda":
-            return False
-        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
-        weights = (*self.decoder.layers.parameters(), self._output_weight().W)
-        return sum(W.nbytes for W in weights) > L2_RESIDENT_FRACTION * cache
-
     def unpack(self) -> None:
         """Drops the packed weights, so that the model uses its parameters."""
         self.packed_output = None
-        for layer in self.modules():
-            if isinstance(layer, Layer):
-                layer.unpack()
+        for module in self.modules():
+            if isinstance(module, Projections):
+                module.packed = {}
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, which drops packed weights."""
@@ -150,26 +174,6 @@ class Transformer(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
-        """Feeds tokens [rows, n] to the decoder; returns its output [rows, n, d]."""
-        self._check_tokens("tokens", tokens)
-        cache, n = state.cache, tokens.shape[1]
-        expected = (self.config.decoder_attention, self.config.decoder_layers, self.dtype)
-        has_memory = state.memory is not None
-        actual = (cache.attention, len(cache.K), cache.K.dtype)
-        if actual != expected or has_memory != (self.config.encoder_layers > 0):
-            raise ShapeError("this state is from another model; use one from this model's start")
-        if tokens.shape[0] != state.rows:
-            raise ShapeError(f"tokens have {tokens.shape[0]} rows, but the state has {state.rows}")
-        cache.reserve(n, counts)
-        positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
-        # positions beyond a row's count are unused, but must be valid
-        positions = positions.clamp(max=self.config.target_positions - 1)
-        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
-        X = self._run_decoder(X, cache, state.memory, None, counts)
-        cache.advance(n, counts)
-        return X
-
     def _run_decoder(
         self,
         X: Tensor,
@@ -185,98 +189,72 @@ class Transformer(nn.Module):
         Y: Tensor = self.decoder(X, contexts, memories)
         return Y
 
-    def _embed(self, tokens: Tensor, E: Tensor, stack: Stack, positions: Tensor) -> Tensor:
-        """Returns the embeddings X [b, n, d] of tokens [b, n] at positions [b or 1, n]."""
+    def _embed(
+        self, tokens: Tensor, E: Tensor, stack: Stack, positions: Tensor, **options: Any
+    ) -> Tensor:
+        """Returns the embeddings [..., d] of tokens at positions; see `embed` for the options."""
         table, scale = stack.position_table, self.config.embedding_scale or 1.0
         at = None if table is None else positions
-        return embed(tokens, E, positions=at, P=table, scale=scale)
+        return embed(tokens, E, positions=at, P=table, scale=scale, **options)
 
-    def _embed_next(self, tokens: Tensor, cache: KVCache, slots: Tensor | None) -> Tensor:
-        """Returns the embeddings X [R × beam, 1, d] of the next tokens of `slots`."""
-        table, scale = self.decoder.position_table, self.config.embedding_scale or 1.0
-        X = embed(
-            tokens,
-            self.tokens.weight,
-            positions=None if table is None else cache.lengths[: len(tokens)],
-            P=table,
-            scale=scale,
-            slots=slots,
-            beam=cache.beam,
-        )
-        return X.unsqueeze(1)
-
-    def _decode(
-        self, tokens: Tensor, packing: Packing | None, memories: list[Memory] | None = None
+    def _run_whole(
+        self,
+        name: str,
+        tokens: Tensor,
+        E: Tensor,
+        stack: Stack,
+        packing: Packing | None,
+        *,
+        lengths: Tensor | None = None,
+        memories: list[Memory] | None = None,
     ) -> Tensor:
-        """Returns the logits [b, n, vocab_size] of whole sequences, for training."""
-        self._check_tokens("target" if memories else "tokens", tokens)
-        limit = self.config.target_positions
-        positions = self._whole_positions("target", tokens, packing, limit)
-        segments = None if packing is None else packing.segments
+        """Runs the encoder or the decoder on whole sequences of tokens [b, n]: X [b, n, d]."""
+        self._check_tokens(name, tokens, len(E))
+        (b, n), device, segments = tokens.shape, tokens.device, None
+        if lengths is not None:
+            check_integers(f"{name}_lengths", lengths, [b], device, most=n)
+        if memories is not None and len(memories[0].K) != b:
+            raise ShapeError(f"source has {len(memories[0].K)} rows, but target has {b}")
+        if packing is None:
+            if n > stack.limit:
+                raise ShapeError(
+                    f"the length of {name}, {n}, exceeds the model's {stack.limit} positions"
+                )
+            positions = torch.arange(n, device=device).unsqueeze(0)
+        else:
+            positions, segments = packing.positions, packing.segments
+            for T, most in ((segments, INT32), (positions, stack.limit - 1)):
+                check_integers(f"the packing of {name}", T, [b, n], device, most=most)
         visibility = Visibility(
-            True, self.config.window, query_segments=segments, memory_segments=segments
+            stack.causal,
+            stack.window,
+            lengths=lengths,
+            query_segments=segments,
+            memory_segments=segments,
         )
-        contexts = [WholeSequence(visibility, positions)] * self.config.decoder_layers
-        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
-        return self._logits(self.decoder(X, contexts, memories))
+        contexts = [WholeSequence(visibility, positions)] * len(stack.layers)
+        X: Tensor = stack(self._embed(tokens, E, stack, positions), contexts, memories)
+        return X
 
     def _logits(self, X: Tensor) -> Tensor:
         """Returns the logits of the decoder's output X [..., d]."""
-        scale, norm = self.config.effective_logit_scale, self.decoder.final_norm
         if self.packed_output is not None and not torch.is_grad_enabled():
             return linear(X, self.packed_output)
+        weight, scale = self._output_weight(), self.config.effective_logit_scale
         if not self.training:
-            return linear(X, self._output_weight(), scale=scale)
-        X = self.decoder.dropout(X if norm is None else normalize(X, norm))
-        weight = self._output_weight()
-        return linear(X * scale, Weight(weight.W, weight.bias))
+            return linear(X, weight, scale=scale)
+        return linear(self.decoder.finish(X) * scale, replace(weight, norm=None))
 
     def _output_weight(self) -> Weight:
         W = self.tokens.weight if self.config.tied else self.output.weight
         bias = self.output_bias if self.config.output_bias else None
         return Weight(W, bias, self.decoder.final_norm)
 
-    def _new_cache(self, rows: int, beam: int, max_length: int, padded: bool) -> KVCache:
-        """Returns an empty cache of rows × beam rows."""
-        if self.training and self.config.dropout > 0.0:
-            raise ConfigError("the model is in training mode with dropout; call model.eval() first")
-        if beam < 1:
-            raise ConfigError(f"beam={beam} must be at least 1")
-        positions = self.config.target_positions
-        if not 1 <= max_length <= positions:
-            raise ConfigError(
-                f"max_length={max_length} must be from 1 to the model's {positions} positions"
-            )
-        return KVCache(
-            self.config.decoder_attention,
-            layers=self.config.decoder_layers,
-            rows=rows * beam,
-            capacity=max_length,
-            beam=beam,
-            padded=padded,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def _whole_positions(
-        self, name: str, tokens: Tensor, packing: Packing | None, limit: int
-    ) -> Tensor:
-        """Returns the positions [b or 1, n] of whole sequences; raises if they reach `limit`."""
-        if packing is None:
-            if tokens.shape[1] > limit:
-                raise ShapeError(
-                    f"a {name} of {tokens.shape[1]} tokens exceeds the model's {limit} positions"
-                )
-            return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        for T, most in ((packing.segments, INT32), (packing.positions, limit - 1)):
-            check_integers(f"the packing of {name}", T, tokens.shape, tokens.device, most=most)
-        return packing.positions
-
-    def _check_tokens(self, name: str, tokens: Tensor, vocab_size: int | None = None) -> None:
+    def _check_tokens(self, name: str, tokens: Tensor, vocab_size: int) -> None:
         if isinstance(tokens, Tensor) and (tokens.dim() != 2 or 0 in tokens.shape):
             raise ShapeError(f"{name} must be [b, n] and not empty, not {list(tokens.shape)}")
-        shape, most = getattr(tokens, "shape", ()), (vocab_size or self.config.vocab_size) - 1
-        check_integers(name, tokens, shape, self.device, most=most, error=TokenError)
+        shape = getattr(tokens, "shape", ())
+        check_integers(name, tokens, shape, self.device, most=vocab_size - 1, error=TokenError)
 
 
 def check_config(config: object) -> None:

@@ -19,7 +19,6 @@ from writehead.config import MAX_STEPS, ModelConfig
 from writehead.data.batches import PackedBatches
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model import runs
-from writehead.model.checksum import check_checksum
 from writehead.model.runs import TOKENIZER
 from writehead.training.step import Stepper
 from writehead.util.files import remove_directory
@@ -65,8 +64,7 @@ def save_checkpoint(run: Path, stepper: Stepper, tokenizer: bytes, progress: Pro
     state = state_dict.get_optimizer_state_dict(model, stepper.optimizer, options=options)
     if world.is_first:
         with runs.run_directory(checkpoint_path(run, progress.step), overwrite=False) as folder:
-            runs.write_model(folder, stepper.model_config, weights)
-            (folder / TOKENIZER).write_bytes(tokenizer)
+            runs.write_model(folder, stepper.model_config, weights, tokenizer)
             save_file(_flatten(state), folder / OPTIMIZER)
             (folder / OPTIMIZER).chmod(0o644)  # safetensors makes it private
             (folder / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
@@ -77,15 +75,15 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
     """Restores the model, the optimizer and the position in the data; returns the progress."""
     model, optimizer = stepper.model, stepper.optimizer
     try:
-        weights: Any = runs.read_weights(path, runs.make_bare_model(stepper.model_config))
+        weights: Any = runs.read_model(path, stepper.model_config).state_dict()
         data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
         progress = Progress(**{name: data[name] for name in PROGRESS_SHAPE})
         if checkpoint_path(path.parents[1], progress.step) != path:
             raise ValueError(f"{PROGRESS} belongs to step {progress.step}")
         batches.restore(progress.data)
         tensors = load_file(path / OPTIMIZER)
-        check_checksum(path / OPTIMIZER)
-        check_checksum(path / PROGRESS)
+        runs.check_checksum(path / OPTIMIZER)
+        runs.check_checksum(path / PROGRESS)
         options = state_dict.StateDictOptions(full_state_dict=True)
         state_dict.set_model_state_dict(model, weights, options=options)
         state = state_dict.get_optimizer_state_dict(model, optimizer, options=options)
@@ -141,7 +139,7 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            weights = runs.read_weights(path, runs.make_bare_model(config))
+            weights = runs.read_model(path, config).state_dict()
         except DamagedRun as error:
             raise _damaged(path, error) from error
         for name, T in weights.items():
@@ -163,6 +161,5 @@ def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) 
     config = runs.read_config(paths[-1])
     weights = average_weights(paths, config)
     with runs.run_directory(output, overwrite=overwrite) as folder:
-        runs.write_model(folder, config, weights)
-        runs.copy_tokenizer(paths[-1] / TOKENIZER, folder)
+        runs.write_model(folder, config, weights, (paths[-1] / TOKENIZER).read_bytes())
     return paths

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
-from writehead.model.runs import make_model
+from writehead.model import make_model
 from writehead.training.distributed import World, parallelize
 from writehead.training.loss import Loss, batch_loss
 from writehead.training.optimizer import learning_rate, make_optimizer, set_learning_rate

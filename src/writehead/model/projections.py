@@ -1,0 +1,45 @@
+"""Linear projections: those that share an input are computed as one, and packed for inference."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from writehead.ops.linear import Weight
+from writehead.ops.norm import Norm
+
+
+def make_projection(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
+    """Returns a projection that keeps the variance of its input."""
+    P = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(P.weight, std=inputs**-0.5)
+    if bias:
+        nn.init.zeros_(P.bias)
+    return P
+
+
+class Projections(nn.Module):
+    """A module that joins projections of the same input, named such as "P_q P_k P_v"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: dict[str, Weight] = {}
+
+    def weight(self, names: str, norm: Norm | None = None) -> Weight:
+        """Returns projections, and the norm of their input, as one weight."""
+        if names in self.packed and not torch.is_grad_enabled():
+            return self.packed[names]
+        first, *others = (getattr(self, name) for name in names.split())
+        W, bias = first.weight, first.bias
+        if others:
+            W = torch.cat([W, *(P.weight for P in others)])
+            bias = None if bias is None else torch.cat([bias, *(P.bias for P in others)])
+        return Weight(W, bias, norm)
+
+    def pack(self, norm: Norm | None, *names: str, streamed: bool, zero_bias: bool = False) -> None:
+        """Prepares weights for inference; the norm and the bias of zeros are for the first."""
+        self.packed = {}
+        for one in names:
+            weight = self.weight(one, norm).fold(zero_bias=zero_bias)
+            self.packed[one] = replace(weight, streamed=streamed)
+            norm, zero_bias = None, False
