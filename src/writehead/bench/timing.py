@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from writehead.util.devices import capture_stream, wait_for
 
@@ -49,6 +51,23 @@ def clocked(work: Call, device: torch.device) -> float:
 def time_work(work: Call, device: torch.device, *, repeats: int) -> Times:
     """Times `work`, including host time; the caller warms it up."""
     return Times(tuple(clocked(work, device) for _ in range(repeats)))
+
+
+def device_time(work: Call, device: torch.device) -> tuple[float | None, float]:
+    """Returns the seconds in which a GPU ran kernels of `work`, None on a CPU, and all seconds.
+
+    Recording the kernels makes the work somewhat slower.
+    """
+    if device.type != "cuda":
+        return None, clocked(work, device)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        seconds = clocked(work, device)
+    events = (one.time_range for one in recorded.events() if one.device_type == DeviceType.CUDA)
+    busy, end = 0.0, 0.0  # in microseconds; kernels may overlap
+    for times in sorted(events, key=lambda times: times.start):
+        busy += max(0.0, times.end - max(times.start, end))
+        end = max(end, times.end)
+    return busy / 1e6, seconds
 
 
 @torch.no_grad()

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
-from writehead.bench.timing import time_work
+from writehead.bench.timing import Call, device_time, time_work
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
+from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
@@ -26,10 +27,18 @@ from writehead.util.devices import wait_for
 
 OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
+ONE_LINE = 10  # repeats of a single line
 PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
 Translate = Callable[[list[str], int], list[str]]  # arguments: lines and beam
+
+
+class System(NamedTuple):
+    """A system that is timed; `scheduler` is that of our engine."""
+
+    translate: Translate
+    scheduler: Scheduler | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,12 @@ class TranslateJob:
 def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[str, Any]:
     """Measures seconds to load and to the first sentence, and sentences and tokens per second.
 
+    For ours, a row also has the time of one line alone, and figures of the scheduler and device.
+
     `equal_lines` counts the translations of each system that are equal to ours. If the dtype is
     not float32, ours in float32 is one of the systems.
     """
-    systems: dict[str, Callable[[], Translate]] = {OURS: partial(_load_ours, job, job.dtype)}
+    systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
         systems[FLOAT32] = partial(_load_ours, job, torch.float32)
     if job.peers:
@@ -77,14 +88,17 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     }
 
 
-def _load_ours(job: TranslateJob, dtype: torch.dtype) -> Translate:
+def _load_ours(job: TranslateJob, dtype: torch.dtype) -> System:
     engine = Engine.load(job.run, job.device, dtype)
-    return lambda lines, beam: [
-        output.text for output in engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
-    ]
+
+    def translate(lines: list[str], beam: int) -> list[str]:
+        outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
+        return [output.text for output in outputs]
+
+    return System(translate, engine.scheduler)
 
 
-def _load_ctranslate2(job: TranslateJob) -> Translate:
+def _load_ctranslate2(job: TranslateJob) -> System:
     """Loads CTranslate2 with the run's weights and tokenizer; its tokens are our ids as text."""
     engine = Engine.load(job.run, "cpu", torch.float32)
     assert isinstance(engine.model, TranslationModel)
@@ -110,18 +124,19 @@ def _load_ctranslate2(job: TranslateJob) -> Translate:
             for result, source in zip(results, encoded, strict=True)
         ]
 
-    return translate
+    return System(translate)
 
 
 def _measure(
-    job: TranslateJob, load: Callable[[], Translate], ours: dict[str, list[str]]
+    job: TranslateJob, load: Callable[[], System], ours: dict[str, list[str]]
 ) -> dict[str, Any]:
     """Times one system; the first system that is timed stores its translations in `ours`."""
     start = time.perf_counter()
-    translate = load()
+    translate, scheduler = load()
     wait_for(job.device)
     loaded = time.perf_counter() - start
-    translate([next(line for line in job.lines if line.strip())], job.beams[-1])
+    one_line = [next(line for line in job.lines if line.strip())]
+    translate(one_line, job.beams[-1])
     result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - start}
     tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
     for beam in job.beams:
@@ -136,4 +151,23 @@ def _measure(
             "tokens_per_second": tokens / times.median,
             "equal_lines": sum(map(str.__eq__, texts, ours.setdefault(search, texts))),
         }
+        if scheduler is not None:
+            alone = time_work(partial(translate, one_line, beam), job.device, repeats=ONE_LINE)
+            result["searches"][search] |= {
+                "one_line_ms": alone.to_json(1e-3),
+                **_utilisation(scheduler, work, job.device),
+            }
     return result
+
+
+def _utilisation(scheduler: Scheduler, work: Call, device: torch.device) -> dict[str, Any]:
+    """Returns the steps of `work`, the sequences in them, and the idle time of a GPU."""
+    before, scheduler.stats = scheduler.stats, Stats()
+    busy, seconds = device_time(work, device)
+    stats, scheduler.stats = scheduler.stats, before
+    figures: dict[str, Any] = {
+        "steps": stats.steps,
+        "rows_per_step": stats.rows / max(stats.steps, 1),
+        "occupancy": stats.occupancy,
+    }
+    return figures if busy is None else figures | {"device_idle": 1.0 - busy / seconds}
