@@ -12,13 +12,7 @@ MEASURED = {
     "decode": (("preset", "target", "batch", "beam"), "step_ms"),
 }
 TRAINED = ("name", "step_ms", "us_per_token", "floor_us_per_token", "utilisation", "fill")
-TRANSLATED = (
-    "sentences_per_second",
-    "tokens_per_second",
-    "occupancy",
-    "device_idle",
-    "equal_lines",
-)
+TRANSLATED = ("sentences_per_second", "occupancy", "device_idle", "equal_lines")
 
 Rows = list[list[Any]]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from writehead.util.devices import capture_stream, wait_for
@@ -62,7 +61,7 @@ def device_time(work: Call, device: torch.device) -> tuple[float | None, float]:
         return None, clocked(work, device)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         seconds = clocked(work, device)
-    events = (one.time_range for one in recorded.events() if one.device_type == DeviceType.CUDA)
+    events = (one.time_range for one in recorded.events() if one.device_type.name == "CUDA")
     busy, end = 0.0, 0.0  # in microseconds; kernels may overlap
     for times in sorted(events, key=lambda times: times.start):
         busy += max(0.0, times.end - max(times.start, end))
