@@ -128,7 +128,9 @@ class Search:
         self.tokens = zeros(rows, dtype=torch.long)  # to feed next
         self.parents = torch.arange(rows, device=device)  # the row that each row continues
         self.live = zeros(rows, dtype=torch.long) if live is None else live
-        self.lengths, self.ancestors = lengths, ancestors
+        self.lengths = zeros(rows, dtype=torch.long) if lengths is None else lengths
+        self.ancestors = ancestors
+        self._all = torch.arange(slots, dtype=torch.int32, device=device)
         # one table of int32 and float32 columns, which the kernels read
         self.option_table = zeros(slots, 11)
         numbers = self.option_table.view(torch.float32)[:, 6:]
@@ -148,7 +150,7 @@ class Search:
         self.samples = np.zeros(slots, bool)  # on the host: whether a slot needs sampling
         reasons = {"triton": self._why_not_triton(), "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
-        self._made_kernels: Any = None
+        self._scratch: Any = None  # of the kernels
 
     def _why_not_triton(self) -> str | None:
         """Returns why the kernels cannot run, or None."""
@@ -182,8 +184,7 @@ class Search:
         rows = torch.stack([index * self.beam + j for j in range(self.beam)], dim=1).flatten()
         self.tokens.index_copy_(0, rows, tokens.repeat_interleave(self.beam))
         self.live.index_fill_(0, rows, 1)
-        if self.lengths is not None:
-            self.lengths.index_copy_(0, rows, positions.repeat_interleave(self.beam))
+        self.lengths.index_copy_(0, rows, positions.repeat_interleave(self.beam))
         if self.ancestors is not None:
             self.ancestors.index_fill_(0, rows, 0)  # prompts are in the rows of the first beams
         if width := table[:, PREFIX_LENGTH].max():
@@ -208,23 +209,24 @@ class Search:
         live are ignored, and may be listed several times. If no slot needs sampling (`samples`),
         `sampling=False` is faster.
         """
-        R = len(logits) // self.beam if slots is None else len(slots)
-        fits = logits.dim() == 2 and logits.shape[1] >= self.vocab_size and self.slots >= R
-        if not fits or len(logits) != R * self.beam:
+        slots = self._all[: len(logits) // self.beam] if slots is None else slots
+        R, beam, vocab_size = len(slots), self.beam, self.vocab_size
+        if logits.dim() != 2 or logits.shape[1] < vocab_size or len(logits) != R * beam:
             raise ShapeError(
-                f"logits have shape {list(logits.shape)}; they must be [{R * self.beam}, "
-                f"{self.vocab_size}], of at most {self.slots} slots"
+                f"logits have shape {list(logits.shape)}; they must be [{R * beam}, {vocab_size}], "
+                f"of at most {self.slots} slots"
             )
         if self.implementation == "triton":
-            self._kernels().advance(logits, slots, sampling=sampling and self.sampling)
+            from writehead.engine import search_kernels  # needs Triton, which is optional
+
+            self._scratch = self._scratch or search_kernels.Scratch.make(self)
+            search_kernels.advance(self, self._scratch, logits, slots, sampling and self.sampling)
             return
-        device = logits.device
-        at = torch.arange(R, device=device) if slots is None else slots.long()
-        x = logits[:, : self.vocab_size].float().view(R, self.beam, self.vocab_size)
-        if self.beam == 1:
-            _choose(self, x.squeeze(1), at)
+        x = logits[:, :vocab_size].float().view(R, beam, vocab_size)
+        if beam == 1:
+            _choose(self, x.squeeze(1), slots.long())
         else:
-            _extend(self, x, at)
+            _extend(self, x, slots.long())
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> Tensor:
         """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
@@ -237,18 +239,12 @@ class Search:
         if self.beam == 1:
             texts[:, 0] = self.history_tokens[index, :longest, 0]
         elif self.implementation == "triton":
-            self._kernels().trace_back(index, texts)
+            from writehead.engine import search_kernels
+
+            search_kernels.trace_back(self, index, texts)
         else:
             _trace_back(self, index, texts)
         return packed
-
-    def _kernels(self) -> Any:
-        """Returns the kernels; importing them needs Triton, which is optional."""
-        if self._made_kernels is None:
-            from writehead.engine.search_kernels import Kernels
-
-            self._made_kernels = Kernels(self)
-        return self._made_kernels
 
     def _check(self, options: Sequence[Options], table: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Returns which requests need sampling; raises if this search does not support one."""
@@ -380,8 +376,7 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
         _put(field, at, live, value.unsqueeze(1))
     if search.sampling:
         search.seen[at, token] |= live.byte()
-    if search.lengths is not None:
-        _put(search.lengths, at, live, search.lengths[at] + 1)
+    _put(search.lengths, at, live, search.lengths[at] + 1)
     _put(options.count, at, live, count)
     _put(search.tokens, at, live, token)
     _put(search.live, at, live, ~over)
@@ -492,8 +487,6 @@ def _decided(search: Search, scores: Tensor, at: Tensor, count: Tensor) -> Tenso
 def _continue_parents(search: Search, parents: Tensor, at: Tensor, live: Tensor) -> None:
     """Updates lengths and ancestors of the KV cache, so that each row continues its parent."""
     beam = search.beam
-    if search.lengths is None:
-        return
     lengths = search.lengths.view(-1, beam)
     if search.ancestors is not None:
         size = search.ancestors.shape[1]

@@ -55,6 +55,18 @@ class State(NamedTuple):
     history_tokens: Tensor
     history_parents: Tensor
 
+    @classmethod
+    def of(cls, search: "Search") -> "State":
+        """Returns the tensors of a search."""
+        options, pool = search.option_table, search.pool_table
+        ancestors = search.lengths if search.ancestors is None else search.ancestors
+        return cls(
+            *(options, options.view(torch.float32), pool, pool.view(torch.float32)),
+            *(search.prefix, search.draws, search.seen, search.tokens, search.parents),
+            *(search.live, search.lengths, ancestors),
+            *(search.history_tokens, search.history_parents),
+        )
+
 
 class Scratch(NamedTuple):
     """Intermediate results that the kernels of one step pass to each other.
@@ -70,9 +82,22 @@ class Scratch(NamedTuple):
     best_tokens: Tensor
     done: Tensor
 
+    @classmethod
+    def make(cls, search: "Search") -> "Scratch":
+        """Returns the buffers of a search."""
+        rows, parts = len(search.tokens), triton.cdiv(search.vocab_size, PART)
+        best = rows, 2 * search.beam
+        return cls(
+            torch.empty(rows, parts * (PART // CHUNK), device=search.tokens.device),
+            torch.empty(rows, parts, 2, device=search.tokens.device),
+            torch.empty(best, device=search.tokens.device),
+            torch.empty(best, dtype=torch.int32, device=search.tokens.device),
+            torch.zeros(rows, dtype=torch.int32, device=search.tokens.device),
+        )
+
 
 class Sizes(NamedTuple):
-    """Compile-time constants: sizes (SIZE_…: powers of two), and the features of a search."""
+    """Compile-time constants; SIZE_… are powers of two."""
 
     CHUNK: int
     PART: int
@@ -88,83 +113,38 @@ class Sizes(NamedTuple):
     SIZE_P: int  # parts of a row
     SIZE_B: int  # beams
     SIZE_C: int  # continuations
-    HAS_LENGTHS: bool
-    HAS_SLOTS: bool
     PDL: bool
 
 
-class Kernels:
-    """The kernels of a search, and their buffers."""
-
-    def __init__(self, search: "Search") -> None:
-        self.search, beam, device = search, search.beam, search.tokens.device
-        rows, parts = len(search.tokens), triton.cdiv(search.vocab_size, PART)
-        chunks, top, unused = parts * (PART // CHUNK), 2 * beam, search.tokens
-        self.state = State(
-            search.option_table,
-            search.option_table.view(torch.float32),
-            search.pool_table,
-            search.pool_table.view(torch.float32),
-            search.prefix,
-            search.draws,
-            search.seen,
-            search.tokens,
-            search.parents,
-            search.live,
-            unused if search.lengths is None else search.lengths,
-            unused if search.ancestors is None else search.ancestors,
-            search.history_tokens,
-            search.history_parents,
-        )
-        self.scratch = Scratch(
-            torch.empty(rows, chunks, device=device),
-            torch.empty(rows, parts, 2, device=device),
-            torch.empty(rows, top, device=device),
-            torch.empty(rows, top, dtype=torch.int32, device=device),
-            torch.zeros(rows, dtype=torch.int32, device=device),
-        )
-        self.positions = 0 if search.ancestors is None else search.ancestors.shape[1]
-        tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
-        self.counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
-        self.beams = beam, top, min(triton.next_power_of_2(max(self.positions, 1)), 128)
-        self.padded = (*map(triton.next_power_of_2, (chunks, parts, beam, top)),)
-
-    def advance(self, logits: Tensor, slots: Tensor | None, *, sampling: bool) -> None:
-        """Runs one step; see `Search.advance`."""
-        search, rows, options = self.search, len(logits), pdl(logits)
-        flags = search.lengths is not None, slots is not None, bool(options)
-        shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
-        constants = *self.counts, shift, *self.beams, *self.padded, *flags
-        sizes = Sizes(*map(tl.constexpr, constants))
-        parts, tile = self.counts[2], self.counts[4]
-        source = logits, logits.stride(0), search.tokens if slots is None else slots
-        sized = search.vocab_size, search.eos, search.capacity, sizes
-        given = *source, self.state, self.scratch, *sized
-        if sampling:
-            warps = min(16, max(1, tile // 512))
-            launch(sample_kernel, (rows,))(*given, num_warps=warps, **options)
-            return
-        launch(scan_kernel, (rows, parts))(*given, num_warps=2, **options)
-        if search.beam > 1:
-            launch(top_kernel, (rows,))(*given, num_warps=2, **options)
-            grid = (rows // search.beam,)
-            launch(beam_kernel, grid)(*given, self.positions, num_warps=1, **options)
-
-    def trace_back(self, index: Tensor, texts: Tensor) -> None:
-        """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
-        strides, search = texts.stride()[:2], self.search
-        given = index, self.state, texts, *strides, search.capacity, search.beam
-        launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
+def advance(
+    search: "Search", scratch: Scratch, logits: Tensor, slots: Tensor, sampling: bool
+) -> None:
+    """Runs one step; see `Search.advance`."""
+    rows, beam, options = len(logits), search.beam, pdl(logits)
+    parts, chunks = scratch.statistics.shape[1], scratch.peaks.shape[1]
+    tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
+    size = 0 if search.ancestors is None else search.ancestors.shape[1]
+    counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
+    shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
+    beams = beam, 2 * beam, min(triton.next_power_of_2(max(size, 1)), 128)
+    padded = map(triton.next_power_of_2, (chunks, parts, beam, 2 * beam))
+    sizes = Sizes(*map(tl.constexpr, (*counts, shift, *beams, *padded, bool(options))))
+    read = logits, logits.stride(0), slots, State.of(search), scratch
+    given = *read, search.vocab_size, search.eos, search.capacity, sizes
+    if sampling:
+        warps = min(16, max(1, tile // 512))
+        launch(sample_kernel, (rows,))(*given, num_warps=warps, **options)
+        return
+    launch(scan_kernel, (rows, parts))(*given, num_warps=2, **options)
+    if beam > 1:
+        launch(top_kernel, (rows,))(*given, num_warps=2, **options)
+        launch(beam_kernel, (rows // beam,))(*given, size, num_warps=1, **options)
 
 
-@triton.jit
-def _slot(slots, place, sizes):
-    """Returns the slot that is listed at `place`."""
-    if sizes.HAS_SLOTS:
-        slot = tl.load(slots + place).to(tl.int64)
-    else:
-        slot = place.to(tl.int64)
-    return slot
+def trace_back(search: "Search", index: Tensor, texts: Tensor) -> None:
+    """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
+    given = index, State.of(search), texts, *texts.stride()[:2], search.capacity, search.beam
+    launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
 
 
 @triton.jit
@@ -205,7 +185,7 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
     r = tl.program_id(0).to(tl.int64)
     # the logits written last may still be in the L2 cache
     part = sizes.PARTS - 1 - tl.program_id(1)
-    slot = _slot(slots, r // sizes.BEAM, sizes)
+    slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
     _scan_part(row, scratch, part, r * sizes.PARTS + part, sizes)
     if sizes.BEAM == 1:
@@ -216,7 +196,7 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
             is_live = tl.load(state.live + slot)
             count = tl.load(state.options + slot * OPTIONS + COUNT)
             forced = tl.load(state.options + slot * OPTIONS + PREFIX_LENGTH)
-            sequence = _load_sequence(state, slot, sizes)
+            sequence = _load_sequence(state, slot)
             maxima = _load_peaks(scratch, r, sizes)
             one = tl.full([1], 0, tl.int64) + r
             log_z = tl.sum(_log_sum(scratch, one, one >= 0, sizes), axis=0)
@@ -227,7 +207,7 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
                     token = tl.load(state.prefix + slot * capacity + count)
                     value = tl.load(logits + r * stride + token).to(tl.float32)
                 token = tl.where(token == NONE, eos, token)
-                _append(state, slot, sequence, token, value - log_z, capacity, eos, sizes)
+                _append(state, slot, sequence, token, value - log_z, capacity, eos)
 
 
 @triton.jit
@@ -284,18 +264,16 @@ def _best_of_row(row, peaks, sizes, TOP: tl.constexpr, SIZE_C: tl.constexpr):
 
 
 @triton.jit
-def _load_sequence(state, slot, sizes):
+def _load_sequence(state, slot):
     """Loads the sequence of a slot with one row: count, limit, alpha, log P, cache length."""
-    options, length = state.options + slot * OPTIONS, slot
-    if sizes.HAS_LENGTHS:
-        length = tl.load(state.lengths + slot)
+    options, length = state.options + slot * OPTIONS, tl.load(state.lengths + slot)
     alpha = tl.load(state.numbers + slot * OPTIONS + ALPHA)
     log_p = tl.load(state.pool_numbers + slot * POOL + LOG_P)
     return tl.load(options + COUNT), tl.load(options + MAX_LENGTH), alpha, log_p, length
 
 
 @triton.jit
-def _append(state, slot, sequence, token, log_p, capacity, eos, sizes):
+def _append(state, slot, sequence, token, log_p, capacity, eos):
     """Appends a token with `log_p` to the sequence of a slot with one row."""
     options, entry = state.options + slot * OPTIONS, slot * POOL
     count, longest, alpha, total, length = sequence
@@ -303,8 +281,7 @@ def _append(state, slot, sequence, token, log_p, capacity, eos, sizes):
     log_p += total
     is_live = (token != eos) & (count < longest) & (tl.abs(log_p) < float("inf"))
     tl.debug_barrier()  # all threads have read the values that are overwritten below
-    if sizes.HAS_LENGTHS:
-        tl.store(state.lengths + slot, length + 1)
+    tl.store(state.lengths + slot, length + 1)
     tl.store(options + COUNT, count)
     tl.store(state.pool + entry + LENGTH, count)
     tl.store(state.pool + entry + FINISHED, (token == eos).to(tl.int32))
@@ -493,10 +470,10 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
     wait_for_previous(sizes.PDL)
     launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
-    slot = _slot(slots, r, sizes)
+    slot = tl.load(slots + r).to(tl.int64)
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
     count, temperature = tl.load(options + COUNT), tl.load(numbers + TEMPERATURE)
-    sequence = _load_sequence(state, slot, sizes)
+    sequence = _load_sequence(state, slot)
     seen, banned = state.seen + slot * vocab_size, _early_eos(state, slot, eos)
     row = (logits + r * stride, banned, seen, tl.load(numbers + PENALTY), vocab_size)
     if tl.load(state.live + slot) != 0:
@@ -515,7 +492,7 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
         token = tl.where((token >= 0) & (token < vocab_size), token, eos)
         value = tl.load(logits + r * stride + token).to(tl.float32)
         log_p = value - highest - tl.log(total)
-        _append(state, slot, sequence, token, log_p, capacity, eos, sizes)
+        _append(state, slot, sequence, token, log_p, capacity, eos)
         tl.store(seen + token, 1)
 
 
@@ -525,7 +502,7 @@ def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity,
     wait_for_previous(sizes.PDL)
     launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
-    slot = _slot(slots, r // sizes.BEAM, sizes)
+    slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     is_live = tl.load(state.live + slot * sizes.BEAM)
     maxima = _load_peaks(scratch, r, sizes)
     row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
@@ -638,7 +615,7 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
     wait_for_previous(sizes.PDL)
     launch_dependents(sizes.PDL)
     place = tl.program_id(0).to(tl.int64)
-    slot = _slot(slots, place, sizes)
+    slot = tl.load(slots + place).to(tl.int64)
     row, first_row = place * sizes.BEAM, slot * sizes.BEAM  # in the logits, and in the state
     if tl.load(state.live + first_row) != 0:
         options = state.options + slot * OPTIONS
@@ -688,13 +665,11 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         tl.store(state.history_parents + step, parent, mask=is_beam)
         tl.store(state.tokens + first_row + beams, last.to(tl.int64), mask=is_beam)
         tl.store(state.parents + first_row + beams, first_row + parent, mask=is_beam)
-        if sizes.HAS_LENGTHS:
-            length = tl.load(state.lengths + first_row).to(tl.int32)
-            if size > 0:
-                ancestors = state.ancestors + first_row * size
-                _continue_parents(ancestors, parent, length, size, sizes)
-            tl.debug_barrier()  # all threads have read the length
-            tl.store(state.lengths + first_row + beams, (length + 1).to(tl.int64), mask=is_beam)
+        length = tl.load(state.lengths + first_row).to(tl.int32)
+        if size > 0:
+            _continue_parents(state.ancestors + first_row * size, parent, length, size, sizes)
+        tl.debug_barrier()  # all threads have read the length
+        tl.store(state.lengths + first_row + beams, (length + 1).to(tl.int64), mask=is_beam)
         tl.store(options + COUNT, count)
         tl.store(state.live + first_row + beams, tl.where(done, 0, 1).to(tl.int64), mask=is_beam)
 
