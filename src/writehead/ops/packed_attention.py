@@ -295,8 +295,12 @@ def find_spans(visibility: Visibility, n: int, m: int) -> tuple[Tensor, Tensor]:
     For each query: its segment, the first memory position that it may see, and the end, one past
     the last. For each memory position: its segment, and the first and end of the queries that may
     see it. A span covers all visible positions and is empty if there are none. The computation does
-    not synchronize, and torch.compile computes the tables once for all layers.
+    not synchronize, and layers that share a visibility share the tables.
     """
+    return visibility.cached(("spans", n, m), lambda: _find_spans(visibility, n, m))
+
+
+def _find_spans(visibility: Visibility, n: int, m: int) -> tuple[Tensor, Tensor]:
     query_segments, memory_segments = visibility.query_segments, visibility.memory_segments
     assert query_segments is not None
     assert memory_segments is not None
