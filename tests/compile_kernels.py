@@ -19,7 +19,8 @@ from helpers import config, model, tokens
 from writehead.config import DecodeConfig
 from writehead.engine.runner import Lane, Shape
 from writehead.engine.search import Options
-from writehead.ops import decode_attention_kernels, packed_attention
+from writehead.ops import decode_attention as decode_ops
+from writehead.ops import packed_attention
 from writehead.ops.decode_attention import (
     CacheLayer,
     MemoryLayer,
@@ -79,7 +80,7 @@ def type_of(value: object, place: tuple[int, ...], constants: dict) -> object:
     if isinstance(value, float):
         return "fp32"
     # as in a real launch, the compiler specializes integers equal to 1
-    if isinstance(value, tl.constexpr) or value == 1:
+    if isinstance(value, tl.constexpr) or value is None or value == 1:
         constants[place] = getattr(value, "value", value)
         return "constexpr"
     return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
@@ -148,7 +149,7 @@ def compile_training() -> None:
     for heads in (Heads(8, 8, 128, 128), Heads(8, 1, 128, 128)):
         QKV = zeros(2, 40, sum(heads.widths)).requires_grad_()
         noise = torch.ones(2, heads.g, 40)
-        packed_attention.attend_fused(QKV, heads, PACKED, 0.1, noise).sum().backward()
+        packed_attention.attend_packed([QKV], heads, PACKED, 0.1, noise).sum().backward()
     logits, options = zeros(2, 40_000).requires_grad_(), {"label_smoothing": 0.1, "z_loss": 1e-4}
     losses = label_loss(logits, torch.tensor([3, -100]), implementation="triton", **options)
     losses[0].sum().backward()
@@ -156,7 +157,7 @@ def compile_training() -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    decode_attention_kernels._shared_memory = lambda device: SHARED_MEMORY
+    decode_ops._shared_memory = lambda device: SHARED_MEMORY
     as_on_an_h200 = {"runs_triton": lambda T: True, "pdl": lambda T: {"launch_pdl": True}}
     for module in [one for name, one in sys.modules.items() if name.startswith("writehead.")]:
         for name in as_on_an_h200.keys() & vars(module).keys():

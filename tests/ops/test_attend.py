@@ -1,4 +1,4 @@
-"""Implementations of `attend` against scalar loops, the paper's listings and plain PyTorch."""
+"""Implementations of `attend` against scalar loops and plain PyTorch."""
 
 import math
 
@@ -8,23 +8,13 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import (
-    DEVICE,
-    additive,
-    assert_at_most_twice,
-    integers,
-    randn,
-    random,
-    sees,
-    slow_attend,
-)
+from helpers import DEVICE, assert_at_most_twice, integers, randn, random, sees, slow_attend
 from writehead.errors import BackendError, ConfigError, ShapeError
 from writehead.ops.attention import attend, attend_fused
 from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
-from writehead.paper.listings import MultiheadAttentionBatched, MultiqueryAttentionBatched
 
-b, n, h, k, v, m, d = 2, 3, 6, 7, 11, 13, 17
+b, n, h, k, v, m = 2, 3, 6, 7, 11, 13
 SCALE = 0.3
 IMPLEMENTATIONS = ("sdpa", "eager")  # test_packed_attention.py tests the third
 
@@ -120,23 +110,6 @@ def test_attend_on_a_fused_projection_equals_attend_on_its_parts(g, implementati
     visibility = Visibility(causal=True, window=4)
     O = attend_fused(QKV, Heads(h, g, *depths(implementation)), visibility, **options)  # noqa: E741
     assert_close(O, attend(Q, K, V, visibility, **options))
-
-
-@every_implementation
-@pytest.mark.parametrize("listing", [MultiheadAttentionBatched, MultiqueryAttentionBatched])
-def test_attend_equals_the_batched_listings_of_the_paper(listing, implementation):
-    k, v = depths(implementation)
-    g = h if listing is MultiheadAttentionBatched else 1
-    X, M = random(b, n, d), random(b, m, d)
-    P_q, P_k, P_v, P_o = (random(x, d, width) for x, width in ((h, k), (g, k), (g, v), (h, v)))
-    Q, K, V = (torch.einsum("bnd,hdk->bhnk", T, P) for T, P in ((X, P_q), (M, P_k), (M, P_v)))
-    lengths = torch.tensor([5, 9])
-    O = attend(Q, K, V, Visibility(lengths=lengths), scale=k**-0.5, implementation=implementation)  # noqa: E741
-
-    mask = additive((torch.arange(m) < lengths.view(b, 1, 1, 1)).expand(b, h, n, m))
-    P_k, P_v = (P_k, P_v) if g == h else (P_k[0], P_v[0])
-    expected = listing(X, M, mask, P_q * k**-0.5, P_k, P_v, P_o)
-    assert_close(torch.einsum("bhnv,hdv->bnd", O, P_o), expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

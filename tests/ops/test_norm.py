@@ -27,7 +27,7 @@ def make(kind: str, d: int, *, affine: bool = True, bias: bool = True) -> nn.Mod
     "options", [("rms", True), ("rms", False), ("layer", True), ("layer", False)], ids=str
 )
 def test_norms_equal_those_of_pytorch(monkeypatch, options, d, implementation):
-    monkeypatch.setattr("writehead.ops.norm_kernels.MIN_ROWS_FOR_PAIRS", 5)
+    monkeypatch.setattr("writehead.ops.norm.MIN_ROWS_FOR_PAIRS", 5)
     kind, affine = options
     norm = make(kind, d, affine=affine)
     for shape in ((3,), (1, 5), (2, 3)):

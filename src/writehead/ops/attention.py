@@ -5,9 +5,6 @@
 - "eager": the reference, two matrix products and a softmax.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -46,7 +43,7 @@ def attend(
     if beam > 1:  # the beams of a sentence become queries of one row
         Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
     chosen = IMPLEMENTATIONS[_choose(implementation, Q, K, V, visibility)]
-    O = chosen.attend(Q, K, V, visibility, scale, noise)  # noqa: E741
+    O = chosen(Q, K, V, visibility, scale, noise)  # noqa: E741
     if beam > 1:
         O = O.view(-1, h, beam, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
     return O
@@ -67,8 +64,8 @@ def attend_fused(
     _check(Q, K, V, visibility, scale, noise)
     chosen = _choose(implementation, Q, K, V, visibility)
     if chosen == "packed":
-        return packed_attention.attend_fused(QKV, heads, visibility, scale, noise)
-    return attend(Q, K, V, visibility, scale=scale, noise=noise, implementation=chosen)
+        return packed_attention.attend_packed([QKV], heads, visibility, scale, noise)
+    return IMPLEMENTATIONS[chosen](Q, K, V, visibility, scale, noise)
 
 
 def check_implementation(name: str) -> None:
@@ -77,7 +74,12 @@ def check_implementation(name: str) -> None:
 
 
 def _choose(name: str, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str:
-    reasons = {one: IMPLEMENTATIONS[one].why_not(Q, K, V, visibility) for one in IMPLEMENTATIONS}
+    k, v = Q.shape[3], V.shape[3]
+    reasons = {
+        "packed": packed_attention.why_not(Q, K, V, visibility),
+        "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
+        "eager": None,
+    }
     return choose_implementation("attention", name, reasons)
 
 
@@ -101,20 +103,23 @@ def _attend_eager(
     return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)
 
 
-def _why_not_sdpa(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
-    k, v = K.shape[3], V.shape[3]
-    return None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}"
-
-
 def _attend_sdpa(
     Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
 ) -> Tensor:
-    """Computes attention by SDPA, without `enable_gqa`, which would repeat K and V for a mask."""
-    V = _scale_values(V, noise)
-    b, h, n, k = Q.shape
-    g, m, v = K.shape[1], K.shape[2], V.shape[3]
+    n, m = Q.shape[2], K.shape[2]
     causal = visibility.causal and visibility.has_only_causal_limit and n == m
     mask = None if causal else visibility.mask(n, m, Q.device)
+    O = attend_sdpa(Q, K, _scale_values(V, noise), mask, scale, causal=causal)  # noqa: E741
+    fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
+    return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
+
+
+def attend_sdpa(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float, *, causal: bool = False
+) -> Tensor:
+    """Computes attention by SDPA, without `enable_gqa`, which would repeat K and V for a mask."""
+    b, h, n, k = Q.shape
+    g, m, v = K.shape[1], K.shape[2], V.shape[3]
     if n <= MAX_FOLDED_QUERIES and not causal and (mask is None or mask.shape[2] == 1):
         # all queries see the same positions, so the queries of read-heads that share a write-head
         # can be queries of one head, and K and V are read once
@@ -129,9 +134,7 @@ def _attend_sdpa(
     O = scaled_dot_product_attention(  # noqa: E741
         Q, K, V, attn_mask=mask, is_causal=causal, scale=scale
     )
-    O = O.reshape(b, h, n, v)  # noqa: E741
-    fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
-    return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
+    return O.reshape(b, h, n, v)
 
 
 def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
@@ -139,18 +142,8 @@ def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
     return V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
 
 
-class Implementation(NamedTuple):
-    """An implementation of `attend`; tensors are checked, and K and V have as many rows as Q."""
-
-    why_not: Callable[[Tensor, Tensor, Tensor, Visibility], str | None]
-    attend: Callable[[Tensor, Tensor, Tensor, Visibility, float, Tensor | None], Tensor]
-
-
-IMPLEMENTATIONS = {  # "auto" chooses the first that supports the arguments
-    "packed": Implementation(packed_attention.why_not, packed_attention.attend),
-    "sdpa": Implementation(_why_not_sdpa, _attend_sdpa),
-    "eager": Implementation(lambda Q, K, V, visibility: None, _attend_eager),
-}
+# "auto" chooses the first that supports the arguments; K and V have as many rows as Q
+IMPLEMENTATIONS = {"packed": packed_attention.attend, "sdpa": _attend_sdpa, "eager": _attend_eager}
 
 
 def _check(

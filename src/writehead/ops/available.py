@@ -10,6 +10,9 @@ from torch import Tensor
 
 from writehead.errors import BackendError, ConfigError, nearest
 
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KERNEL_DEPTHS = {16, 32, 64, 128, 256}  # of keys and values, in attention
+
 
 def choose_implementation(op: str, name: str, why_not: Mapping[str, str | None]) -> str:
     """Returns `name`, or for "auto" the first implementation whose `why_not` is None.
@@ -26,16 +29,30 @@ def choose_implementation(op: str, name: str, why_not: Mapping[str, str | None])
     return name
 
 
+def why_not_kernel(X: Tensor, *others: Tensor | None) -> str | None:
+    """Returns why a Triton kernel without gradients cannot run on X and the others, or None."""
+    if not runs_triton(X):
+        return f"Triton does not run on {X.device}"
+    if torch.compiler.is_compiling():
+        return "torch.compile fuses the reference itself"
+    if needs_gradient(X, *others):
+        return "the kernel has no gradient"
+    if X.dtype not in KERNEL_DTYPES:
+        return f"the kernel needs a floating-point type of 16 or 32 bits, not {X.dtype}"
+    return None
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Returns whether autograd records operations on any of the tensors."""
+    return torch.is_grad_enabled() and any(T is not None and T.requires_grad for T in tensors)
+
+
 def runs_triton(T: Tensor) -> bool:
-    """Returns whether Triton kernels run on T: on a GPU, or anywhere with TRITON_INTERPRET=1."""
+    """Returns whether Triton kernels run on T: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
     if torch.compiler.is_compiling():  # torch.compile cannot trace the interpreter
-        return T.device.type == "cuda"
-    return has_triton() and (T.device.type == "cuda" or is_interpreted())
-
-
-def is_interpreted() -> bool:
-    """Returns whether Triton runs kernels in Python, on tensors of any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+        return T.is_cuda
+    is_interpreted = T.is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
+    return has_triton() and (T.is_cuda or is_interpreted)
 
 
 @functools.cache

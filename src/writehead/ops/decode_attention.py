@@ -7,22 +7,39 @@ written, and their results are undefined.
 
 Position p of a row is stored at cache position p % size. Beams share earlier positions without
 copies: `ancestors` gives the beam whose row holds each cache position.
+
+A program of the Triton kernel owns one write-head of one row of K and V, and one part of its
+positions. The rows of its tile are the queries of all read-heads, beams and new positions that read
+them, so K and V are read once. The loop ends at the row's length, which is read on the device, so
+padding costs nothing. If there are too few programs to fill the GPU, the positions are split into
+parts, and a second kernel combines the results. New positions arrive with the queries. The program
+of the first part adds them to its softmax and writes them to the cache.
 """
 
+import functools
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.errors import ShapeError
-from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.attention import attend_sdpa
+from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
+from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.rotary import Rotary, rotate
 
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
-KERNEL_DEPTHS = (16, 32, 64, 128, 256)  # of keys and values
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The tiles and these limits were chosen by measurements on an H200.
+NUM_SMS = 132
+PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
+PROGRAMS_TO_HIDE_LATENCY = 8192  # with at least this many, programs hide each other's loads
+MAX_SPLITS = 128  # with more, the second kernel would take longer than the first
+SHORT_MEMORY, LONG_MEMORY, VERY_LONG_MEMORY = 64, 512, 4096  # positions
+WIDE_HEAD = 256  # bytes; a tile of 32 KB then has at most 128 positions, the limit
+LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +109,9 @@ def decode_attention(
     _check(QKV, sum(heads.widths), cache, heads)
     n = QKV.shape[1]
     if cache.beam > 1 and (cache.ancestors is None or n > 1):
-        raise ShapeError(
-            f"beam={cache.beam} with n={n} new positions: beams need ancestors and n = 1"
-        )
-    chosen = _choose(implementation, QKV, heads, n * (heads.h // heads.g))
-    if chosen == "triton":
-        from writehead.ops.decode_attention_kernels import attend
-
-        return attend(QKV, cache, heads, scale, rotary, deferred=deferred, counts=cache.counts)
+        raise ShapeError(f"beam={cache.beam} and n={n}: beams need ancestors and n = 1")
+    if _choose(implementation, QKV, heads, n * (heads.h // heads.g)) == "triton":
+        return attend_triton(QKV, cache, heads, scale, rotary, deferred)
     QKV = QKV if deferred is None else deferred.apply(QKV)
     return _attend_cache(QKV, cache, heads, scale, rotary)
 
@@ -120,22 +132,16 @@ def memory_attention(
     _check(Q, heads.widths[0], memory, heads)
     rows = memory.beam * Q.shape[1] * (heads.h // heads.g)
     if _choose(implementation, Q, heads, rows) == "triton":
-        from writehead.ops.decode_attention_kernels import attend
-
-        return attend(Q, memory, heads, scale, deferred=deferred)
+        return attend_triton(Q, memory, heads, scale, deferred=deferred)
     Q = Q if deferred is None else deferred.apply(Q)
     return _attend_memory(Q, memory, heads, scale)
 
 
 def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
     """Returns why the kernel cannot compute tiles of `rows` queries, or None."""
-    if not runs_triton(Q):
-        return f"Triton kernels do not run on {Q.device}"
-    if torch.is_grad_enabled() and Q.requires_grad:
-        return "the kernel has no gradients"
-    if Q.dtype not in KERNEL_DTYPES:
-        return f"the kernel does not support {Q.dtype}"
-    if heads.k not in KERNEL_DEPTHS or heads.v not in KERNEL_DEPTHS:
+    if reason := why_not_kernel(Q):
+        return reason
+    if not {heads.k, heads.v} <= KERNEL_DEPTHS:
         return f"k={heads.k} and v={heads.v} must be powers of two from 16 to 256"
     if rows > MAX_TILE_ROWS:
         return f"{rows} queries share a write-head; the kernel supports {MAX_TILE_ROWS}"
@@ -160,11 +166,8 @@ def _check(Q: Tensor, columns: int, layer: CacheLayer | MemoryLayer, heads: Head
         raise ShapeError(f"K {list(K.shape)} and V {list(V.shape)} do not fit {heads}")
     if not Q.dtype == K.dtype == V.dtype:
         raise ShapeError(f"{Q.dtype} queries, {K.dtype} K and {V.dtype} V must have one dtype")
-    if slots is None:
-        fits = len(Q) <= len(layer.live)
-    else:
-        fits = len(Q) == len(slots) * layer.beam
-    if not fits:
+    listed_rows = len(layer.live) if slots is None else len(slots) * layer.beam
+    if len(Q) > listed_rows or (slots is not None and len(Q) < listed_rows):
         listed = "" if slots is None else f", {len(slots)} of them listed"
         raise ShapeError(
             f"{len(Q)} rows of queries do not fit {len(layer.live) // layer.beam} slots{listed}, "
@@ -178,7 +181,9 @@ def _attend_cache(
     """Computes the reference of `decode_attention`; copies K and V if `slots` are listed."""
     n, size, device = QKV.shape[1], cache.K.shape[2], QKV.device
     Q, K, V = heads.split(QKV)
-    rows = _cache_rows(cache, len(QKV))  # [R beam]
+    rows = torch.arange(len(QKV), device=device)  # of the cache, [R beam]
+    if cache.slots is not None:
+        rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
     lengths = _listed(cache.lengths, cache, rows)
     positions = lengths.unsqueeze(1) + torch.arange(n, device=device)  # [R beam, n]
     if rotary is not None:
@@ -188,7 +193,9 @@ def _attend_cache(
         # in a ring, the last new positions replace positions that the first queries still see
         memory = [torch.cat([T[rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
         _append(cache, rows, positions, K, V)
-        held = torch.cat([_positions_held(lengths, size), positions], dim=1).unsqueeze(1)
+        newest = lengths.unsqueeze(1) - 1
+        held = newest - (newest - torch.arange(size, device=device)) % size  # negative if none
+        held = torch.cat([held, positions], dim=1).unsqueeze(1)
         last = positions.unsqueeze(2)
         seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
         return _attend(Q, memory[0], memory[1], seen, scale)
@@ -205,23 +212,9 @@ def _attend_cache(
     return _attend_beams(Q, K, V, seen.squeeze(1), holders, cache.beam, scale)
 
 
-def _cache_rows(cache: CacheLayer, count: int) -> Tensor:
-    """Returns the cache row of each of `count` activation rows."""
-    rows = torch.arange(count, device=cache.K.device)
-    if cache.slots is None:
-        return rows
-    return cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
-
-
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
     """Returns the `rows` of T: a view, or a copy if slots are listed."""
     return T[: len(rows)] if cache.slots is None else T.index_select(0, rows)
-
-
-def _positions_held(lengths: Tensor, size: int) -> Tensor:
-    """Returns the position that each cache position holds, [rows, size]; negative if none."""
-    newest = lengths.unsqueeze(1) - 1
-    return newest - (newest - torch.arange(size, device=lengths.device)) % size
 
 
 def _append(cache: CacheLayer, rows: Tensor, positions: Tensor, K: Tensor, V: Tensor) -> None:
@@ -261,22 +254,7 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
 
 def _attend(Q: Tensor, K: Tensor, V: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, n, h v]; seen: [b, n or 1, m]."""
-    b, h, n, k = Q.shape
-    g, mask = K.shape[1], seen.unsqueeze(1)
-    if n == 1:  # the read-heads of a write-head become queries of one head
-        Q = Q.reshape(b, g, h // g, k)
-        O = scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)  # noqa: E741
-        return O.reshape(b, 1, -1)
-    # write-heads become part of the batch and are expanded to their read-heads by a stride of 0
-    m, v = V.shape[2:]
-    O = scaled_dot_product_attention(  # noqa: E741
-        Q.reshape(b * g, h // g, n, k),
-        K.reshape(b * g, 1, m, k).expand(-1, h // g, -1, -1),
-        V.reshape(b * g, 1, m, v).expand(-1, h // g, -1, -1),
-        attn_mask=mask.repeat_interleave(g, dim=0),
-        scale=scale,
-    )
-    return O.view(b, h, n, v).transpose(1, 2).reshape(b, n, h * v)
+    return attend_sdpa(Q, K, V, seen.unsqueeze(1), scale).transpose(1, 2).flatten(2)
 
 
 def _attend_beams(
@@ -301,3 +279,388 @@ def _attend_beams(
     weights = torch.softmax(logits, dim=4).to(V.dtype).view(count, g, -1, beam, m)
     O = (weights.permute(0, 3, 1, 2, 4) @ V).sum(1)  # [R, g, beam h/g, v]  # noqa: E741
     return O.view(count, g, beam, -1).transpose(1, 2).reshape(rows, 1, h * v)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Positions that a program reads at a time, and its launch options."""
+
+    positions: int
+    warps: int
+    stages: int
+    prefetch: bool = False  # load the first tile before the queries are complete
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that a tile is chosen for."""
+
+    depth: int  # max(k, v)
+    itemsize: int
+    programs: int  # without splits
+    positions: int
+    queries: int = 1  # rows of the tile
+    appends: bool = False
+    beams: bool = False
+
+
+def choose_tile(shape: Shape, shared_memory: float = math.inf) -> Tile:
+    """Returns the fastest tile that fits `shared_memory` bytes per program.
+
+    Many small programs hide each other's latency. With few programs, each must load more at once.
+    """
+    programs, positions = shape.programs, shape.positions
+    # size: bytes of K in a tile
+    if positions > LONG_MEMORY and _prefers_large_tiles(shape):
+        size, warps, stages, prefetch = 32768, 4, 3, False
+    elif positions > LONG_MEMORY:
+        size, warps, prefetch = 16384, 4, False
+        stages = 4 if programs <= PROGRAMS_OF_FOUR_STAGES else 3
+    elif programs <= NUM_SMS:
+        size, warps, stages, prefetch = 16384 if shape.appends else 32768, 4, 2, True
+    elif programs >= PROGRAMS_TO_HIDE_LATENCY and not shape.appends and not shape.beams:
+        size, warps, stages, prefetch = 16384, 2, 2, False
+    elif programs >= PROGRAMS_TO_HIDE_LATENCY or shape.beams:
+        size, warps, stages, prefetch = 4096, 1, 3 if shape.appends else 2, False
+    else:
+        size, warps, stages, prefetch = 8192 if positions > SHORT_MEMORY else 4096, 1, 2, True
+    if shape.queries > 32:  # the results need the registers of several warps
+        warps = 8 if shape.queries * shape.depth >= 16384 else 4
+        size, stages, prefetch = 16384, 2, False
+    each = shape.depth * shape.itemsize  # bytes of one position
+    count = _tile_positions(size, each)
+    needed = max(64, shape.queries) * each  # for queries and results
+    while (stages - 1) * 2 * count * each + needed > shared_memory and (stages > 2 or count > 16):
+        stages, count = (stages - 1, count) if stages > 2 else (stages, count // 2)
+    return Tile(count, warps, stages, prefetch)
+
+
+def _prefers_large_tiles(shape: Shape) -> bool:
+    """Returns whether tiles of 32 KB are fastest; a multiprocessor then holds one program."""
+    if shape.programs > NUM_SMS:
+        return shape.positions > VERY_LONG_MEMORY
+    # one program per multiprocessor: with smaller tiles, some would hold two programs, some none
+    each, splits = shape.depth * shape.itemsize, min(NUM_SMS // shape.programs, MAX_SPLITS)
+    return each >= WIDE_HEAD and shape.positions // (2 * _tile_positions(32768, each)) >= splits
+
+
+def _tile_positions(size: int, each: int) -> int:
+    """Returns how many positions of `each` bytes fit in about `size` bytes."""
+    return max(16, min(128, int(triton.next_power_of_2(size // each))))
+
+
+def choose_splits(shape: Shape, tile: Tile) -> int:
+    """Returns the number of parts to split the positions into; each has at least two tiles."""
+    most = min(NUM_SMS // shape.programs, MAX_SPLITS)
+    return max(1, min(most, shape.positions // (2 * tile.positions)))
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> float:
+    """Returns the bytes of shared memory that a program may use."""
+    if device.type != "cuda":
+        return math.inf
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+class Stored(NamedTuple):
+    """A layer as the kernel reads it."""
+
+    K: Tensor
+    V: Tensor
+    k_strides: tuple[int, ...]  # of rows, heads and positions
+    v_strides: tuple[int, ...]
+    lengths: Tensor
+    live: Tensor
+    slots: Tensor | None
+    ancestors: Tensor | None
+    counts: Tensor | None
+    size: int
+    window: int | None
+
+
+class Sizes(NamedTuple):
+    """Compile-time constants of the kernel; SIZE_…: powers of two."""
+
+    G: int
+    GROUP: int  # read-heads of a write-head
+    BEAM: int
+    TOKENS: int  # new positions of a program: of a cache row, or of all beams of a slot
+    SIZE_Q: int
+    SIZE_K: int
+    SIZE_V: int
+    POSITIONS: int
+    SPLITS: int
+    APPENDS: bool
+    PADDED: bool
+    PREFETCH: bool
+
+
+def attend_triton(
+    Q: Tensor,
+    layer: CacheLayer | MemoryLayer,
+    heads: Heads,
+    scale: float,
+    rotary: Rotary | None = None,
+    deferred: DeferredRms | None = None,
+    *,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Computes `decode_attention` over a CacheLayer, or `memory_attention` over a MemoryLayer."""
+    rows, n, _ = Q.shape
+    K, V, beam, size, group = layer.K, layer.V, layer.beam, layer.K.shape[2], heads.h // heads.g
+    appends, ancestors, counts, window = False, None, None, None
+    if isinstance(layer, CacheLayer):
+        appends, counts, window = True, layer.counts, layer.window
+        ancestors = layer.ancestors if beam > 1 else None
+    tokens = n if appends else n * beam  # of a program
+    programs, depth = rows * n // tokens * heads.g, max(heads.k, heads.v)
+    shape = Shape(depth, K.element_size(), programs, size, tokens * group, appends, beam > 1)
+    if n > 1 and window is not None:
+        splits = 1  # one part would overwrite positions that another reads
+    tile = tile or choose_tile(shape, _shared_memory(K.device))
+    splits = splits or choose_splits(shape, tile)
+    Q, count = Q.reshape(rows * n, -1), rows * n * heads.h
+    O = Q.new_empty(rows, n, heads.h * heads.v)  # noqa: E741
+    parts = None
+    if splits > 1:  # normalized results; the largest logit and the sum
+        parts = tuple(O.new_empty(splits, count, x, dtype=torch.float32) for x in (heads.v, 2))
+    tensors = layer.lengths, layer.live, layer.slots, ancestors, counts
+    stored = Stored(K, V, K.stride()[:3], V.stride()[:3], *tensors, size, window)
+    angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
+    norm = None
+    if deferred is not None:
+        d = deferred.X.shape[-1]
+        norm = deferred.X, d, deferred.epsilon, tl.constexpr(triton.next_power_of_2(d))
+    size_q = max(16, triton.next_power_of_2(tokens * group))
+    numbers = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
+    sizes = Sizes(*map(tl.constexpr, (*numbers, appends, layer.padded, tile.prefetch)))
+    launch_pdl(attend_kernel, (programs, splits), Q)(
+        *(Q, Q.stride(0), stored, angles, norm, O, parts, scale * LOG2E, sizes),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if parts is not None:
+        constants = map(tl.constexpr, (splits, triton.next_power_of_2(splits), heads.v))
+        launch_pdl(combine_kernel, (count,), Q)(parts, O, count, *constants, num_warps=4)
+    return O
+
+
+@triton.jit
+def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL: tl.constexpr):  # noqa: E741
+    """Computes attention of one tile: reads K and V in steps, with a running softmax in base 2.
+
+    rotary: cosines, sines, and their positions. norm: X, d, epsilon, and the power of two above d.
+    """
+    G: tl.constexpr = sizes.G
+    GROUP: tl.constexpr = sizes.GROUP
+    TOKENS: tl.constexpr = sizes.TOKENS
+    POSITIONS: tl.constexpr = sizes.POSITIONS
+    head, index = tl.program_id(0) % G, (tl.program_id(0) // G).to(tl.int64)
+    part = tl.program_id(1) if sizes.SPLITS > 1 else 0
+    queries = tl.arange(0, sizes.SIZE_Q)
+    token = queries // GROUP
+    row = index * TOKENS + token  # of Q and O
+    heads = head * GROUP + queries % GROUP
+    ks, vs = tl.arange(0, sizes.SIZE_K), tl.arange(0, sizes.SIZE_V)
+
+    slot = index // sizes.BEAM if sizes.APPENDS else index
+    if stored.slots is not None:
+        slot = tl.load(stored.slots + slot).to(tl.int64)
+    first_row = slot * sizes.BEAM
+    own = first_row + index % sizes.BEAM if sizes.APPENDS else slot  # row of K and V
+    alive = tl.load(stored.live + first_row) != 0
+    length, size = tl.load(stored.lengths + own).to(tl.int32), stored.size
+    held = tl.minimum(length, size)
+    end = tl.where(alive, size if sizes.PADDED else held, 0)
+    width = tl.cdiv(tl.cdiv(end, sizes.SPLITS), POSITIONS) * POSITIONS
+    begin = part * width
+    end = tl.minimum(end, begin + width)
+    k_row, k_head, k_position = stored.k_strides
+    v_row, v_head, v_position = stored.v_strides
+    K, V = stored.K + head * k_head, stored.V + head * v_head
+
+    # the previous kernel writes the queries; lengths and cache are older and can be read already
+    if sizes.PREFETCH:
+        k, v = _load_tile(K, V, stored, own, first_row, begin, end, sizes)
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    is_query = queries < TOKENS * GROUP
+    start, mask = (row * q_stride + heads * sizes.SIZE_K)[:, None], (is_query & alive)[:, None]
+    q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, sizes)
+    if norm is not None:
+        factors = _rms_factors(norm, index * TOKENS, token, sizes)
+        q = (q.to(tl.float32) * factors[:, None]).to(q.dtype)
+    largest = tl.full([sizes.SIZE_Q], float("-inf"), tl.float32)
+    total = tl.zeros([sizes.SIZE_Q], tl.float32)
+    acc = tl.zeros([sizes.SIZE_Q, sizes.SIZE_V], tl.float32)
+    K_new = Q + index * TOKENS * q_stride + (G * GROUP + head) * sizes.SIZE_K
+    V_new = Q + index * TOKENS * q_stride + G * (GROUP + 1) * sizes.SIZE_K + head * sizes.SIZE_V
+    count = TOKENS  # new positions to write
+    if stored.counts is not None:
+        count = tl.load(stored.counts + index).to(tl.int32)
+    if sizes.APPENDS and TOKENS == 1:
+        if part == 0:
+            k_new = _load_rotated(K_new, 0, ks, alive, length, rotary, sizes)
+            v_new = tl.load(V_new + vs, mask=alive, other=0.0)
+            if norm is not None:
+                factor = tl.max(factors, axis=0)  # all are equal, because there is one row
+                k_new = (k_new.to(tl.float32) * factor).to(k_new.dtype)
+                v_new = (v_new.to(tl.float32) * factor).to(v_new.dtype)
+            place = length % size
+            is_stored = alive & (count > 0)
+            tl.store(K + own * k_row + place * k_position + ks, k_new, mask=is_stored)
+            tl.store(V + own * v_row + place * v_position + vs, v_new, mask=is_stored)
+            largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
+            total += 1.0
+            acc += v_new.to(tl.float32)[None, :]
+    if sizes.PREFETCH:
+        seen, v = _seen(v, stored, begin, end, held, length, token, sizes)
+        largest, total, acc = _attend_tile(q, k, v, largest, total, acc, seen, scale)
+        begin += POSITIONS
+    for first in range(begin, end, POSITIONS):
+        k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
+        seen, v = _seen(v, stored, first, end, held, length, token, sizes)
+        largest, total, acc = _attend_tile(q, k, v, largest, total, acc, seen, scale)
+    if sizes.APPENDS and TOKENS > 1:
+        end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
+        for first in tl.range(0, end_new, POSITIONS, num_stages=1):
+            new = first + tl.arange(0, POSITIONS)
+            is_new = (new < TOKENS) & alive
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            seen_new = is_new[None, :] & (new[None, :] <= token[:, None])
+            if stored.window is not None:
+                seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
+            largest, total, acc = _attend_tile(
+                q, k_new, v_new, largest, total, acc, seen_new, scale
+            )
+        tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
+        for first in tl.range(0, end_new, POSITIONS, num_stages=1):
+            new = first + tl.arange(0, POSITIONS)
+            is_new = (new < count) & (new >= count - size) & alive
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            places = ((length + new) % size)[:, None]
+            k_at, v_at = own * k_row + places * k_position, own * v_row + places * v_position
+            tl.store(K + k_at + ks[None, :], k_new, mask=is_new[:, None])
+            tl.store(V + v_at + vs[None, :], v_new, mask=is_new[:, None])
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = row * (G * GROUP) + heads
+    if parts is None:
+        to = O + result[:, None] * sizes.SIZE_V + vs[None, :]
+        tl.store(to, acc.to(O.dtype.element_ty), mask=is_query[:, None])
+    else:
+        part_O, part_statistics = parts
+        result += part * (tl.num_programs(0).to(tl.int64) * TOKENS * GROUP)
+        tl.store(part_O + result[:, None] * sizes.SIZE_V + vs[None, :], acc, mask=is_query[:, None])
+        tl.store(part_statistics + result * 2, largest, mask=is_query)
+        tl.store(part_statistics + result * 2 + 1, total, mask=is_query)
+
+
+@triton.jit
+def _rms_factors(norm, first, token, sizes):
+    """Returns 1 / RMS of the row of X that each query was projected from, [SIZE_Q].
+
+    first: the row of token 0.
+    """
+    X, d, epsilon = norm[0], norm[1], norm[2]
+    at, factors = tl.arange(0, norm[3]), tl.zeros([sizes.SIZE_Q], tl.float32)
+    for i in tl.static_range(sizes.TOKENS):
+        x = tl.load(X + (first + i) * d + at, mask=at < d, other=0.0).to(tl.float32)
+        factor = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+        factors = tl.where(token == i, factor, factors) if sizes.TOKENS > 1 else factors + factor
+    return factors
+
+
+@triton.jit
+def _load_tile(K, V, stored, own, first_row, first, end, sizes):
+    """Loads K and V [POSITIONS, SIZE] of the positions from `first` on; 0 from `end` on."""
+    at, holder = first + tl.arange(0, sizes.POSITIONS), own
+    if stored.ancestors is not None:
+        holders = tl.load(stored.ancestors + own * stored.size + at, mask=at < end, other=0)
+        holder = first_row + holders[:, None]
+    k_at = holder * stored.k_strides[0] + at[:, None] * stored.k_strides[2]
+    v_at = holder * stored.v_strides[0] + at[:, None] * stored.v_strides[2]
+    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
+    mask = (at < end)[:, None]
+    k = tl.load(K + k_at + ks, mask=mask, other=0.0)
+    return k, tl.load(V + v_at + vs, mask=mask, other=0.0)
+
+
+@triton.jit
+def _load_rotated(T, start, ks, mask, position, rotary, sizes):
+    """Loads T[start + ks], rotated by `position` with rotary positions; 0 where `mask` is false."""
+    x = tl.load(T + start + ks, mask=mask, other=0.0)
+    if rotary is not None:
+        cos, sin, limit = rotary
+        HALF: tl.constexpr = sizes.SIZE_K // 2
+        pair = tl.load(T + start + (ks + HALF) % sizes.SIZE_K, mask=mask, other=0.0).to(tl.float32)
+        # positions that will not be written may exceed the capacity
+        at = tl.minimum(position, limit - 1) * HALF + ks % HALF
+        c, s = tl.load(cos + at, mask=mask, other=0.0), tl.load(sin + at, mask=mask, other=0.0)
+        x = (x.to(tl.float32) * c + tl.where(ks < HALF, -pair, pair) * s).to(x.dtype)
+    return x
+
+
+@triton.jit
+def _load_new(K_new, V_new, stride, new, is_new, length, rotary, sizes):
+    """Loads K and V of the new positions `new` [POSITIONS] from the columns after the queries."""
+    at, mask, position = (new * stride)[:, None], is_new[:, None], (length + new)[:, None]
+    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
+    k = _load_rotated(K_new, at, ks, mask, position, rotary, sizes)
+    return k, tl.load(V_new + at + vs, mask=mask, other=0.0)
+
+
+@triton.jit
+def _seen(v, stored, first, end, held, length, token, sizes):
+    """Returns whether queries see the positions from `first` on, [SIZE_Q or 1, POSITIONS], and v.
+
+    Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
+    """
+    at, size = (first + tl.arange(0, sizes.POSITIONS))[None, :], stored.size
+    seen = at < tl.minimum(held, end)
+    if sizes.APPENDS:
+        if sizes.TOKENS == 1:
+            seen = seen & (at != length % size)  # the new position replaces it in a full ring
+        elif stored.window is not None:
+            position = length - 1 - (length - 1 - at) % size
+            seen = seen & (position > (length + token)[:, None] - stored.window)
+    if sizes.PADDED:
+        used = first + tl.arange(0, sizes.POSITIONS) < held
+        v = tl.where(used[:, None], v, tl.zeros_like(v))
+    return seen, v
+
+
+@triton.jit
+def _attend_tile(q, k, v, largest, total, acc, seen, scale):
+    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    logits = tl.where(seen, logits, float("-inf"))
+    now = tl.maximum(largest, tl.max(logits, axis=1))
+    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
+    p = tl.exp2(logits - base[:, None])
+    kept = tl.exp2(largest - base)
+    total = total * kept + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return now, total, acc
+
+
+@triton.jit
+def combine_kernel(parts, O, count, SPLITS, SIZE_S, SIZE_V, PDL: tl.constexpr):  # noqa: E741
+    """Combines the parts of one row and read-head: their mean, weighted by their sums."""
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    index = tl.program_id(0).to(tl.int64)
+    part_O, part_statistics = parts
+    part, vs = tl.arange(0, SIZE_S), tl.arange(0, SIZE_V)
+    is_part = part < SPLITS
+    at = part.to(tl.int64) * count + index
+    largest = tl.load(part_statistics + at * 2, mask=is_part, other=float("-inf"))
+    total = tl.load(part_statistics + at * 2 + 1, mask=is_part, other=0.0)
+    values = tl.load(part_O + at[:, None] * SIZE_V + vs[None, :], mask=is_part[:, None], other=0.0)
+    peak = tl.max(largest, axis=0)
+    weight = total * tl.exp2(largest - tl.where(peak == float("-inf"), 0.0, peak))
+    whole = tl.sum(weight, axis=0)
+    result = tl.sum(values * weight[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(O + index * SIZE_V + vs, result.to(O.dtype.element_ty))

@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 from writehead.errors import ShapeError
-from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
 
 
 def embed(
@@ -31,10 +32,30 @@ def embed(
         raise ShapeError(f"with slots, tokens must be [rows], not {list(tokens.shape)}")
     if positions is not None:
         positions = positions.expand_as(tokens)
-    reasons = {"triton": _why_not_triton(E, P), "reference": None}
-    chosen = choose_implementation("embedding", implementation, reasons)
-    compute = _triton if chosen == "triton" else _reference
-    return compute(tokens, E, positions, P, scale, slots, beam)
+    reason = why_not_kernel(E, P)
+    if any(T is not None and T.stride(1) != 1 for T in (E, P)):
+        reason = "the columns of E and P must be contiguous"
+    reasons = {"triton": reason, "reference": None}
+    if choose_implementation("embedding", implementation, reasons) == "triton":
+        shape, d = tokens.shape if slots is None else (len(slots) * beam,), E.shape[1]
+        X = torch.empty(*shape, d, dtype=E.dtype, device=E.device)
+        added = None
+        if positions is not None and P is not None:
+            added = positions.reshape(-1), P, P.stride(0), len(P) - 1
+        launch_pdl(embed_kernel, (X.numel() // d,), E)(
+            *(tokens.reshape(-1), slots, E, added, X, E.stride(0), beam, d, float(scale)),
+            SIZE=triton.next_power_of_2(d),
+            num_warps=4,
+        )
+        return X
+    if slots is not None:
+        rows = (slots.long().unsqueeze(1) * beam + torch.arange(beam, device=E.device)).flatten()
+        tokens, positions = tokens[rows], None if positions is None else positions[rows]
+    X = F.embedding(tokens, E)
+    X = X if scale == 1.0 else X * scale
+    if positions is None or P is None:
+        return X
+    return X + F.embedding(positions.clamp(max=len(P) - 1), P).to(X.dtype)
 
 
 def sinusoidal(positions: int, d: int, *, device: torch.device | None = None) -> Tensor:
@@ -48,64 +69,22 @@ def sinusoidal(positions: int, d: int, *, device: torch.device | None = None) ->
     return torch.cat([angles.sin(), angles[:, : d // 2].cos()], dim=1).float()
 
 
-def _why_not_triton(E: Tensor, P: Tensor | None) -> str | None:
-    """Returns why the kernel does not support the arguments, or None."""
-    tables = [T for T in (E, P) if T is not None]
-    if not runs_triton(E):
-        return f"Triton does not run on {E.device}"
-    if torch.is_grad_enabled() and any(T.requires_grad for T in tables):
-        return "the kernel has no gradient"
-    if any(T.stride(1) != 1 for T in tables):
-        return "the columns of E and P must be contiguous"
-    return None
-
-
-def _reference(
-    tokens: Tensor,
-    E: Tensor,
-    positions: Tensor | None,
-    P: Tensor | None,
-    scale: float,
-    slots: Tensor | None,
-    beam: int,
-) -> Tensor:
+@triton.jit
+def embed_kernel(
+    tokens, slots, E, added, X, stride, beam, d, scale, SIZE: tl.constexpr, PDL: tl.constexpr
+):
+    """Computes one row of X per program; added: positions, P, its stride and its last row."""
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    source = row
     if slots is not None:
-        rows = (slots.long().unsqueeze(1) * beam + torch.arange(beam, device=E.device)).flatten()
-        tokens, positions = tokens[rows], None if positions is None else positions[rows]
-    X = functional.embedding(tokens, E)
-    X = X if scale == 1.0 else X * scale
-    if positions is None or P is None:
-        return X
-    return X + functional.embedding(positions.clamp(max=len(P) - 1), P).to(X.dtype)
-
-
-def _triton(
-    tokens: Tensor,
-    E: Tensor,
-    positions: Tensor | None,
-    P: Tensor | None,
-    scale: float,
-    slots: Tensor | None,
-    beam: int,
-) -> Tensor:
-    from writehead.ops.embedding_kernels import embed_kernel  # needs Triton
-    from writehead.ops.launch import launch, pdl
-
-    d = E.shape[1]
-    shape = tokens.shape if slots is None else (len(slots) * beam,)
-    X = torch.empty(*shape, d, dtype=E.dtype, device=E.device)
-    P = E if P is None else P
-    options = pdl(E)
-    launch(embed_kernel, (X.numel() // d,))(
-        tokens.reshape(-1),
-        tokens if positions is None else positions.reshape(-1),
-        tokens if slots is None else slots,
-        *(E, P, X, E.stride(0), P.stride(0), len(P) - 1, beam, d, float(scale)),
-        SIZE=1 << (d - 1).bit_length(),
-        POSITIONS=positions is not None,
-        SLOTS=slots is not None,
-        PDL=bool(options),
-        num_warps=4,
-        **options,
-    )
-    return X
+        source = tl.load(slots + row // beam).to(tl.int64) * beam + row % beam
+    j = tl.arange(0, SIZE)
+    token = tl.load(tokens + source).to(tl.int64)
+    x = tl.load(E + token * stride + j, mask=j < d, other=0.0).to(tl.float32) * scale
+    if added is not None:
+        positions, P, p_stride, last = added
+        position = tl.minimum(tl.load(positions + source).to(tl.int64), last)
+        x += tl.load(P + position * p_stride + j, mask=j < d, other=0.0).to(tl.float32)
+    tl.store(X + row * d + j, x.to(X.dtype.element_ty), mask=j < d)

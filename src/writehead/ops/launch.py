@@ -1,24 +1,32 @@
-"""Launches Triton kernels with programmatic dependent launch (PDL), and compiles them in parallel.
+"""Defines Triton kernels, launches them, and compiles them in parallel.
 
-A kernel launched with `**pdl(T)` may start while the previous kernel of the stream is still
-running. It calls `wait_for_previous` before it reads the output of that kernel, and then
-`launch_dependents`, which lets the next kernel start. Before the wait, it can read the output of
-older kernels, which have ended, and weights.
+Triton is optional, so kernels import `triton` and `tl` from here. Without Triton, `triton.jit`
+returns the kernel as a plain function, which no op chooses to run.
+
+A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
+(programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
+that kernel, and then `launch_dependents`, which lets the next kernel start. Before the wait, it can
+read the output of older kernels, which have ended, and weights.
 """
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from writehead.ops.available import has_triton
+
+if has_triton():
+    import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+else:
+    triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
 COMPILE_THREADS = 16  # more than a step has kernels
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
@@ -30,6 +38,12 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
         return functools.partial(kernel.warmup, grid=grid)
     launched: Callable[..., Any] = kernel[grid]
     return launched
+
+
+def launch_pdl(kernel: Any, grid: tuple[int, ...], T: Tensor) -> Callable[..., Any]:
+    """Returns `launch` with PDL where T's device supports it; the kernel's PDL says whether."""
+    options = pdl(T)
+    return functools.partial(launch(kernel, grid), PDL=bool(options), **options)
 
 
 def compile_kernels(work: Callable[[], object]) -> None:
@@ -44,11 +58,6 @@ def compile_kernels(work: Callable[[], object]) -> None:
             work()
 
     Context().run(compile_all)  # an error must not leave Triton's mode set
-
-
-def compiles_only() -> bool:
-    """Returns whether launches compile their kernels without running them."""
-    return _compiles_only.get()
 
 
 def pdl(T: Tensor) -> dict[str, bool]:

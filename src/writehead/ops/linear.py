@@ -1,24 +1,44 @@
-"""Linear projections, fused with the norm of the input, bias, activation, gate and residual."""
+"""Linear projections, fused with the norm of the input, bias, activation, gate and residual.
 
-from __future__ import annotations
+- "small_rows": one kernel for 1 to 256 rows. With few rows, the cost of a product is that of
+  reading the weight. A program owns some columns of the result and reads their weights once.
+  Weights never change, so it starts to read them before the previous kernel has ended. It reads
+  whole rows of X, so it also computes the statistics of the norm and applies them to the sums:
 
+      rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
+      layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
+
+- "library": a norm kernel, then a cuBLAS product fused with as much as possible.
+- "reference": plain PyTorch, with gradients.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from writehead.errors import BackendError, ConfigError, ShapeError, nearest
-from writehead.ops.available import runs_triton
-from writehead.ops.norm import KERNEL_DTYPES, Norm, needs_gradient, normalize
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from writehead.errors import ShapeError
+from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.launch import launch_dependents, launch_pdl, pdl, tl, triton, wait_for_previous
+from writehead.ops.norm import Norm, normalize
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 MAX_SMALL_ROWS = 256
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight, for more than 16 rows
+CACHE_LINE = 128  # bytes
+GATE_COLUMNS = 1024  # per program of `_gate`
+TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +61,7 @@ class Weight:
         return norm.gain is None and norm.bias is None and has_sums
 
     @torch.no_grad()
-    def fold(self, *, scale: float = 1.0, zero_bias: bool = False) -> Weight:
+    def fold(self, *, scale: float = 1.0, zero_bias: bool = False) -> "Weight":
         """Returns this weight for inference, with `scale` and the norm's gain and bias folded in.
 
         zero_bias: add a bias of zeros if there is none; cuBLAS fuses activations only with a bias.
@@ -63,8 +83,7 @@ class Weight:
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
 
 
-@dataclass(frozen=True, eq=False)
-class Epilogue:
+class Epilogue(NamedTuple):
     """The operations after the product; see `linear`."""
 
     activation: Activation | None
@@ -88,32 +107,51 @@ def linear(
     gated: W has 2 f rows; the activation of the first f columns is multiplied by the last f.
     Without gradients, the result may overwrite `residual`.
     """
-    columns = len(weight.W) // 2 if gated else len(weight.W)
     if X.shape[-1] != weight.W.shape[1]:
         raise ShapeError(f"X has depth {X.shape[-1]}, but W has depth {weight.W.shape[1]}")
-    shape = (*X.shape[:-1], columns)
+    shape = (*X.shape[:-1], len(weight.W) // 2 if gated else len(weight.W))
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
-    epilogue = Epilogue(activation, gated, residual, scale)
-    if implementation == "auto":
-        implementation = _choose(X, weight, epilogue)
-    if implementation not in IMPLEMENTATIONS:
-        known = nearest(implementation, IMPLEMENTATIONS)
-        raise ConfigError(f"unknown implementation of linear {implementation!r}; {known}")
-    return IMPLEMENTATIONS[implementation](X, weight, epilogue)
+    chosen = _choose(implementation, X, weight, residual)
+    return IMPLEMENTATIONS[chosen](X, weight, Epilogue(activation, gated, residual, scale))
 
 
-def _choose(X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
-    """Returns the fastest implementation, by measurements on an H200."""
-    if X.is_meta or not runs_triton(X) or _why_not_library(X, weight, epilogue):
-        return "reference"
-    if _why_not_small_rows(X, weight, epilogue):
-        return "library"
-    rows, (columns, depth) = X.numel() // X.shape[-1], weight.W.shape
-    if rows == 1:
-        return "small_rows"
+def _choose(name: str, X: Tensor, weight: Weight, residual: Tensor | None) -> str:
+    """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
+    rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
     is_narrow = columns <= MAX_SMALL_COLUMNS and (depth <= MAX_SMALL_DEPTH or rows <= 16)
-    return "small_rows" if is_narrow and X.dtype != torch.float32 else "library"
+    is_small = rows == 1 or (is_narrow and X.dtype != torch.float32)
+    reason = _why_not_library(X, weight, residual)
+    reasons = {
+        "small_rows": reason or _why_not_small_rows(rows, weight),
+        "library": reason,
+        "reference": None,
+    }
+    if name == "auto" and not is_small:
+        del reasons["small_rows"]
+    return choose_implementation("linear", name, reasons)
+
+
+def _why_not_library(X: Tensor, weight: Weight, residual: Tensor | None) -> str | None:
+    """Returns why the library product cannot run, or None."""
+    norm, tensors = weight.norm, (weight.W, weight.bias, residual)
+    parameters = (None, None) if norm is None else (norm.gain, norm.bias)
+    if reason := why_not_kernel(X, *tensors, *parameters):
+        return reason
+    if torch.is_autocast_enabled(X.device.type):
+        return "it does not support autocast"
+    if any(T is not None and T.dtype != X.dtype for T in tensors):
+        return f"it needs X, W, bias and residual of one dtype; X has {X.dtype}"
+    return None
+
+
+def _why_not_small_rows(rows: int, weight: Weight) -> str | None:
+    """Returns why the kernel does not support this weight and number of rows, or None."""
+    if not 1 <= rows <= MAX_SMALL_ROWS:
+        return f"it takes 1 to {MAX_SMALL_ROWS} rows, not {rows}"
+    if not weight.is_folded:
+        return "it needs the norm folded into W; call Weight.fold"
+    return None if weight.W.is_contiguous() else "it needs a contiguous W"
 
 
 def can_defer_norm(X: Tensor, weight: Weight) -> bool:
@@ -125,17 +163,7 @@ def can_defer_norm(X: Tensor, weight: Weight) -> bool:
     norm, rows = weight.norm, X.numel() // X.shape[-1]
     if norm is None or norm.kind != "rms" or rows == 1 or X.dtype == torch.float16:
         return False
-    return runs_triton(X) and weight.is_folded and not needs_gradient(X, weight.W)
-
-
-def _activate(Y: Tensor, activation: Activation | None) -> Tensor:
-    if activation is None:
-        return Y
-    if activation == "relu":
-        return torch.relu(Y)
-    if activation == "silu":
-        return F.silu(Y)
-    return F.gelu(Y, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return weight.is_folded and why_not_kernel(X, weight.W) is None
 
 
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
@@ -147,30 +175,24 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
+    gate = None
     if epilogue.gated:
         Y, gate = Y.chunk(2, dim=-1)
-        Y = _activate(Y, epilogue.activation) * gate
-    else:
-        Y = _activate(Y, epilogue.activation)
+    if epilogue.activation is not None:
+        Y = ACTIVATIONS[epilogue.activation](Y)
+    Y = Y if gate is None else Y * gate
     return Y if epilogue.residual is None else epilogue.residual + Y
 
 
 def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
-    """Runs a norm kernel, then a cuBLAS product fused with as much of the epilogue as possible."""
-    reason = _why_not_library(X, weight, epilogue)
-    if reason is not None:
-        raise BackendError(reason)
     W, bias, activation, residual = weight.W, weight.bias, epilogue.activation, epilogue.residual
     if weight.norm is not None:
         X = normalize(X, weight.norm, scale=epilogue.scale)
     elif epilogue.scale != 1.0:
         X = X * epilogue.scale
     rows = X.reshape(-1, X.shape[-1])
-    if epilogue.gated and residual is None and len(rows) > 0 and _runs_kernels(X):
-        from writehead.ops import linear_kernels
-
-        Y = linear_kernels.gate(F.linear(rows, W, bias), activation)
-        return Y.view(*X.shape[:-1], -1)
+    if epilogue.gated and residual is None and len(rows) > 0:
+        return _gate(F.linear(X, W, bias).contiguous(), activation)
     fusable = activation in ("relu", "gelu_tanh") and not epilogue.gated
     if fusable and bias is not None and X.is_cuda:  # on a CPU this would be the exact gelu
         Y = torch._addmm_activation(bias, rows, W.t(), use_gelu=activation == "gelu_tanh")
@@ -184,54 +206,285 @@ def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     return residual if bias is None else residual.add_(bias)
 
 
-def _small_rows(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
-    reason = _why_not_small_rows(X, weight, epilogue)
-    if reason is not None:
-        raise BackendError(reason)
-    from writehead.ops import linear_kernels
-
-    rows = X.reshape(-1, X.shape[-1]).contiguous()
-    columns = len(weight.W) // 2 if epilogue.gated else len(weight.W)
-    residual = epilogue.residual
-    if residual is not None:
-        epilogue = replace(epilogue, residual=residual.reshape(-1, columns).contiguous())
-    return linear_kernels.small_rows(rows, weight, epilogue).view(*X.shape[:-1], columns)
+def _gate(Z: Tensor, activation: Activation | None) -> Tensor:
+    """Returns activation(first f columns) * (last f columns) of contiguous Z [..., 2 f]."""
+    f = Z.shape[-1] // 2
+    Y = torch.empty(*Z.shape[:-1], f, dtype=Z.dtype, device=Z.device)
+    launch_pdl(_gate_kernel, (Y.numel() // f, triton.cdiv(f, GATE_COLUMNS)), Z)(
+        *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
+    )
+    return Y
 
 
-def _runs_kernels(X: Tensor) -> bool:
-    return runs_triton(X) and X.dtype in KERNEL_DTYPES
+class Tile(NamedTuple):
+    """The work of one program of a product.
+
+    method: "vector" is for one row and does not use tensor cores. "split" divides the depth among
+        the warps of a program. "tile" copies its operands with tensor descriptors.
+    columns: rows of W per program; a gated product has half as many columns.
+    depth: elements per iteration; for "split", per warp.
+    ahead: whether to load the first weights before the previous kernel has ended.
+    prefetch: elements of each row of W to fetch into L2 before the previous kernel has ended.
+    """
+
+    method: Literal["vector", "split", "tile"]
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    ahead: bool = False
+    prefetch: int = 0
 
 
-def _why_not_library(X: Tensor, weight: Weight, epilogue: Epilogue) -> str | None:
-    """Returns why the library product cannot run, or None."""
-    norm = weight.norm
-    parameters = (None, None) if norm is None else (norm.gain, norm.bias)
-    if needs_gradient(X, weight.W, weight.bias, epilogue.residual, *parameters):
-        return "this product has no gradient; use the reference"
-    if torch.is_autocast_enabled(X.device.type):
-        return "this product does not support autocast; use the reference"
-    tensors = (weight.W, weight.bias, epilogue.residual)
-    if any(T is not None and T.dtype != X.dtype for T in tensors):
-        return f"this product needs X, W, bias and residual of one dtype; X has {X.dtype}"
-    return None
+def choose_tile(X: Tensor, W: Tensor) -> Tile:
+    """Returns the tile for X [rows, depth] and W [columns, depth], by measurements on an H200."""
+    rows, depth = X.shape
+    if rows == 1:
+        if depth <= 1024:
+            return Tile("vector", 1, 4, 1024, 4, 1, ahead=True)
+        return Tile("vector", 1, 4, 4096, 8, 1, ahead=True)
+    if X.dtype == torch.float32:  # exact, without tensor cores; not tuned for speed
+        return Tile("split", 16, 16, 16, 4, 2)
+    if rows <= 16:
+        deep = Tile("split", 16, 8, 128, 4, 4)
+        return deep if depth > 1024 else Tile("split", 16, 8, 256, 4, 1, ahead=True)
+    alignments = X.data_ptr(), W.data_ptr(), depth * W.element_size()
+    if any(one % TMA_ALIGNMENT for one in alignments):
+        return Tile("split", 32, 8, 128, 4, 3)
+    return Tile("tile", 64, 32, 128, 4, 4, prefetch=1024)
 
 
-def _why_not_small_rows(X: Tensor, weight: Weight, epilogue: Epilogue) -> str | None:
-    """Returns why the kernel cannot run, or None."""
-    if not _runs_kernels(X):
-        place = f"{X.dtype} on {X.device}"
-        return f"the small-rows product needs Triton, a GPU and 16 or 32 bits, not {place}"
-    reason = _why_not_library(X, weight, epilogue)
-    if reason is not None:
-        return reason
-    rows = X.numel() // max(X.shape[-1], 1)
-    if not 1 <= rows <= MAX_SMALL_ROWS:
-        return f"the small-rows product takes 1 to {MAX_SMALL_ROWS} rows, not {rows}"
-    if not weight.is_folded:
-        return "the small-rows product needs its norm folded into W; call Weight.fold"
-    if not weight.W.is_contiguous():
-        return "the small-rows product needs a contiguous W"
-    return None
+def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
+    """Computes `linear` with one kernel."""
+    W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
+    columns = len(W) // 2 if gated else len(W)
+    Y = torch.empty(*X.shape[:-1], columns, dtype=X.dtype, device=X.device)
+    X = X.reshape(-1, X.shape[-1]).contiguous()
+    rows, depth = X.shape
+    tile = tile or choose_tile(X, W)
+    own = tile.columns // 2 if gated else tile.columns  # columns of Y per program
+    x_tiles = w_tiles = None
+    if tile.method == "tile":
+        from triton.tools.tensor_descriptor import TensorDescriptor  # needs Triton
+
+        x_tiles = TensorDescriptor.from_tensor(X, [tile.rows, tile.depth])
+        w_tiles = TensorDescriptor.from_tensor(W, [own, tile.depth])
+    constants = tl.constexpr(epilogue.activation or ""), tl.constexpr(gated)
+    residual = None if residual is None else residual.contiguous()
+    lines = triton.cdiv(min(tile.prefetch, depth) * W.element_size(), CACHE_LINE)
+    launch_pdl(linear_kernel, (triton.cdiv(rows, tile.rows), triton.cdiv(columns, own)), X)(
+        *(X, W, x_tiles, w_tiles, weight.bias, weight.column_sums, Y, rows, columns, depth),
+        0.0 if norm is None else norm.epsilon,
+        Epilogue(*constants, residual, float(epilogue.scale)),
+        Tile(*map(tl.constexpr, tile)),
+        NORM="" if norm is None else norm.kind,
+        LINES=triton.next_power_of_2(lines) if pdl(X) else 0,
+        EVICTION="evict_first" if weight.streamed and rows == 1 else "",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return Y
 
 
-IMPLEMENTATIONS = {"reference": _reference, "library": _library, "small_rows": _small_rows}
+IMPLEMENTATIONS = {"reference": _reference, "library": _library, "small_rows": small_rows}
+
+
+@triton.jit
+def linear_kernel(
+    X,  # [rows, depth]
+    W,  # [columns, depth], or [2 columns, depth] if gated
+    x_tiles,  # descriptors of X and W, for the tile method
+    w_tiles,
+    bias,
+    column_sums,
+    Y,  # [rows, columns]
+    rows,
+    columns,
+    depth,
+    epsilon,
+    epilogue,
+    tile,
+    NORM: tl.constexpr,
+    LINES: tl.constexpr,
+    EVICTION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Computes some rows of Y per program, in the columns that tile.columns rows of W produce."""
+    OWN: tl.constexpr = tile.columns // 2 if epilogue.gated else tile.columns
+    first_row, first_column = tl.program_id(0) * tile.rows, tl.program_id(1) * OWN
+    row, column = first_row + tl.arange(0, tile.rows), first_column + tl.arange(0, OWN)
+    c = tl.arange(0, tile.columns)
+    if epilogue.gated:  # rows j and j + f of W are adjacent
+        w_row, is_w_row = first_column + c // 2 + (c % 2) * columns, first_column + c // 2 < columns
+    else:
+        w_row, is_w_row = column, column < columns
+    w_start = W + w_row.to(tl.int64) * depth
+    part = tl.arange(0, tile.depth)
+    if tile.method == "vector":
+        at = part[None, :]
+        x_at, w_at = X + at, w_start[:, None] + at
+        is_w = is_w_row[:, None]
+    elif tile.method == "split":
+        at = tl.arange(0, tile.warps)[:, None, None] * tile.depth + part[None, None, :]
+        x_at, w_at = X + row[None, :, None] * depth + at, w_start[None, :, None] + at
+        is_x, is_w = (row < rows)[None, :, None], is_w_row[None, :, None]
+
+    # loads that do not depend on the previous kernel
+    if tile.ahead:
+        w = tl.load(w_at, mask=is_w & (at < depth), other=0.0, eviction_policy=EVICTION)
+    if LINES > 0:
+        _prefetch(W, w_row, (2 if epilogue.gated else 1) * columns - 1, depth, LINES)
+    if bias is not None:
+        b = tl.load(bias + w_row, mask=is_w_row, other=0.0).to(tl.float32)
+    if NORM == "layer":
+        w_sum = tl.load(column_sums + w_row, mask=is_w_row, other=0.0)
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    out = row[:, None].to(tl.int64) * columns + column[None, :]
+    is_out = (row < rows)[:, None] & (column < columns)[None, :]
+    if epilogue.residual is not None:
+        r = tl.load(epilogue.residual + out, mask=is_out, other=0.0)
+
+    if tile.method == "vector":
+        y, total, squares = _vector(x_at, w_at, w, at, is_w, depth, tile, NORM, EVICTION)
+    elif tile.method == "split":
+        if not tile.ahead:
+            w = 0
+        y, total, squares = _split(x_at, w_at, w, at, is_x, is_w, depth, tile, NORM)
+    else:
+        first = first_row, first_column
+        y, total, squares = _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM)
+
+    if NORM == "layer":
+        mean = total / depth
+        y = y - mean[:, None] * w_sum[None, :]
+        squares = tl.maximum(squares - total * mean, 0.0)
+    if NORM != "":
+        y = y * tl.rsqrt(squares / depth + epsilon)[:, None]
+    y = y * epilogue.scale
+    if bias is not None:
+        y += b[None, :]
+    if epilogue.gated:
+        y, gate = tl.split(tl.reshape(y, [tile.rows, OWN, 2]))
+        y = _activate_tile(y, epilogue.activation) * gate
+    else:
+        y = _activate_tile(y, epilogue.activation)
+    if epilogue.residual is not None:
+        y += r.to(tl.float32)
+    tl.store(Y + out, y.to(Y.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _vector(x_at, w_at, w, at, is_w, depth, tile, NORM: tl.constexpr, EVICTION: tl.constexpr):
+    """Returns x W^T [1, columns] of one row, and the row's sum and sum of squares [1]."""
+    acc = tl.zeros([tile.columns], tl.float32)
+    total, squares = tl.zeros([1], tl.float32), tl.zeros([1], tl.float32)
+    for first in range(0, depth, tile.depth):
+        coming = first + tile.depth
+        x = tl.load(x_at + first, mask=first + at < depth, other=0.0).to(tl.float32)
+        w_next = tl.load(
+            w_at + coming, mask=is_w & (coming + at < depth), other=0.0, eviction_policy=EVICTION
+        )
+        if NORM == "layer":
+            total += tl.sum(x, axis=1)
+        if NORM != "":
+            squares += tl.sum(x * x, axis=1)
+        acc += tl.sum(w.to(tl.float32) * x, axis=1)
+        w = w_next
+    return acc[None, :], total, squares
+
+
+@triton.jit
+def _split(x_at, w_at, w, at, is_x, is_w, depth, tile, NORM: tl.constexpr):
+    """Returns X W^T [rows, columns] and statistics of X; each warp sums its part of the depth."""
+    acc = tl.zeros([tile.warps, tile.rows, tile.columns], tl.float32)
+    total = tl.zeros([tile.warps, tile.rows], tl.float32)
+    squares = tl.zeros([tile.warps, tile.rows], tl.float32)
+    STEP: tl.constexpr = tile.warps * tile.depth
+    for first in range(0, depth, STEP):
+        x = tl.load(x_at + first, mask=is_x & (first + at < depth), other=0.0)
+        if tile.ahead:
+            coming = first + STEP
+            w_next = tl.load(w_at + coming, mask=is_w & (coming + at < depth), other=0.0)
+            acc = tl.dot(x, tl.trans(w, 0, 2, 1), acc, input_precision="ieee")
+            w = w_next
+        else:
+            w_now = tl.load(w_at + first, mask=is_w & (first + at < depth), other=0.0)
+            acc = tl.dot(x, tl.trans(w_now, 0, 2, 1), acc, input_precision="ieee")
+        if NORM == "layer":
+            total += tl.sum(x.to(tl.float32), axis=2)
+        if NORM != "":
+            squares += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=2)
+    return tl.sum(acc, axis=0), tl.sum(total, axis=0), tl.sum(squares, axis=0)
+
+
+@triton.jit
+def _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM: tl.constexpr):
+    """Returns X W^T [rows, columns] and statistics of X; descriptors load zeros past the edges."""
+    first_row, first_column = first
+    ROWS: tl.constexpr = tile.rows
+    OWN: tl.constexpr = tile.columns // 2 if epilogue.gated else tile.columns
+    acc, gate = tl.zeros([ROWS, OWN], tl.float32), tl.zeros([ROWS, OWN], tl.float32)
+    total, squares = tl.zeros([ROWS, 16], tl.float32), tl.zeros([ROWS, ROWS], tl.float32)
+    for at in range(0, depth, tile.depth):
+        x = x_tiles.load([first_row, at])
+        w = w_tiles.load([first_column, at])
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if epilogue.gated:
+            w = w_tiles.load([first_column + columns, at])
+            gate = tl.dot(x, tl.trans(w), gate, input_precision="ieee")
+        if NORM != "":
+            squares = tl.dot(x, tl.trans(x), squares, input_precision="ieee")
+        if NORM == "layer":
+            ones = tl.full([tile.depth, 16], 1.0, x.dtype)
+            total = tl.dot(x, ones, total, input_precision="ieee")
+    if epilogue.gated:
+        acc = tl.reshape(tl.join(acc, gate), [ROWS, tile.columns])
+    # The sums of squares are the diagonal of X X^T. A product computes them because Triton 3.7
+    # reuses the buffer of a tile too early if both registers and an asynchronous product read it.
+    row = tl.arange(0, ROWS)
+    squares = tl.sum(tl.where(row[:, None] == row[None, :], squares, 0.0), axis=1)
+    return acc, tl.max(total, axis=1), squares
+
+
+@triton.jit
+def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
+    """Fetches the first LINES cache lines of each row `w_row` of W into L2."""
+    LINE: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
+    at = tl.minimum(tl.arange(0, LINES) * LINE, depth - 1)[None, :]
+    start = W + tl.minimum(w_row, last_row).to(tl.int64) * depth
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [start[:, None] + at],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _gate_kernel(Z, Y, f, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+    """Computes COLUMNS columns of one row per program."""
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    z = tl.load(Z + row * 2 * f + column, mask=column < f, other=0.0).to(tl.float32)
+    factor = tl.load(Z + row * 2 * f + f + column, mask=column < f, other=0.0).to(tl.float32)
+    y = _activate_tile(z, ACTIVATION) * factor
+    tl.store(Y + row * f + column, y.to(Y.dtype.element_ty), mask=column < f)
+
+
+@triton.jit
+def _activate_tile(y, ACTIVATION: tl.constexpr):
+    """Returns the activation of y."""
+    if ACTIVATION == "relu":
+        y = tl.where(y < 0.0, 0.0, y)  # keeps NaN
+    elif ACTIVATION == "gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # tanh(u) = 2 sigmoid(2 u) - 1
+        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+    elif ACTIVATION == "silu":
+        y = y * tl.sigmoid(y)
+    return y

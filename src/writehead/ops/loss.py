@@ -12,9 +12,11 @@ from torch.library import custom_op, register_autograd
 from torch.nn.functional import nll_loss
 
 from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.launch import launch, tl, triton
 
 FORWARD_CHUNK = 32768  # logits that one program of the loss loads at once
 BACKWARD_CHUNK = 8192  # logits that one program of the gradient computes
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def label_loss(
@@ -59,20 +61,16 @@ def _forward(
     logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the objective, the negative log-likelihood and log Z, [rows] each."""
-    from writehead.ops.launch import launch  # needs Triton
-    from writehead.ops.loss_kernels import loss_kernel
-
-    objective, nll, log_z = _empty_losses(logits)
+    outputs = _empty_losses(logits)
     rows, vocab_size = logits.shape
-    chunk = min(FORWARD_CHUNK, _next_power_of_2(vocab_size))
-    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+    chunk = min(FORWARD_CHUNK, triton.next_power_of_2(vocab_size))
+    with torch.cuda.device_of(logits):
         launch(loss_kernel, (rows,))(
-            *(logits, logits.stride(0), labels, objective, nll, log_z),
-            *(vocab_size, label_smoothing, z_loss),
+            *(logits, logits.stride(0), labels, outputs, vocab_size, label_smoothing, z_loss),
             CHUNK=chunk,
             num_warps=max(1, min(16, chunk // 256)),
         )
-    return objective, nll, log_z
+    return outputs
 
 
 @custom_op("writehead::label_loss_backward", mutates_args=())
@@ -80,17 +78,14 @@ def _backward(
     logits: Tensor, labels: Tensor, log_z: Tensor, d_p: Tensor, d_all: Tensor, d_label: Tensor
 ) -> Tensor:
     """Returns the gradient of the logits: d_p · p + d_all, plus d_label at the label."""
-    from writehead.ops.launch import launch  # needs Triton
-    from writehead.ops.loss_kernels import loss_gradient_kernel
-
     gradient = torch.empty_like(logits)
     rows, vocab_size = logits.shape
-    chunk = min(BACKWARD_CHUNK, _next_power_of_2(vocab_size))
+    chunk = min(BACKWARD_CHUNK, triton.next_power_of_2(vocab_size))
     # the gradient of a sum is an expanded scalar
-    factors = (T.contiguous() for T in (d_p, d_all, d_label))
-    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        launch(loss_gradient_kernel, (rows, -(-vocab_size // chunk)))(
-            *(logits, logits.stride(0), labels, log_z, *factors),
+    factors = d_p.contiguous(), d_all.contiguous(), d_label.contiguous()
+    with torch.cuda.device_of(logits):
+        launch(loss_gradient_kernel, (rows, triton.cdiv(vocab_size, chunk)))(
+            *(logits, logits.stride(0), labels, log_z, factors),
             *(gradient, gradient.stride(0), vocab_size),
             CHUNK=chunk,
             num_warps=max(1, min(8, chunk // 256)),
@@ -122,5 +117,53 @@ _backward.register_fake(lambda logits, *_: torch.empty_like(logits))
 register_autograd(_forward, _differentiate, setup_context=_save)
 
 
-def _next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+@triton.jit
+def loss_kernel(
+    logits, stride, labels, outputs, vocab_size, label_smoothing, z_loss, CHUNK: tl.constexpr
+):
+    """Computes one row per program, CHUNK logits at a time, with the softmax in base 2."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    label = tl.load(labels + row)
+    counts = label >= 0
+    x_label = tl.load(logits + label, mask=counts & (label < vocab_size), other=0.0).to(tl.float32)
+    x_label = tl.where(label < vocab_size, x_label, float("nan"))
+    highest = float("-inf")
+    exp_sum = 0.0
+    logit_sum = 0.0
+    for start in range(0, vocab_size, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        x = tl.load(logits + j, mask=(j < vocab_size) & counts, other=0.0).to(tl.float32)
+        logit_sum += tl.sum(x, axis=0)
+        x = tl.where(j < vocab_size, x * LOG2E, float("-inf"))
+        higher = tl.maximum(highest, tl.max(x, axis=0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
+        exp_sum = exp_sum * tl.exp2(highest - base) + tl.sum(tl.exp2(x - base), axis=0)
+        highest = higher
+    z = (highest + tl.log2(exp_sum)) / LOG2E
+    loss = z - x_label
+    smoothed = (1.0 - label_smoothing) * loss + label_smoothing * (z - logit_sum / vocab_size)
+    if label_smoothing == 0.0:
+        smoothed = loss  # 0 times a logit of -inf would be NaN
+    objective, nll, log_z = outputs
+    tl.store(objective + row, tl.where(counts, smoothed + z_loss * z * z, 0.0))
+    tl.store(nll + row, tl.where(counts, loss, 0.0))
+    tl.store(log_z + row, z)
+
+
+@triton.jit
+def loss_gradient_kernel(
+    logits, stride, labels, log_z, factors, gradient, d_stride, vocab_size, CHUNK: tl.constexpr
+):
+    """Computes the gradient of CHUNK logits of one row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    label = tl.load(labels + row)
+    inside = j < vocab_size
+    x = tl.load(logits + row * stride + j, mask=inside & (label >= 0), other=0.0).to(tl.float32)
+    p = tl.exp2((x - tl.load(log_z + row)) * LOG2E)
+    d_p, d_all, d_label = factors
+    d = tl.load(d_p + row) * p + tl.load(d_all + row)
+    d += tl.where(j == label, tl.load(d_label + row), 0.0)
+    d = tl.where(label >= 0, d, 0.0)
+    tl.store(gradient + row * d_stride + j, d.to(gradient.dtype.element_ty), mask=inside)

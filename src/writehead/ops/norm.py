@@ -1,21 +1,18 @@
-"""RMS norm and layer norm."""
-
-from __future__ import annotations
+"""RMS norm and layer norm; the kernel makes one pass over X, with sums in float32."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_DEPTH = 16384  # elements of a row, which one program holds
+MAX_ROWS_FOR_WARPS = 512  # with which several warps per row do not compete for an SM
+MIN_ROWS_FOR_PAIRS = 4096  # from here on a program owns two rows, to have more loads in flight
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +25,7 @@ class Norm:
     epsilon: float
 
     @classmethod
-    def of(cls, module: nn.RMSNorm | nn.LayerNorm) -> Norm:
+    def of(cls, module: nn.RMSNorm | nn.LayerNorm) -> "Norm":
         """Returns the norm that `module` computes."""
         if isinstance(module, nn.LayerNorm):
             return cls("layer", module.weight, module.bias, module.eps)
@@ -46,9 +43,15 @@ def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str 
     return (_triton if chosen == "triton" else _reference)(X, norm, scale)
 
 
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Returns whether autograd records operations on any of the tensors."""
-    return torch.is_grad_enabled() and any(T is not None and T.requires_grad for T in tensors)
+def _why_not_triton(X: Tensor, norm: Norm) -> str | None:
+    """Returns why the kernel cannot run, or None."""
+    if reason := why_not_kernel(X, norm.gain, norm.bias):
+        return reason
+    if any(T is not None and T.dtype != X.dtype for T in (norm.gain, norm.bias)):
+        return f"the kernel needs X, gain and bias of one dtype; X has {X.dtype}"
+    if X.shape[-1] > MAX_DEPTH:
+        return f"the kernel takes rows of up to {MAX_DEPTH} elements, not {X.shape[-1]}"
+    return None
 
 
 def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
@@ -60,20 +63,48 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
 
 
 def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
-    from writehead.ops import norm_kernels  # needs Triton, which is optional
+    X, d = X.contiguous(), X.shape[-1]
+    Y, count = torch.empty_like(X), X.numel() // d
+    if count == 0:
+        return Y
+    rows = 1 if count < MIN_ROWS_FOR_PAIRS else 2
+    launch_pdl(_normalize_kernel, (triton.cdiv(count, rows),), X)(
+        *(X, norm.gain, norm.bias, Y, count, d, norm.epsilon, float(scale)),
+        ROWS=rows,
+        SIZE=triton.next_power_of_2(d),
+        CENTERED=norm.kind == "layer",
+        num_warps=8 if d > 4096 else 4 if count <= MAX_ROWS_FOR_WARPS else rows,
+    )
+    return Y
 
-    return norm_kernels.normalize(X, norm, scale)
 
-
-def _why_not_triton(X: Tensor, norm: Norm) -> str | None:
-    """Returns why the kernel cannot run, or None."""
-    if X.is_meta or not runs_triton(X):
-        return f"the norm kernel needs a GPU and Triton; X is on {X.device}"
-    if needs_gradient(X, norm.gain, norm.bias):
-        return "the norm kernel has no gradient"
-    parameters = [T for T in (norm.gain, norm.bias) if T is not None]
-    if X.dtype not in KERNEL_DTYPES or any(T.dtype != X.dtype for T in parameters):
-        return f"the norm kernel needs X, gain and bias of one 16-bit or 32-bit type, not {X.dtype}"
-    if X.shape[-1] > MAX_DEPTH:
-        return f"the norm kernel takes rows of up to {MAX_DEPTH} elements, not {X.shape[-1]}"
-    return None
+@triton.jit
+def _normalize_kernel(
+    X,
+    gain,
+    bias,
+    Y,
+    count,
+    d,
+    epsilon,
+    scale,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CENTERED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Normalizes ROWS rows per program."""
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, SIZE)[None, :]
+    mask = (rows < count) & (at < d)
+    y = tl.load(X + rows * d + at, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        y = tl.where(at < d, y - tl.sum(y, axis=1)[:, None] / d, 0.0)
+    y = y * tl.rsqrt(tl.sum(y * y, axis=1)[:, None] / d + epsilon)
+    if gain is not None:
+        y = y * tl.load(gain + at, mask=at < d, other=0.0).to(tl.float32)
+    if bias is not None:
+        y += tl.load(bias + at, mask=at < d, other=0.0).to(tl.float32)
+    tl.store(Y + rows * d + at, (y * scale).to(Y.dtype.element_ty), mask=mask)

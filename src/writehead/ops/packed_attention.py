@@ -5,25 +5,33 @@ position of each segment tell a tile which part of the memory to visit. The firs
 and the logsumexp of a tile of queries. The second computes the gradient of a tile of queries. The
 third computes that of a tile of memory, summed over all queries that read it. No kernel uses atomic
 additions, so results are deterministic.
+
+The rows of a tile are pairs of a query and a read-head. HEADS read-heads that share a write-head
+are adjacent, so a tile of ROWS holds ROWS / HEADS queries. A tile with few queries sees a short
+span of the memory, and reads K and V once for all its heads. Multi-head attention has HEADS = 1.
+
+Spans limit the positions that a tile visits, and segments decide which of them are visible, so a
+segment does not have to be contiguous. Logits are in base 2, for exp2.
 """
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from writehead.ops.available import has_triton, is_interpreted
+from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, runs_triton
 from writehead.ops.heads import Heads
+from writehead.ops.launch import launch, tl, triton
 from writehead.ops.visibility import Visibility
 
 MIN_QUERIES = 16  # the kernels are designed for whole sequences
-MIN_DEPTH, MAX_DEPTH = 16, 256  # of k and v: the minimum for tensor cores, the maximum for a tile
 MAX_WINDOW = 2**30  # longer than any row; the sum of a window and a position fits in int32
 PADDING = -(2**31)  # the segment of queries that are padding; no memory position has it
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+PAST_END = tl.constexpr(PADDING)  # the segment of queries past the last
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -58,88 +66,65 @@ TILES: dict[tuple[str, int, int], Tile] = {
 
 def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
     """Returns why the kernels do not support the arguments, or None."""
-    if Q.device.type != "cuda" and (torch.compiler.is_compiling() or not is_interpreted()):
-        return "the packed kernels need a GPU"
-    if not torch.compiler.is_compiling() and not has_triton():
-        return "the packed kernels need Triton, which is not installed"
-    if Q.device.type != "cuda" and Q.dtype == torch.bfloat16:
+    if not runs_triton(Q):
+        return "the kernels need a GPU and Triton"
+    if Q.is_cpu and Q.dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 products incorrectly"
     if visibility.query_segments is None or visibility.memory_segments is None:
-        return "the packed kernels need segments"
+        return "the kernels need segments"
     if visibility.query_positions is not None or visibility.memory_positions is not None:
-        return "the packed kernels do not support query_positions and memory_positions"
+        return "the kernels do not support query_positions and memory_positions"
     if visibility.lengths is not None:
-        return "the packed kernels do not support lengths; padding is segment 0"
+        return "the kernels do not support lengths; padding is segment 0"
     if Q.shape[2] < MIN_QUERIES:
-        return f"the packed kernels need at least {MIN_QUERIES} queries per row, not {Q.shape[2]}"
-    if Q.dtype not in DTYPES:
-        return f"the packed kernels support bfloat16, float16 and float32, not {Q.dtype}"
-    for name, size in (("k", K.shape[3]), ("v", V.shape[3])):
-        if not MIN_DEPTH <= size <= MAX_DEPTH or size & (size - 1):
-            return (
-                f"the packed kernels need {name} to be a power of two from {MIN_DEPTH} to "
-                f"{MAX_DEPTH}, not {size}"
-            )
+        return f"the kernels need at least {MIN_QUERIES} queries per row, not {Q.shape[2]}"
+    if Q.dtype not in KERNEL_DTYPES:
+        return f"the kernels need a floating-point type of 16 or 32 bits, not {Q.dtype}"
+    k, v = K.shape[3], V.shape[3]
+    if not {k, v} <= KERNEL_DEPTHS:
+        return f"k={k} and v={v} must be powers of two from 16 to 256"
     return None
 
 
 def attend(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    visibility: Visibility,
-    scale: float,
-    noise: Tensor | None = None,
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
 ) -> Tensor:
-    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v].
+    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v]."""
+    heads = Heads(Q.shape[1], K.shape[1], K.shape[3], V.shape[3])
+    return attend_packed([Q, K, V], heads, visibility, scale, noise)
+
+
+def attend_packed(
+    tensors: list[Tensor], heads: Heads, visibility: Visibility, scale: float, noise: Tensor | None
+) -> Tensor:
+    """Computes `attend` of [Q, K, V], or of one [QKV], whose gradient the kernels write directly.
 
     Segments may be any int32 numbers, in any order. If segments are not contiguous, or their
     numbers exceed both n and m, the result is the same, but tiles may visit more memory than
     necessary.
     """
-    options = _options(visibility, Q.shape[2], K.shape[2], scale, noise)
-    heads = [Q.shape[1], K.shape[1], K.shape[3], V.shape[3]]
-    O: Tensor = _forward([Q, K, V], heads, *options)[0]  # noqa: E741
-    return O
-
-
-def attend_fused(
-    QKV: Tensor, heads: Heads, visibility: Visibility, scale: float, noise: Tensor | None = None
-) -> Tensor:
-    """Computes `attend` of QKV [b, n, hk + gk + gv]; the kernels write its gradient directly."""
-    options = _options(visibility, QKV.shape[1], QKV.shape[1], scale, noise)
-    O: Tensor = _forward([QKV], list(astuple(heads)), *options)[0]  # noqa: E741
-    return O
-
-
-def _options(
-    visibility: Visibility, n: int, m: int, scale: float, noise: Tensor | None
-) -> tuple[Tensor | None, Tensor, Tensor, float, bool, int]:
-    """Returns the arguments of `_forward` after the tensors and heads."""
     if noise is not None:
         noise = noise.to(torch.float32).contiguous()
-    window = min(visibility.window or 0, MAX_WINDOW)
-    return noise, *find_spans(visibility, n, m), scale, visibility.causal, window
+    shape = [*astuple(heads), visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
+    O: Tensor = _forward(tensors, shape, noise, find_spans(visibility), scale)[0]  # noqa: E741
+    return O
 
 
 # These operators are opaque to torch.compile, which has nothing to fuse with them; `triton_op`
-# would not work in the interpreter. `tensors` are Q, K and V, or one QKV that `heads` splits.
+# would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `shape` is h, g, k, v,
+# causal, and the window or 0. `spans` are those of queries and memory.
 @custom_op("writehead::packed_attention", mutates_args=())
 def _forward(
     tensors: Sequence[Tensor],
-    heads: Sequence[int],
+    shape: Sequence[int],
     noise: Tensor | None,
-    query_spans: Tensor,
-    memory_spans: Tensor,
+    spans: Sequence[Tensor],
     scale: float,
-    causal: bool,
-    window: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns O [b, h, n, v], and the logsumexp of the logits in base 2, [b, h, n]."""
-    O, logsumexp = _empty_outputs(tensors, heads)  # noqa: E741
-    inputs = *_split(tensors, heads), noise, query_spans, memory_spans, scale, causal, window
-    _Inputs(*inputs).launch("packed_forward_kernel", "query", O, logsumexp)
-    return O, logsumexp
+    outputs = _empty_outputs(tensors, shape)
+    _launch(packed_forward_kernel, "query", outputs, (tensors, shape, noise, spans, scale))
+    return outputs
 
 
 @custom_op("writehead::packed_attention_backward", mutates_args=())
@@ -148,113 +133,100 @@ def _backward(
     O: Tensor,  # noqa: E741
     logsumexp: Tensor,
     tensors: Sequence[Tensor],
-    heads: Sequence[int],
+    shape: Sequence[int],
     noise: Tensor | None,
-    query_spans: Tensor,
-    memory_spans: Tensor,
+    spans: Sequence[Tensor],
     scale: float,
-    causal: bool,
-    window: int,
 ) -> list[Tensor]:
     """Returns the gradients of `tensors`."""
-    gradients = _empty_gradients(dO, O, logsumexp, tensors, heads)
-    dQ, dK, dV = _split(gradients, heads)
+    gradients = _empty_gradients(tensors)
+    dQ, dK, dV = (_rows(T) for T in _split(gradients, shape))
     dO, O = (T.transpose(1, 2).contiguous() for T in (dO, O))  # noqa: E741
     delta = torch.empty_like(logsumexp)  # written by the first kernel, read by the second
-    inputs = *_split(tensors, heads), noise, query_spans, memory_spans, scale, causal, window
-    shared = _Inputs(*inputs)
-    shared.launch("packed_dq_kernel", "query", dQ, _stride(dQ), O, dO, logsumexp, delta)
-    outputs = dK, dV, _stride(dK), _stride(dV)
-    shared.launch("packed_dkv_kernel", "memory", *outputs, dO, logsumexp, delta)
+    shared = tensors, shape, noise, spans, scale
+    _launch(packed_dq_kernel, "query", (dQ, O, dO, logsumexp, delta), shared)
+    _launch(packed_dkv_kernel, "memory", (dK, dV, dO, logsumexp, delta), shared)
     return gradients
 
 
 def _empty_outputs(
-    tensors: Sequence[Tensor], heads: Sequence[int], *options: Any
+    tensors: Sequence[Tensor], shape: Sequence[int], *options: Any
 ) -> tuple[Tensor, Tensor]:
-    Q, _, V = _split(tensors, heads)
+    Q, _, V = _split(tensors, shape)
     return _empty(Q, V.shape[3]), Q.new_empty(Q.shape[:3], dtype=torch.float32)
 
 
-def _empty_gradients(
-    dO: Tensor,
-    O: Tensor,  # noqa: E741
-    logsumexp: Tensor,
-    tensors: Sequence[Tensor],
-    heads: Sequence[int],
-    *_: Any,
-) -> list[Tensor]:
+def _empty_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
     if len(tensors) == 1:
         return [tensors[0].new_empty(tensors[0].shape)]
     return [_empty(T, T.shape[3]) for T in tensors]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.heads, noise, query_spans, memory_spans, *ctx.options = inputs
-    ctx.save_for_backward(*output, noise, query_spans, memory_spans, *tensors)
+    tensors, ctx.shape, noise, spans, ctx.scale = inputs
+    ctx.save_for_backward(*output, noise, *spans, *tensors)
     ctx.set_materialize_grads(False)  # logsumexp has no gradient, and zeros would cost time
 
 
 def _differentiate(ctx: Any, dO: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    if dO is None:
-        return (None,) * 8
-    O, logsumexp, noise, query_spans, memory_spans, *tensors = ctx.saved_tensors  # noqa: E741
-    options = noise, query_spans, memory_spans, *ctx.options
-    return _backward(dO, O, logsumexp, tensors, ctx.heads, *options), *(None,) * 7
+    O, logsumexp, noise, *rest = ctx.saved_tensors  # noqa: E741
+    spans, tensors = rest[:2], rest[2:]
+    gradients: list[Any] = [None] * len(tensors)
+    if dO is not None:
+        gradients = _backward(dO, O, logsumexp, tensors, ctx.shape, noise, spans, ctx.scale)
+    return gradients, None, None, [None, None], None
 
 
 _forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
+_backward.register_fake(lambda *inputs: _empty_gradients(inputs[3]))
 register_autograd(_forward, _differentiate, setup_context=_save)
 
 
-@dataclass(frozen=True, eq=False)
-class _Inputs:
-    """The arguments that all kernels share."""
+class Inputs(NamedTuple):
+    """The arguments that all kernels share; those in capitals are compile-time constants."""
 
-    Q: Tensor
-    K: Tensor
-    V: Tensor
-    noise: Tensor | None
+    Q: tuple[Tensor, int]  # with the elements from one position to the next
+    K: tuple[Tensor, int]
+    V: tuple[Tensor, int]
     query_spans: Tensor
     memory_spans: Tensor
+    noise: Tensor | None  # factors of the weights after the softmax, which are applied to V
+    n: int
+    m: int
+    h: int
     scale: float
-    causal: bool
-    window: int
+    GROUP: int  # read-heads of a write-head
+    DEPTH_K: int
+    DEPTH_V: int
+    CAUSAL: bool
+    WINDOW: int  # 0 if there is none
+    ROWS: int
+    MEMORY: int
+    HEADS: int
 
-    def launch(self, kernel: str, tile_of: str, *arguments: Tensor | int) -> None:
-        """Launches a kernel whose programs each own a tile of queries or of memory."""
-        from writehead.ops import packed_attention_kernels as kernels  # needs Triton
-        from writehead.ops.launch import launch
 
-        Q, K, V = (_as_rows(T) for T in (self.Q, self.K, self.V))
-        (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
-        group = h // g
-        tile = _choose_tile(tile_of, Q.itemsize, max(k, v), multi_head=group == 1)
-        heads = min(tile.heads, tile.rows, group & -group)  # a power of two that divides the group
-        if tile_of == "memory":
-            programs = b * g * -(-m // tile.memory)
-        else:
-            programs = b * h // heads * -(-n * heads // tile.rows)
-        with torch.cuda.device_of(Q):  # type: ignore[no-untyped-call]
-            launch(getattr(kernels, kernel), (programs,))(
-                *arguments,
-                *(Q, K, V, _stride(Q), _stride(K), _stride(V)),
-                *(self.query_spans, self.memory_spans),
-                self.query_spans if self.noise is None else self.noise,
-                *(n, m, h, self.scale),
-                GROUP=group,
-                DEPTH_K=k,
-                DEPTH_V=v,
-                CAUSAL=self.causal,
-                WINDOW=self.window,
-                NOISE=self.noise is not None,
-                ROWS=tile.rows,
-                MEMORY=tile.memory,
-                HEADS=heads,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
-            )
+def _launch(kernel: Any, tile_of: str, own: tuple[Any, ...], shared: tuple[Any, ...]) -> None:
+    """Launches a kernel whose programs each own a tile of queries or of memory.
+
+    own: arguments of this kernel only. shared: those of `_forward`.
+    """
+    tensors, shape, noise, spans, scale = shared
+    Q, K, V = (_as_rows(T) for T in _split(tensors, shape))
+    (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
+    group = h // g
+    tile = _choose_tile(tile_of, Q.itemsize, max(k, v), multi_head=group == 1)
+    heads = min(tile.heads, tile.rows, group & -group)  # a power of two that divides the group
+    if tile_of == "memory":
+        programs = b * g * triton.cdiv(m, tile.memory)
+    else:
+        programs = b * h // heads * triton.cdiv(n * heads, tile.rows)
+    constants = group, k, v, *shape[4:], tile.rows, tile.memory, heads
+    inputs = Inputs(
+        *(_rows(Q), _rows(K), _rows(V), *spans, noise, n, m, h, scale),
+        *map(tl.constexpr, constants),
+    )
+    with torch.cuda.device_of(Q):
+        launch(kernel, (programs,))(*own, inputs, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def _choose_tile(tile_of: str, itemsize: int, depth: int, *, multi_head: bool) -> Tile:
@@ -264,9 +236,9 @@ def _choose_tile(tile_of: str, itemsize: int, depth: int, *, multi_head: bool) -
     return TILES.get((f"{tile_of} multi-head", itemsize, limit), tile) if multi_head else tile
 
 
-def _split(tensors: Sequence[Tensor], heads: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _split(tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns Q, K and V, or their gradients."""
-    Q, K, V = Heads(*heads).split(tensors[0]) if len(tensors) == 1 else tensors
+    Q, K, V = Heads(*shape[:4]).split(tensors[0]) if len(tensors) == 1 else tensors
     return Q, K, V
 
 
@@ -280,26 +252,31 @@ def _as_rows(T: Tensor) -> Tensor:
     """Returns T [b, heads, n, depth], copied unless it is columns of a projection [b n, d]."""
     b, heads, n, depth = T.shape
     by_row, by_head, _, by_column = T.stride()
-    fits = (b == 1 or by_row == n * _stride(T)) and (heads == 1 or by_head == depth)
+    fits = (b == 1 or by_row == n * _rows(T)[1]) and (heads == 1 or by_head == depth)
     return T if fits and by_column == 1 else T.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _stride(T: Tensor) -> int:
-    """Returns the number of elements from one position of T [b, heads, n, depth] to the next."""
-    return T.stride(2) if T.shape[2] > 1 else T.stride(0)
+def _rows(T: Tensor) -> tuple[Tensor, int]:
+    """Returns T [b, heads, n, depth] with the number of elements from one position to the next."""
+    return T, T.stride(2) if T.shape[2] > 1 else T.stride(0)
 
 
-def find_spans(visibility: Visibility, n: int, m: int) -> tuple[Tensor, Tensor]:
+def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     """Returns int32 tables of n queries [b, 3, n] and m memory positions [b, 3, m].
 
     For each query: its segment, the first memory position that it may see, and the end, one past
     the last. For each memory position: its segment, and the first and end of the queries that may
     see it. A span covers all visible positions and is empty if there are none. The computation does
-    not synchronize, and torch.compile computes the tables once for all layers.
+    not synchronize, and layers that share a visibility share the tables.
     """
+    return visibility.cached("spans", lambda: _find_spans(visibility))
+
+
+def _find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     query_segments, memory_segments = visibility.query_segments, visibility.memory_segments
     assert query_segments is not None
     assert memory_segments is not None
+    n, m = query_segments.shape[1], memory_segments.shape[1]
     size = max(n, m)
     queries, memory = _buckets(query_segments, size), _buckets(memory_segments, size)
     first, end = _bucket_spans(memory, size).gather(2, _repeat(queries)).unbind(1)  # [b, n]
@@ -346,3 +323,208 @@ def _table(segments: Tensor, first: Tensor, end: Tensor, valid: Tensor, size: in
     """Returns [b, 3, n]; an empty span goes from `size` to 0, so a tile does not widen."""
     valid = valid & (first < end)
     return torch.stack([segments, torch.where(valid, first, size), torch.where(valid, end, 0)], 1)
+
+
+@triton.jit
+def _load(T, b, head, i, n, valid, DEPTH: tl.constexpr):
+    """Loads [len(i), DEPTH] of T [batch, n, heads, DEPTH], or zeros where `valid` is false.
+
+    T: a tensor, and the number of elements from i to i + 1.
+    """
+    data, stride = T
+    # this order of the sum needs the fewest registers
+    offsets = b * n * stride + head.to(tl.int64) * DEPTH + i.to(tl.int64) * stride
+    pointers = data + offsets[:, None] + tl.arange(0, DEPTH)[None, :]
+    return tl.load(pointers, mask=valid[:, None], other=0.0)
+
+
+@triton.jit
+def _store(T, X, b, head, i, n, DEPTH: tl.constexpr):
+    """Stores X [len(i), DEPTH] in T as `_load` reads it, where i < n."""
+    data, stride = T
+    offsets = (b * n + i) * stride + head * DEPTH
+    pointers = data + offsets[:, None] + tl.arange(0, DEPTH)[None, :]
+    tl.store(pointers, X.to(data.dtype.element_ty), mask=(i < n)[:, None])
+
+
+@triton.jit
+def _load_spans(spans, b, i, n, size, segment):
+    """Loads the segments, starts and ends at i; past n, `segment` and an empty span."""
+    spans += b * 3 * n + i
+    valid = i < n
+    segments = tl.load(spans, mask=valid, other=segment)
+    starts = tl.load(spans + n, mask=valid, other=size)
+    return segments, starts, tl.load(spans + 2 * n, mask=valid, other=0)
+
+
+@triton.jit
+def _load_factors(inputs, b, write_head, j, valid):
+    """Loads the factors [len(j), 1] of memory positions j from the noise [b, g, m]."""
+    row = b * (inputs.h // inputs.GROUP) + write_head
+    return tl.load(inputs.noise + row * inputs.m + j, mask=valid, other=0.0)[:, None]
+
+
+@triton.jit
+def _query_tile(inputs):
+    """Returns this program's batch row, queries [ROWS], read-heads [ROWS] and first read-head."""
+    QUERIES: tl.constexpr = inputs.ROWS // inputs.HEADS
+    tiles, groups = tl.cdiv(inputs.n, QUERIES), inputs.h // inputs.HEADS
+    program, r = tl.program_id(0), tl.arange(0, inputs.ROWS)
+    i = program % tiles * QUERIES + r // inputs.HEADS
+    head = program // tiles % groups * inputs.HEADS
+    b = (program // tiles // groups).to(tl.int64)
+    return b, i, head + r % inputs.HEADS, head
+
+
+@triton.jit
+def _visible(q_segment, m_segment, i, j, inputs):
+    """Returns whether query i may see memory position j; the arguments broadcast."""
+    visible = q_segment == m_segment
+    if inputs.CAUSAL:
+        visible = visible & (j <= i)
+    if inputs.WINDOW > 0:
+        visible = visible & (j > i - inputs.WINDOW)
+    return visible
+
+
+@triton.jit
+def _read_memory(inputs, q, q_segment, b, write_head, i, first, end):
+    """Returns K and V from position `first` on, the logits of q, and which of them are visible."""
+    j = first + tl.arange(0, inputs.MEMORY)
+    valid = j < end
+    m_segment = tl.load(inputs.memory_spans + b * 3 * inputs.m + j, mask=valid, other=0)
+    k = _load(inputs.K, b, write_head, j, inputs.m, valid, inputs.DEPTH_K)
+    v = _load(inputs.V, b, write_head, j, inputs.m, valid, inputs.DEPTH_V)
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * (inputs.scale * LOG2E)
+    visible = _visible(q_segment[:, None], m_segment[None, :], i[:, None], j[None, :], inputs)
+    if inputs.noise is not None:
+        v = (v * _load_factors(inputs, b, write_head, j, valid)).to(v.dtype)
+    return k, v, logits, visible
+
+
+@triton.jit
+def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
+    """Computes O and logsumexp of one tile of queries per program."""
+    n, h = inputs.n, inputs.h
+    DEPTH_V: tl.constexpr = inputs.DEPTH_V
+    b, i, heads, head = _query_tile(inputs)
+    write_head = head // inputs.GROUP
+    q_segment, starts, ends = _load_spans(inputs.query_spans, b, i, n, inputs.m, PAST_END)
+    start, end = tl.min(starts), tl.max(ends)
+    q = _load(inputs.Q, b, heads, i, n, starts < ends, inputs.DEPTH_K)
+
+    row_max = tl.full([inputs.ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([inputs.ROWS], tl.float32)
+    o = tl.zeros([inputs.ROWS, DEPTH_V], tl.float32)
+    for first in range(start, end, inputs.MEMORY):
+        _, v, logits, visible = _read_memory(inputs, q, q_segment, b, write_head, i, first, end)
+        logits = tl.where(visible, logits, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
+        weights = tl.exp2(logits - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        o = o * rescale[:, None]
+        o = tl.dot(weights.to(v.dtype), v, o, input_precision="ieee")
+        row_max = new_max
+
+    fully_masked = row_sum == 0.0
+    row_sum = tl.where(fully_masked, 1.0, row_sum)
+    _store((O, h * DEPTH_V), o / row_sum[:, None], b, heads, i, n, DEPTH_V)
+    log_sum = tl.where(fully_masked, 0.0, row_max + tl.log2(row_sum))
+    tl.store(logsumexp + (b * h + heads) * n + i, log_sum, mask=i < n)
+
+
+@triton.jit
+def packed_dq_kernel(dQ, O, dO, logsumexp, delta, inputs):  # noqa: E741
+    """Computes dQ, and delta for `packed_dkv_kernel`, of one tile of queries per program.
+
+    delta = sum(weights · d_weights) = sum(O dO). In float32, an additional pass over the memory
+    computes the first sum from the same products as dQ. The gradient of a query that sees one
+    position is then exactly zero, as in plain PyTorch. In 16 bits, rounding hides the difference.
+    """
+    n, h = inputs.n, inputs.h
+    DEPTH_V: tl.constexpr = inputs.DEPTH_V
+    b, i, heads, head = _query_tile(inputs)
+    write_head = head // inputs.GROUP
+    q_segment, starts, ends = _load_spans(inputs.query_spans, b, i, n, inputs.m, PAST_END)
+    start, end = tl.min(starts), tl.max(ends)
+    sees = starts < ends
+    q = _load(inputs.Q, b, heads, i, n, sees, inputs.DEPTH_K)
+    do = _load((dO, h * DEPTH_V), b, heads, i, n, sees, DEPTH_V)
+    row = (b * h + heads) * n + i
+    log_sum = tl.load(logsumexp + row, mask=i < n, other=0.0)
+    TWO_PASSES: tl.constexpr = dO.dtype.element_ty == tl.float32
+    if TWO_PASSES:
+        row_delta = tl.zeros([inputs.ROWS], tl.float32)
+    else:
+        o = _load((O, h * DEPTH_V), b, heads, i, n, sees, DEPTH_V)
+        row_delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+
+    dq = tl.zeros([inputs.ROWS, inputs.DEPTH_K], tl.float32)
+    for PASS in tl.static_range(0 if TWO_PASSES else 1, 2):
+        for first in range(start, end, inputs.MEMORY):
+            k, v, logits, visible = _read_memory(inputs, q, q_segment, b, write_head, i, first, end)
+            weights = tl.exp2(tl.where(visible, logits - log_sum[:, None], float("-inf")))
+            d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
+            if PASS == 0:
+                row_delta += tl.sum(weights * d_weights, 1)
+            else:
+                d_logits = weights * (d_weights - row_delta[:, None])
+                dq = tl.dot(d_logits.to(k.dtype), k, dq, input_precision="ieee")
+
+    tl.store(delta + row, row_delta, mask=i < n)
+    _store(dQ, dq * inputs.scale, b, heads, i, n, inputs.DEPTH_K)
+
+
+@triton.jit
+def packed_dkv_kernel(dK, dV, dO, logsumexp, delta, inputs):
+    """Computes dK and dV of one tile of a write-head's memory per program.
+
+    One loop visits the tiles of all queries and read-heads that read this memory.
+    """
+    n, m, h = inputs.n, inputs.m, inputs.h
+    GROUP: tl.constexpr = inputs.GROUP
+    HEADS: tl.constexpr = inputs.HEADS
+    DEPTH_K: tl.constexpr = inputs.DEPTH_K
+    DEPTH_V: tl.constexpr = inputs.DEPTH_V
+    program = tl.program_id(0)
+    tiles = tl.cdiv(m, inputs.MEMORY)
+    j = program % tiles * inputs.MEMORY + tl.arange(0, inputs.MEMORY)
+    write_head = program // tiles % (h // GROUP)
+    b = (program // tiles // (h // GROUP)).to(tl.int64)
+    m_segment, starts, ends = _load_spans(inputs.memory_spans, b, j, m, n, 0)
+    start, end = tl.min(starts), tl.max(ends)
+    k = _load(inputs.K, b, write_head, j, m, starts < ends, DEPTH_K)
+    v = _load(inputs.V, b, write_head, j, m, starts < ends, DEPTH_V)
+    if inputs.noise is not None:
+        factors = _load_factors(inputs, b, write_head, j, j < m)
+        v = (v * factors).to(v.dtype)
+
+    r = tl.arange(0, inputs.ROWS)
+    spans = tl.cdiv(tl.maximum(end - start, 0), inputs.ROWS // HEADS)
+    dk = tl.zeros([inputs.MEMORY, DEPTH_K], tl.float32)
+    dv = tl.zeros([inputs.MEMORY, DEPTH_V], tl.float32)
+    for tile in range(0, spans * (GROUP // HEADS)):
+        heads = write_head * GROUP + tile // spans * HEADS + r % HEADS
+        i = start + tile % spans * (inputs.ROWS // HEADS) + r // HEADS
+        valid = i < end
+        q_segment = tl.load(inputs.query_spans + b * 3 * n + i, mask=valid, other=PAST_END)
+        q = _load(inputs.Q, b, heads, i, n, valid, DEPTH_K)
+        do = _load((dO, h * DEPTH_V), b, heads, i, n, valid, DEPTH_V)
+        row = (b * h + heads) * n + i
+        log_sum = tl.load(logsumexp + row, mask=valid, other=0.0)
+        row_delta = tl.load(delta + row, mask=valid, other=0.0)
+        # transposed, [MEMORY, ROWS], as the products for dv and dk need them
+        logits = tl.dot(k, tl.trans(q), input_precision="ieee") * (inputs.scale * LOG2E)
+        visible = _visible(q_segment[None, :], m_segment[:, None], i[None, :], j[:, None], inputs)
+        weights = tl.exp2(tl.where(visible, logits - log_sum[None, :], float("-inf")))
+        dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
+        d_weights = tl.dot(v, tl.trans(do), input_precision="ieee")
+        d_logits = weights * (d_weights - row_delta[None, :])
+        dk = tl.dot(d_logits.to(q.dtype), q, dk, input_precision="ieee")
+
+    if inputs.noise is not None:
+        dv *= factors
+    _store(dK, dk * inputs.scale, b, write_head, j, m, DEPTH_K)
+    _store(dV, dv, b, write_head, j, m, DEPTH_V)

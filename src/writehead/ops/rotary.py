@@ -17,12 +17,7 @@ class Rotary:
 
     @classmethod
     def make(
-        cls,
-        positions: int,
-        k: int,
-        base: float = 10_000.0,
-        *,
-        device: torch.device | str | None = None,
+        cls, positions: int, k: int, base: float = 1e4, *, device: torch.device | str | None = None
     ) -> "Rotary":
         """Computes the angles p · base^(-2i/k) of positions p and pairs i."""
         if positions < 1 or k < 2 or k % 2 or not base > 0.0:

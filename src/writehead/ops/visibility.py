@@ -5,20 +5,23 @@ use the equivalent `mask`.
 """
 
 import functools
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from writehead.errors import ConfigError, ShapeError
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
     """Which of m memory positions the n queries of a row may read; by default, all.
 
-    Masks are computed once and shared by all layers, so the tensors must not change.
+    Masks and spans are computed once and shared by all layers, so the tensors must not change.
     """
 
     causal: bool = False  # a query sees no position after its own
@@ -29,11 +32,11 @@ class Visibility:
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
 
-    # set on each instance; a ClassVar is not a field, so a copy starts without masks
-    _masks: ClassVar[dict[tuple[str, int, int, torch.device], Tensor | None]]
+    # set on each instance; a ClassVar is not a field, so a copy starts without results
+    _results: ClassVar[dict[Hashable, Any]]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_masks", {})
+        object.__setattr__(self, "_results", {})
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1, the query's own position")
         if (self.query_segments is None) != (self.memory_segments is None):
@@ -72,18 +75,23 @@ class Visibility:
 
     def mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether each pair is visible, broadcastable to [b, 1, n, m]; None if all are."""
-        key = ("mask", n, m, device)
-        if key not in self._masks:
-            self._masks[key] = self._make_mask(n, m, device)
-        return self._masks[key]
+        return self.cached(("mask", n, m, device), lambda: self._make_mask(n, m, device))
 
     def fully_masked(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether a query sees nothing, broadcastable to [b, 1, n, 1]; None as `mask`."""
-        key = ("fully_masked", n, m, device)
-        if key not in self._masks:
+
+        def compute() -> Tensor | None:
             mask = self.mask(n, m, device)
-            self._masks[key] = None if mask is None else ~mask.any(dim=-1, keepdim=True)
-        return self._masks[key]
+            return None if mask is None else ~mask.any(dim=-1, keepdim=True)
+
+        return self.cached(("fully_masked", n, m, device), compute)
+
+    def cached(self, key: Hashable, compute: Callable[[], Result]) -> Result:
+        """Returns the result of `compute`, computed once for each key."""
+        if key not in self._results:
+            self._results[key] = compute()
+        result: Result = self._results[key]
+        return result
 
     def _make_mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         conditions: list[Tensor] = []  # each broadcastable to [b, n, m]
