@@ -101,10 +101,11 @@ def compile_lane(task: str, slots: int, beam: int, **changes: object) -> None:
     else:
         state = made.new_state(slots, 8)
         made.feed(tokens(slots, 7), state, torch.full((slots,), 5))
-    lane.admit(range(slots), [Options(DecodeConfig(), 3)] * slots, 0)
+    options = [Options(DecodeConfig(), 3)] * slots
+    lane.admit(range(slots), options, 0)
     for samples in (False, True)[: 3 - min(beam, 2)]:
         lane._run(torch.arange(slots, dtype=torch.int32), slots, samples)
-    lane.collect(range(slots))
+    lane.collect(range(slots), options)
 
 
 @torch.no_grad()

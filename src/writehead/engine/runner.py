@@ -299,7 +299,7 @@ class Graphs:
 
     def capture(self, key: Hashable, work: Callable[[], object]) -> None:
         """Captures `work` as a graph; also runs it, which loads kernels."""
-        from writehead.ops.launch import compile_kernels  # needs Triton, which is optional
+        from writehead.ops.launch import compile_kernels
 
         graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
         with launches_on(self._device):

@@ -378,21 +378,22 @@ def linear_kernel(
 @triton.jit
 def _vector(x_at, w_at, w, at, is_w, depth, tile, NORM: tl.constexpr, EVICTION: tl.constexpr):
     """Returns x W^T [1, columns] of one row, and the row's sum and sum of squares [1]."""
-    acc = tl.zeros([tile.columns], tl.float32)
-    total, squares = tl.zeros([1], tl.float32), tl.zeros([1], tl.float32)
+    acc, total, squares = tl.zeros([tile.columns], tl.float32), 0.0, 0.0
     for first in range(0, depth, tile.depth):
         coming = first + tile.depth
         x = tl.load(x_at + first, mask=first + at < depth, other=0.0).to(tl.float32)
         w_next = tl.load(
             w_at + coming, mask=is_w & (coming + at < depth), other=0.0, eviction_policy=EVICTION
         )
+        # scalars, because Triton 3.6 cannot compile sums of tensors with one element
         if NORM == "layer":
-            total += tl.sum(x, axis=1)
+            total += tl.sum(x)
         if NORM != "":
-            squares += tl.sum(x * x, axis=1)
+            squares += tl.sum(x * x)
         acc += tl.sum(w.to(tl.float32) * x, axis=1)
         w = w_next
-    return acc[None, :], total, squares
+    none = tl.zeros([1], tl.float32)
+    return acc[None, :], none + total, none + squares
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, runs_triton
+from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
 from writehead.ops.heads import Heads
 from writehead.ops.launch import launch, tl, triton
 from writehead.ops.visibility import Visibility
@@ -106,15 +106,17 @@ def attend_packed(
     if noise is not None:
         noise = noise.to(torch.float32).contiguous()
     shape = [*astuple(heads), visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
-    O: Tensor = _forward(tensors, shape, noise, find_spans(visibility), scale)[0]  # noqa: E741
-    return O
+    inputs = tensors, shape, noise, find_spans(visibility), scale
+    if torch.compiler.is_compiling() or needs_gradient(*tensors):
+        O: Tensor = _forward(*inputs)[0]  # noqa: E741
+        return O
+    return _run_forward(*inputs)[0]  # the first call of an operator imports PyTorch's compiler
 
 
 # These operators are opaque to torch.compile, which has nothing to fuse with them; `triton_op`
 # would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `shape` is h, g, k, v,
 # causal, and the window or 0. `spans` are those of queries and memory.
-@custom_op("writehead::packed_attention", mutates_args=())
-def _forward(
+def _run_forward(
     tensors: Sequence[Tensor],
     shape: Sequence[int],
     noise: Tensor | None,
@@ -125,6 +127,9 @@ def _forward(
     outputs = _empty_outputs(tensors, shape)
     _launch(packed_forward_kernel, "query", outputs, (tensors, shape, noise, spans, scale))
     return outputs
+
+
+_forward = custom_op("writehead::packed_attention", _run_forward, mutates_args=())
 
 
 @custom_op("writehead::packed_attention_backward", mutates_args=())
