@@ -9,6 +9,11 @@ TRANSLATE = "translate run --input=text"
 TRAIN = "train --preset=tiny/multi-query"
 
 
+@pytest.fixture(autouse=True)
+def _no_chip(monkeypatch):
+    monkeypatch.setattr("writehead.bench.floor.measure_chip", None)
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -32,9 +37,7 @@ TRAIN = "train --preset=tiny/multi-query"
         ("plot damaged.json .", "batch"),
     ],
 )
-def test_bad_input_is_one_sentence_before_anything_is_measured(
-    refused, no_chip, files, command, words
-):
+def test_bad_input_is_one_sentence_before_anything_is_measured(refused, files, command, words):
     record = {"dtype": "", "environment": {"hardware": {"device": ""}}, "rows": []}
     (files / "empty.json").write_text(json.dumps(record))
     row = {"kind": "", "model": {}, "setting": {"batch": "many"}}
@@ -44,7 +47,7 @@ def test_bad_input_is_one_sentence_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("command", [ONE, "decode", TRANSLATE, TRAIN])
-def test_an_existing_result_is_not_replaced_unasked(refused, no_chip, files, command):
+def test_an_existing_result_is_not_replaced_unasked(refused, files, command):
     path = files / "result.json"
     path.write_text("mine")
     options = (*command.split(), "--device=cpu", "--output", path)

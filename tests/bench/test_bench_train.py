@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
@@ -13,17 +11,12 @@ def dataset(tmp_path_factory):
     return pair_dataset(tmp_path_factory.mktemp("pairs"))
 
 
-def test_a_result_says_what_made_it_and_adds_up(writehead, dataset, tmp_path):
+def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     options = ("--device=cpu", *SETTINGS, "--dataset", dataset, "--steps=3")
-    path = tmp_path / "train.json"
-    command = ("bench", "train", "--preset=tiny/multi-query", *options, "--output", path)
-    code, _, err = writehead(*command)
-    assert code == 0, err
-    result = json.loads(path.read_text())
+    result = bench("train", "--preset=tiny/multi-query", *options)
     result, facts = result["rows"][0] | result, result["environment"]
     assert facts["versions"]["writehead"] == __version__
     assert facts["commit"] is None or len(facts["commit"].rstrip("+")) == 40
-    assert facts["command"].startswith("writehead bench train --preset=tiny/multi-query")
     positions = CONFIG.rows * CONFIG.target_length
     assert result["us_per_token"] == pytest.approx(result["step_ms"] * 1e3 / positions)
     low, high = result["step_ms_spread"]
