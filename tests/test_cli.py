@@ -80,40 +80,6 @@ def test_presets_are_listed(writehead):
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["explain", "tiny/multi-head", "--target=257"], "target=257 exceeds the model's 256"),
-        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' must be an integer"),
-        (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
-        (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
-        (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
-        (["explain", "tiny/multi-head", "--source", "-1"], "source=-1 must be at least 0"),
-        (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
-        (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
-        (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
-        (["explain", "tiny/multi-head", "--flops", "inf"], "flops=inf must be a finite number"),
-        (["explain", "."], "has no config.json"),
-        (["explain", "wmt14"], "unknown preset 'wmt14'; choose from wmt14/multi-head"),
-        (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
-        (
-            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocab_size=9"],
-            "prepare the dataset with another --vocab-size",
-        ),
-        (["generate", "run", "Once", "--input", "prompts"], "not both"),
-        (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "not a regular file"),
-        (["translate", "old news.en"], "no run at 'old news.en'"),
-        (["translate", "The cat sees\nthe dog."], r"no run at 'The cat sees\nthe dog.'"),
-        (["translate", "x" * 3000], "x…"),
-        (["translate", "--threads", "0"], "threads=0 must be"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(refused, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    Path("old news.en").write_text("the cat.\n")
-    assert words in refused(*arguments)
-
-
 def test_every_verb_answers_help_with_an_example():
     text = CliRunner().invoke(app, ["--help"]).output.partition("Commands")[2]
     listed = re.findall(r"^\W+([a-z]+)\s+[A-Z]", text, re.MULTILINE)

@@ -1,6 +1,5 @@
 """`translate` and `generate`: files, pipes, terminals, interruptions and resuming."""
 
-import gzip
 import io
 import json
 import os
@@ -166,29 +165,6 @@ def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_
     assert writehead(*files, "--force") == (0, b"", "")
     assert target.read_bytes() == expected
     assert names(tmp_path) == ["in.txt", "out.txt"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "words"),
-    [
-        (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is not UTF-8"),
-        (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--output", "."], b"", ". could not be written: Is a directory"),
-        (["translate", "--output", "no/where"], b"a", "no/where could not be written: No such"),
-        (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
-        (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "99999"], b"", "beam=99999 must be at most 300"),
-        (["translate", "--seed", "3"], b"", "--seed is for sampling"),
-        (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
-        (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
-        (["generate", "\udcff"], b"", "prompt 1 is not UTF-8"),
-    ],
-)
-def test_wrong_input_is_one_line(refused, monkeypatch, tmp_path, arguments, stdin, words):
-    if "/dev/full" in arguments and not os.path.exists("/dev/full"):
-        pytest.skip("there is no /dev/full")
-    monkeypatch.chdir(tmp_path)
-    assert words in refused(*arguments, stdin=stdin)
 
 
 class Typed(io.TextIOWrapper):

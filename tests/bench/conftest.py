@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from texts import sentences
-
 
 @pytest.fixture
 def bench(writehead: Callable, quick_chip: None, tmp_path: Path) -> Callable[..., dict]:
@@ -21,16 +19,3 @@ def bench(writehead: Callable, quick_chip: None, tmp_path: Path) -> Callable[...
         return result
 
     return run
-
-
-@pytest.fixture
-def files(tmp_path: Path, small_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a translation `run` and text: `text`, `blank` and `long`."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    (folder / "run").symlink_to(small_runs / "translation")
-    (folder / "text").write_text("\n".join(["", *sentences(7)]))
-    (folder / "blank").write_text("\n \n")
-    (folder / "long").write_text("the cat " * 40)
-    return folder

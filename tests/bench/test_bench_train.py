@@ -32,9 +32,3 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     setting = cost.Setting(CONFIG.rows, 48, 48)
     counts = [cost.training_step(MODEL, setting, b.visible_pairs()).operations for b in timed]
     assert result["operations"] == pytest.approx(sum(counts) / 3)
-
-
-def test_a_dataset_of_other_tokens_is_refused(refused, dataset):
-    options = ("--dataset", dataset, "--device=cpu", "--set=model.vocab_size=300")
-    error = refused("bench", "train", "--preset=tiny/multi-query", *options)
-    assert "choose another dataset" in error

@@ -6,15 +6,17 @@ from writehead.engine import Engine
 from writehead.model.runs import run_bytes, run_fingerprint
 
 
-def test_a_file_is_timed_from_loading_to_the_last_line(bench, files):
-    run, options = files / "run", ("--input", files / "text", "--device=cpu")
+def test_a_file_is_timed_from_loading_to_the_last_line(bench, small_runs, tmp_path):
+    lines, run = ["", *sentences(7)], small_runs / "translation"
+    (tmp_path / "text").write_text("\n".join(lines))
+    options = ("--input", tmp_path / "text", "--device=cpu")
     result = bench("translate", run, *options, "--repeats=2")
     assert (result["sentences"], result["quantization"]) == (8, None)
     assert (result["fingerprint"], result["bytes"]) == (run_fingerprint(run), run_bytes(run))
     found = result["engines"]["ours"]
     assert result["engines"]["CTranslate2"]["absent"]  # its keys and values have one depth
     assert 0 < found["load_s"] < found["first_sentence_s"]
-    lines, engine = ["", *sentences(7)], Engine.load(run, "cpu")
+    engine = Engine.load(run, "cpu")
     for search, beam in (("greedy", 1), ("beam-4", 4)):
         one = found["searches"][search]
         outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=0.6))

@@ -1,7 +1,6 @@
 """Parquet datasets from a folder, and from a local server that answers like the hub."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from corpora import pairs, sentences
+from processes import environment
 from writehead.data.hub import hub_inputs
 from writehead.errors import DataError
 
@@ -112,11 +112,11 @@ def test_wmt14_and_lm1b_are_fetched_by_name(folder):
                 (api / path).write_text(json.dumps(answer))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=site)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        address, path = f"http://127.0.0.1:{server.server_port}", filter(None, sys.path)
+        address = f"http://127.0.0.1:{server.server_port}"
         settings = {"HF_ENDPOINT": address, "HF_HOME": str(site / "cache"), "HF_HUB_OFFLINE": "0"}
-        settings |= {"NO_PROXY": "127.0.0.1", "PYTHONPATH": os.pathsep.join(path)}
+        variables = environment(**settings, NO_PROXY="127.0.0.1")
         command, pipes = [sys.executable, "-c", FETCH], dict.fromkeys(("stdin", "stdout"), -1)
-        process = subprocess.Popen(command, env=os.environ | settings, cwd=site, **pipes)
+        process = subprocess.Popen(command, env=variables, cwd=site, **pipes)
         train, dev, text, refusal = json.loads(process.stdout.readline())
         server.shutdown()
     unreachable, _ = process.communicate(timeout=60)

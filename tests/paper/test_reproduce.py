@@ -193,33 +193,6 @@ def test_table_2_times_both_searches_and_a_training_step(run, tmp_path, quick_ta
     assert speed.default_scale("auto") == "paper"
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("table1 --only=multi-qery", "did you mean 'multi-query'?"),
-        ("table2 --only=multi-head-1x128", "table2 has no row 'multi-head-1x128'"),
-        ("table4", "'table4'"),
-        ("table1 --scale=smal", "did you mean 'small'?"),
-        ("table2 --steps=3", "--steps is for table1 and table3"),
-        ("table1 --steps=0", "steps=0"),
-        ("table1 --seeds=1,-1", "1,-1"),
-        ("table1 --set=model.g=2", "train.NAME=VALUE"),
-        ("table1 --scale=paper --data=nowhere", "nowhere"),
-        ("table1 --scale=tiny --results=file", "file"),
-        ("table3 --data=.", ". lacks books.valid.txt"),
-        ("table1", "newstest2014.en, newstest2014.de"),
-        ("torchrun", "once per GPU"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(refused, tmp_path, monkeypatch, given, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2" if given == "torchrun" else "1")
-    for name in ("file", "books.txt.xz"):
-        (tmp_path / name).write_text("some text\n")
-    assert words in refused("reproduce", *given.split())
-    assert not (tmp_path / "runs").exists()
-
-
 def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
     for stem in (*experiments.PAIRS, experiments.PAIRS_DEV, experiments.PAIRS_TEST):
         for side in ("en", "de"):
