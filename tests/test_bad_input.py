@@ -5,12 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import config, model, random, tokens
 from writehead import errors
 from writehead.config import AttentionConfig
 from writehead.engine import Batching, beam_search, greedy, sample
+from writehead.errors import shown
 from writehead.model import DecoderState, KVCache, Packing, TranslationModel, make_model
 from writehead.ops.attention import attend
 from writehead.ops.visibility import Visibility
@@ -151,3 +154,16 @@ def test_bad_input_is_answered_with_what_to_do(error, call, sentence):
         call()
     assert caught.type is error
     assert re.search(sentence, str(caught.value)), str(caught.value)
+
+
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+@settings(max_examples=20)
+@given(st.one_of(st.text(), st.integers(), st.floats(), st.lists(st.text()), st.binary()))
+def test_any_value_is_shown_on_one_short_line(value):
+    text = shown(value)
+    assert len(text) <= 62
+    assert not UNSAFE.search(text)
+    if isinstance(value, str) and len(repr(value)) <= 50:
+        assert text == repr(value)

@@ -1,12 +1,15 @@
-"""§2-3: the paper's six listings compute the same thing in six ways."""
+"""§2-3: the listings compute the same thing in six ways, and the ratios count their tensors."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from helpers import causal_mask, random
+from writehead.config import AttentionConfig
+from writehead.paper import listings
 from writehead.paper.listings import (
     DotProductAttention,
     MultiheadAttention,
@@ -15,6 +18,7 @@ from writehead.paper.listings import (
     MultiqueryAttentionBatched,
     MultiquerySelfAttentionIncremental,
 )
+from writehead.paper.ratios import ratios
 
 b, n, h, k, v, m, d = 2, 3, 5, 7, 11, 13, 17
 
@@ -84,3 +88,44 @@ def test_multiquery_is_multihead_whose_heads_share_one_key_and_value_projection(
     mask[..., 0] = 0.0
     expected = MultiheadAttentionBatched(X, M, mask, *shared)
     assert_close(MultiqueryAttentionBatched(X, M, mask, *query), expected)
+
+
+class Einsum:
+    """Replaces the listings' einsum, and counts multiply-adds and the tensors it is given."""
+
+    def __init__(self) -> None:
+        self.multiply_adds = 0
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def __call__(self, equation: str, *operands: torch.Tensor) -> torch.Tensor:
+        result = torch.einsum(equation, *operands)
+        letters = equation.split("->")[0].replace(",", "")
+        sizes = dict(zip(letters, (size for T in operands for size in T.shape), strict=True))
+        self.multiply_adds += math.prod(sizes.values())
+        self.seen.update({id(T): T for T in (*operands, result)})
+        return result
+
+
+@pytest.mark.parametrize("kind", ["Multihead", "Multiquery"])
+def test_the_ratios_count_the_tensors_of_the_listings(kind):
+    b, n, d, h, k, v = 2, 4, 5, 3, 11, 13
+    heads = (h,) if kind == "Multihead" else ()
+    P = [torch.randn(*s) for s in ((h, d, k), (*heads, d, k), (*heads, d, v), (h, d, v))]
+    K, V = torch.empty(b, *heads, 0, k), torch.empty(b, *heads, 0, v)
+    elements, einsum = 0, Einsum()
+    with patch.object(listings, "einsum", einsum):
+        for _ in range(n):
+            x = torch.randn(b, d)
+            y, K, V = getattr(listings, f"{kind}SelfAttentionIncremental")(x, K, V, *P)
+            q_and_o = b * h * (k + v)
+            elements += q_and_o + sum(T.numel() for T in (x, y, K, V, *P))
+    batched, *incremental = ratios(AttentionConfig(d, h, h if heads else 1, k, v), b, n)
+    counted = incremental[kind == "Multiquery"].counted
+    assert counted == pytest.approx(elements / einsum.multiply_adds)
+    if kind == "Multiquery":
+        X, M, einsum = torch.randn(b, n, d), torch.randn(b, n, d), Einsum()
+        with patch.object(listings, "einsum", einsum):
+            listings.MultiqueryAttentionBatched(X, M, torch.zeros(b, h, n, n), *P)
+        elements = sum(T.numel() for T in einsum.seen.values())
+        assert batched.counted == pytest.approx(elements / einsum.multiply_adds)
+        assert batched.theta == pytest.approx(1 / k + 1 / (b * n))
