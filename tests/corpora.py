@@ -46,15 +46,17 @@ def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:
     return parallel_files([source], [target], [], [])
 
 
-def translation_dataset(folder: Path, count: int = 400, longest: int = 24) -> Dataset:
-    """A dataset of `pairs(count)` without a dev split."""
-    config = PrepareConfig(task="translation", vocab_size=400, dev=0)
+def translation_dataset(
+    folder: Path, count: int = 400, longest: int = 24, **settings: int
+) -> Dataset:
+    """A dataset of `pairs(count)`, without a dev split unless `dev` lines are asked for."""
+    config = PrepareConfig(task="translation", **{"vocab_size": 400, "dev": 0} | settings)
     inputs = pair_inputs(folder, pairs(count, longest=longest))
     return prepare(folder / "translation", inputs, config, threads=1)
 
 
-def language_dataset(folder: Path, count: int = 300, longest: int = 60) -> Dataset:
-    config = PrepareConfig(task="language", vocab_size=400, dev=0)
+def language_dataset(folder: Path, count: int = 300, longest: int = 60, **settings: int) -> Dataset:
+    config = PrepareConfig(task="language", **{"vocab_size": 400, "dev": 0} | settings)
     text = write(folder / "text", sentences(count, seed=5, longest=longest))
     return prepare(folder / "language", text_files([text], []), config, threads=1)
 

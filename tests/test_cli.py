@@ -77,7 +77,6 @@ def test_presets_are_listed(writehead):
     assert [row.split()[0] for row in rows] == preset_names()
     row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100000"
     assert " ".join(rows[1].split()) == row
-    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_every_verb_answers_help_with_an_example():
@@ -85,7 +84,7 @@ def test_every_verb_answers_help_with_an_example():
     listed = re.findall(r"^\W+([a-z]+)\s+[A-Z]", text, re.MULTILINE)
     assert listed[:3] == ["demo", "presets", "explain"]
     assert set(listed) == set(get_command(app).commands)
-    for verb in get_command(app).commands:
+    for verb in listed:
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())

@@ -96,9 +96,8 @@ def test_errors_selects_how_invalid_utf8_is_treated(writehead, verb, errors):
     arguments = (verb, *SHORT, f"--errors={errors}")
     code, out, err = writehead(*arguments, stdin=b"a dog.\nthe \xff cat\n\xe9\n")
     if errors == "strict":
-        assert (code, out, err.count("\n")) == (2, b"", 1)
+        assert (code, out, "--errors" in err) == (2, b"", True)
         assert "line 2 of standard input is not UTF-8 (at byte 5)" in err
-        assert "--errors" in err
         return
     other = "a dog.\nthe \ufffd cat\n\ufffd\n" if errors == "replace" else "a dog.\n\n\n"
     assert (code, out) == writehead(verb, *SHORT, stdin=other.encode())[:2]
@@ -118,26 +117,20 @@ def test_a_prefix_file_forces_the_beginning_of_translations(writehead, tmp_path)
         assert words in writehead(*arguments, "--errors=skip", stdin=text)[2]
 
 
-@pytest.mark.parametrize(
-    ("verb", "read", "written"),
-    [
-        ("translate", ["--input=P"], "symlink"),
-        ("translate", ["--input=hardlink"], "P"),
-        ("translate", ["--prefix-file=symlink"], "hardlink"),
-        ("translate", ["standard input"], "P"),
-        ("generate", ["--input=symlink"], "P"),
-    ],
-)
-def test_an_input_is_never_overwritten(writehead, tmp_path, monkeypatch, verb, read, written):
+def test_an_input_is_never_overwritten(writehead, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "P").write_text("the cat\n")
     os.symlink("P", "symlink")
     os.link("P", "hardlink")
-    with open("P") as stdin:
-        read = [] if read == ["standard input"] else read
-        code, out, err = writehead(verb, *read, "-o", written, "--force", *SHORT, stdin=stdin)
-    assert (code, out) == (2, b"")
-    assert f"{written} is also being read" in err
+    for verb, read, written in (
+        ("translate", ["--input=P"], "symlink"),
+        ("translate", ["--prefix-file=symlink"], "hardlink"),
+        ("translate", [], "P"),  # standard input
+        ("generate", ["--input=hardlink"], "P"),
+    ):
+        with open("P") as stdin:
+            code, out, err = writehead(verb, *read, "-o", written, "--force", *SHORT, stdin=stdin)
+        assert (code, out, f"{written} is also being read" in err) == (2, b"", True)
     assert (tmp_path / "P").read_text() == "the cat\n"
     assert names(tmp_path) == ["P", "hardlink", "symlink"]
 
@@ -156,8 +149,7 @@ def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "load", None)  # the error comes before the model is loaded
         code, _, err = writehead(*files)
-    assert code == 2
-    assert "--force" in err
+    assert (code, "--force" in err) == (2, True)
     source.write_bytes(b"the cat.\n\xff\n")
     assert writehead(*files, "--force")[0] == 2
     assert target.read_text() == "mine"
@@ -251,10 +243,9 @@ def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(small_run
 
 
 @pytest.mark.parametrize(
-    ("verb", "end", "code"),
-    [("translate", None, 0), ("translate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130)],
+    ("verb", "number"), [("translate", signal.SIGTERM), ("generate", signal.SIGINT)]
 )
-def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, end, code):
+def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, number):
     asked = [b"the cat\n", b"a dog\n"]
     expected = writehead(verb, *SHORT, stdin=b"".join(asked))[1].splitlines(keepends=True)
     with start(small_runs, verb, *SHORT) as process:
@@ -262,13 +253,10 @@ def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, end, co
             process.stdin.write(line)
             process.stdin.flush()
             assert process.stdout.readline() == answer
-        if end is not None:
-            process.send_signal(end)  # while it waits for the next line
-            assert process.wait(60) == code
-        out, err = process.communicate()
-    assert (process.returncode, out) == (code, b"")
-    assert re.fullmatch(rb"(interrupted: [12] lines? written\n)?", err)  # a signal beats the count
-    assert bool(err) == (end is not None)
+        process.send_signal(number)  # while it waits for the next line
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, b"")
+    assert re.fullmatch(rb"interrupted: [12] lines? written\n", err)  # it may come before the count
 
 
 KILLED = """
@@ -276,7 +264,6 @@ import json, os, signal, sys
 from writehead.cli import main
 from writehead.engine import Batching
 from writehead.cli.resumable import ResumableFile
-from writehead.engine.runner import Lane
 
 def commit_and_die(self, commit=ResumableFile.commit):
     commit(self)

@@ -4,11 +4,9 @@ import os
 
 import pytest
 import torch
-from typer.main import get_command
 
 from processes import environment, run_python
 from writehead import Engine
-from writehead.cli import app
 from writehead.util.threads import available_cores, use_threads
 
 
@@ -46,21 +44,16 @@ def test_affinity_and_cgroups_limit_the_cores(
 
 def test_the_number_of_threads_is_set_and_never_raised_by_default(small_runs, monkeypatch):
     run, before = small_runs / "translation", torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
-        Engine.load(run, device="cpu", threads=3)
-        assert torch.get_num_threads() == 3
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        use_threads()
-        assert torch.get_num_threads() == 3
+        for threads, cores, expected in ((3, 1, 3), (2, 1, 2), (None, 3, 2), (None, 1, 1)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+            Engine.load(run, device="cpu", threads=threads)
+            assert torch.get_num_threads() == expected
         use_threads(2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        use_threads()  # the variable was read when PyTorch was loaded
         assert torch.get_num_threads() == 2
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-        Engine.load(run, device="cpu")
-        assert torch.get_num_threads() == 1
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-        use_threads()
-        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
@@ -78,13 +71,3 @@ def test_threads_are_set_before_pytorch_loads(policy):
     given = {name: value for name, value in environment().items() if "OMP_" not in name}
     given |= {} if policy is None else {"OMP_WAIT_POLICY": policy}
     assert run_python(code, env=given)[1].split() == [policy or "passive", "1"]
-
-
-def test_every_command_that_computes_takes_threads():
-    verbs = get_command(app).commands
-    computing = [verbs[name] for name in verbs if name not in ("bench", "presets", "explain")]
-    computing += verbs["bench"].commands.values()
-    without = {
-        verb.name for verb in computing if not any("--threads" in p.opts for p in verb.params)
-    }
-    assert without == {"report", "plot"}

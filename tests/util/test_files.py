@@ -29,6 +29,7 @@ def test_a_file_appears_when_it_is_complete_and_an_error_keeps_the_old_one(tmp_p
     with atomic_file(path) as file:
         file.write(b"old")
         assert not path.exists()
+        write_file(path, "second")  # which does not take the work in progress for a leftover
     with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
         file.write(b"new")
         raise ZeroDivisionError
@@ -66,14 +67,6 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, make: st
     other.touch()
     write_file(path, "whole")
     assert names(tmp_path) == [other.name, "out"]
-
-
-def test_work_in_progress_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    with atomic_file(path) as first:
-        first.write(b"first")
-        write_file(path, "second")
-    assert path.read_text() == "first"
 
 
 def test_hidden_names_of_another_user_and_links_are_left_alone(
