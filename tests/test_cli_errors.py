@@ -27,6 +27,7 @@ TEXTS = {
 }
 SCORE = "evaluate translation --device=cpu"
 TIME = "bench translate translation --device=cpu"
+TIME_TRAIN = "bench train --preset=tiny/multi-query --device=cpu"
 TRAIN = "train data --preset=tiny/multi-query --run=new --device=cpu"
 
 EXPLAIN = [
@@ -39,7 +40,6 @@ EXPLAIN = [
     ("explain tiny/multi-head --position 128", "from 0 to 127"),
     ("explain tiny/multi-head --chip h2000", "did you mean 'h200'?"),
     ("explain tiny/multi-head --flops -1", "flops=-1.0 must be above 0"),
-    ("explain tiny/multi-head --flops inf", "flops=inf must be a finite number"),
     ("explain .", "has no config.json"),
     ("explain lm1b/multi-query --source 128", "--source is for translation"),
 ]
@@ -71,18 +71,15 @@ PREPARE = [
     ("prepare new --text blank", "every line is empty"),
     ("prepare new --text two --dev-source two", "--dev-source requires --source and --target"),
     ("prepare new --text two --pair en-de", "--pair requires --hub"),
-    ("prepare new --text three --threads 0", "threads=0"),
     ("prepare new --embedded --pairs 0", "pairs=0"),
     ("prepare new --hub .", "no parquet files"),
 ]
 TRAINING = [
     (f"{TRAIN} --set=train.stepz=3", "did you mean 'steps'?"),
-    (f"{TRAIN} --set=train.steps=many", "steps='many'"),
     (f"{TRAIN} --set=train.steps", "train.NAME=VALUE"),
     (f"{TRAIN} --set=train.steps={'x' * 10**6}", "must be an integer"),
     (f"{TRAIN} --set=train.clip=NaN", "NaN"),
     (f"{TRAIN} --set=train.accumulate=3", "accumulate=3"),
-    (f"{TRAIN} --set=train.seed={2**63}", "error: seed="),
     (f"{TRAIN} --set=train.average=4", "keep"),
     (f"{TRAIN} --set=train.target_length=257", "target_length=257"),
     (f"{TRAIN} --set=train.target_length=2", "fits in a row"),
@@ -119,26 +116,21 @@ BENCH = [
     ("bench attention --shape=3,7", "b,m,g"),
     ("bench attention --shape=0,7,1", "at least 1"),
     ("bench attention --shape=3,7,3", "must divide h=8"),
-    ("bench attention --shape=1,2,1 --output=/dev/null/x.json", "/dev/null"),
     ("bench attention --shape=1,2,1 --output=two", "two exists"),
     ("bench decode --preset=tiny/multi-quary --device=cpu", "did you mean"),
     ("bench decode --length=257 --device=cpu", "tiny/multi-head has fewer positions than 257"),
     ("bench decode --length=0 --device=cpu", "target=0"),
     ("bench decode --beam=1025 --device=cpu", "beam=1025 must be from 1 to 1024"),
-    ("bench decode --output=two", "two exists"),
     (f"{TIME} --input=two --dtype=float31", "float31"),
     (f"{TIME} --input=nowhere", "nowhere"),
     (f"{TIME} --input=blank", "no line"),
     (f"{TIME} --input=two --beam=9000", "beam=9000"),
     (f"{TIME} --input=two --output=three", "three exists"),
     ("bench translate nowhere --input=two --device=cpu", "nowhere"),
-    ("bench train --preset=tiny/multi-query --output=/dev/null/x.json", "/dev/null"),
-    ("bench train --preset=tiny/multi-query --output=two", "two exists"),
+    (f"{TIME_TRAIN} --output=/dev/null/x.json", "/dev/null"),
+    (f"{TIME_TRAIN} --output=two", "two exists"),
     ("bench train --preset=tiny-lm/multi-query --device=cpu", "needs a dataset"),
-    (
-        "bench train --preset=tiny/multi-query --set=model.vocab_size=300 --dataset=data",
-        "choose another dataset",
-    ),
+    (f"{TIME_TRAIN} --set=model.vocab_size=300 --dataset=data", "choose another dataset"),
     ("bench plot long new", "not JSON"),
     ("bench plot empty.json new", "has no rows"),
     ("bench plot damaged.json new", "batch"),
@@ -191,13 +183,9 @@ def test_wrong_input_is_one_line_and_changes_nothing(folder, refused, monkeypatc
     assert state(folder) == before
 
 
-def test_a_table_is_reproduced_by_one_process_per_gpu(refused, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_full_device_and_torchrun_are_refused(folder, refused, monkeypatch):
+    if os.path.exists("/dev/full"):
+        command = ("translate", folder / "translation", "--output", "/dev/full", "--device=cpu")
+        assert "No space left on device" in refused(*command, stdin=b"a")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "once per GPU" in refused("reproduce", "torchrun")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_device_is_one_line(folder, refused):
-    command = ("translate", folder / "translation", "--output", "/dev/full", "--device=cpu")
-    assert "No space left on device" in refused(*command, stdin=b"a")
+    assert "once per GPU" in refused("reproduce", "table1")

@@ -158,18 +158,15 @@ def test_pairs_longer_than_a_row_are_counted_and_left_out(pairs):
     assert sum(len(batch.labels) for batch in padded) == len(pairs) - batches.skipped
 
 
-@pytest.mark.parametrize(
-    ("act", "words"),
-    [
-        (lambda split: packed(split, world=5), "rows=12 .*5 processes"),
-        (lambda split: packed(split, lengths=(2, 2)), "none of 400 sequences"),
-        (lambda split: packed(split, rows=24).restore(packed(split).state()), "rows=12.*24"),
-        (lambda split: next(packed(split)).split(5), "12 rows .*5"),
-    ],
-)
-def test_impossible_sizes_are_refused(pairs, act, words):
-    with pytest.raises(ConfigError, match=words):
-        act(pairs)
+def test_impossible_sizes_are_refused(pairs):
+    for act, words in (
+        (lambda: packed(pairs, world=5), "rows=12 .*5 processes"),
+        (lambda: packed(pairs, lengths=(2, 2)), "none of 400 sequences"),
+        (lambda: packed(pairs, rows=24).restore(packed(pairs).state()), "rows=12.*24"),
+        (lambda: next(packed(pairs)).split(5), "12 rows .*5"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            act()
 
 
 @pytest.mark.parametrize("window", [None, 3])
