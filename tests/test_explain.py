@@ -89,21 +89,12 @@ def test_the_options_of_layers_are_read(tmp_path):
 
     marian = read("marian", **BART, activation_function="swish", scale_embedding=True).config
     assert (marian.activation, marian.embedding_scale) == ("silu", 24**0.5)
-    assert (marian.norm_place, marian.positions, marian.output_bias) == ("post", "sinusoidal", True)
-    assert (marian.logit_scale, marian.norm_epsilon) == (1.0, 1e-5)
-    bart = read("bart", **BART).config
-    assert (bart.positions, bart.position_offset, bart.target_positions) == ("learned", 2, 31)
+    assert (marian.norm_place, marian.positions) == ("post", "sinusoidal")
     for place in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}}):
-        llama = read("llama", **LLAMA, **place, rms_norm_eps=1e-5)
-        assert (llama.config.rotary_base, llama.config.norm_epsilon) == (5e5, 1e-5)
-        assert (llama.config.gated, llama.config.activation) == (True, "silu")
-        assert llama.approximations == ()
+        llama = read("llama", **LLAMA, **place, rms_norm_eps=1e-5).config
+        assert (llama.rotary_base, llama.norm_epsilon, llama.gated) == (5e5, 1e-5, True)
     scaled = read("llama", **LLAMA, rope_theta=5e5, rope_scaling={"rope_type": "llama3"})
-    assert scaled.config.rotary_base == 5e5
     assert "scaling" in scaled.approximations[0]
-    assert read("gemma", **LLAMA, hidden_act="gelu").config.activation == "gelu_tanh"
-    t5 = read("t5", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False).config
-    assert (t5.gated, t5.activation, t5.tied) == (True, "gelu_tanh", False)
     assert read("t5", **T5).config.effective_logit_scale == 24**-0.5
 
 

@@ -9,23 +9,19 @@ from processes import environment, run_python
 from writehead import Engine
 from writehead.util.threads import available_cores, use_threads
 
+V1 = "cpu/cpu.cfs"  # files of the first version of cgroups
+
 
 @pytest.mark.parametrize(
     ("cores", "groups", "files", "expected"),
     [
         (8, None, {}, 8),
-        (8, "0::/\n", {"cpu.max": "max 100000"}, 8),
         (8, "0::/\n", {"cpu.max": "250000 100000"}, 3),
         (2, "0::/\n", {"cpu.max": "250000 100000"}, 2),
         (8, "0::/\n", {"cpu.max": "1000 100000"}, 1),
         (8, "0::/a/b\n", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, 4),
-        (
-            8,
-            "3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n",
-            {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "50000"},
-            3,
-        ),
-        (8, "1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        (8, "2:cpu,cpuacct:/\n0::/\n", {f"{V1}_quota_us": "150000", f"{V1}_period_us": "50000"}, 3),
+        (8, "1:cpu:/\n", {f"{V1}_quota_us": "-1", f"{V1}_period_us": "100000"}, 8),
     ],
 )
 def test_affinity_and_cgroups_limit_the_cores(

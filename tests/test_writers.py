@@ -3,18 +3,15 @@
 import json
 import os
 import shutil
-import signal
-from operator import lt
 
 import pytest
 import torch
 
-from texts import engine, full_disk, names
+from texts import engine, names
 from writehead.bench.record import check_output, write_result
 from writehead.errors import RunError
 from writehead.model import load_run, quantize_run, runs, save_run
 from writehead.model.runs import read_quantization
-from writehead.training import checkpoint
 from writehead.util.environment import environment
 
 
@@ -23,38 +20,17 @@ def run(small_runs):
     return small_runs / "translation"
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "name"),
-    [
-        (["quantize", "trained/checkpoints/step-00000001"], runs, "quantize_tensors"),
-        (["average", "--last=1", "trained"], checkpoint, "average_weights"),
-    ],
-)
-def test_the_first_of_two_writers_of_a_run_wins(
-    run, tmp_path, monkeypatch, refused, command, module, name
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(run, "trained/checkpoints/step-00000001")
-    place, work = tmp_path / "new", getattr(module, name)
+def test_the_first_of_two_writers_of_a_run_wins(run, tmp_path, monkeypatch, refused):
+    place, quantize = tmp_path / "new", runs.quantize_tensors
 
     def slow(*given):
         save_run(place, engine("language").model)  # as another process would meanwhile
-        return work(*given)
+        return quantize(*given)
 
-    monkeypatch.setattr(module, name, slow)
-    assert f"another process has written {place}" in refused(*command, place)
+    monkeypatch.setattr(runs, "quantize_tensors", slow)
+    assert f"another process has written {place}" in refused("quantize", run, place)
     assert load_run(place).model.config.task == "language"
-    assert names(tmp_path) == ["new", "trained"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_quantize_leaves_nothing(run, tmp_path, monkeypatch, writehead, number):
-    monkeypatch.setattr(runs, "quantize_tensors", lambda *_: os.kill(os.getpid(), number))
-    try:
-        assert writehead("quantize", run, tmp_path / "new")[0] == 128 + number
-    except KeyboardInterrupt:
-        assert number == signal.SIGINT
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["new"]
 
 
 def test_a_killed_replacement_keeps_one_of_both_runs(run, tmp_path):
@@ -69,14 +45,6 @@ def test_a_killed_replacement_keeps_one_of_both_runs(run, tmp_path):
         save_run(tmp_path / ".new.4567cdef.old", load_run(run).model)
         quantize_run(run, place, overwrite=True)
         assert names(tmp_path) == ["new"]
-
-
-@pytest.mark.parametrize("limit", [100, 5000])  # bytes: fails at the config, at the weights
-def test_a_full_disk_is_an_error_that_names_the_run(run, tmp_path, limit):
-    message = r"new could not be written: .*File too large"
-    with full_disk(limit), pytest.raises(RunError, match=message):
-        quantize_run(run, tmp_path / "new")
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -120,18 +88,19 @@ def test_the_commit_may_come_from_a_variable(monkeypatch):
     assert environment(torch.device("cpu"))["commit"] != ""
 
 
-def test_quantize_makes_a_smaller_run_and_replaces_one_if_forced(writehead, small_runs, tmp_path):
-    plain, small = small_runs / "translation", tmp_path / "small"
-    for options, bits, group in (
-        ([], 8, None),
-        (["--bits=4"], 4, 32),
-        (["--bits=5", "--group=0"], 5, None),
+def test_quantize_makes_a_smaller_run_and_replaces_one_if_forced(writehead, run, tmp_path):
+    sizes = []
+    for options, expected in (
+        ([], (8, None)),
+        (["--bits=4"], (4, 32)),
+        (["--bits=5", "--group=0"], (5, None)),
     ):
-        code, out, err = writehead("quantize", plain, small, *options, "--force")
+        code, out, err = writehead("quantize", run, tmp_path / "small", *options, "--force")
         assert (code, out, err.count("\n")) == (0, "", 1)
-        config = read_quantization(small)
-        assert (config.bits, config.group) == (bits, group)
-        assert lt(*((run / "model.safetensors").stat().st_size for run in (small, plain)))
+        config = read_quantization(tmp_path / "small")
+        assert (config.bits, config.group) == expected
+        sizes.append((tmp_path / "small" / "model.safetensors").stat().st_size)
+    assert sizes[1] < sizes[0] < (run / "model.safetensors").stat().st_size
 
 
 def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, small_runs, tmp_path):
@@ -141,5 +110,5 @@ def test_a_checkpoint_is_quantized_without_optimizer_state(writehead, small_runs
     code, _, err = writehead("quantize", tmp_path / "training", tmp_path / "small")
     assert (code, "step-00000007" in err) == (2, True)
     assert writehead("quantize", checkpoint, tmp_path / "small")[0] == 0
-    names = sorted(path.name for path in (tmp_path / "small").iterdir())
-    assert names == ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
+    files = ["checksums.sha256", "config.json", "model.safetensors", "tokenizer.model"]
+    assert names(tmp_path / "small") == files

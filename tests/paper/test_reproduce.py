@@ -16,10 +16,8 @@ from writehead.cli.paper import read_seeds
 from writehead.config import TrainConfig
 from writehead.cost import Setting
 from writehead.data.corpus import pairs
-from writehead.errors import RunError
 from writehead.paper import experiments, speed
 from writehead.paper.experiments import find_experiment
-from writehead.paper.results import check_results
 from writehead.paper.tables import TABLE_1_TRAINING, TABLE_3_TRAINING
 from writehead.training.step import Stepper
 from writehead.util.locks import locked
@@ -202,19 +200,6 @@ def test_text_is_read_from_files_and_from_a_copy_of_the_hub(tmp_path):
         parquet.write_table(table, tmp_path / f"{split}.parquet")
     dev = experiments.language_hub(tmp_path).scored["dev"]
     assert experiments.read_lines(dev)[1] == ["test line"]
-
-
-def test_a_new_row_may_join_the_stored_results():
-    for table, scale, steps in (
-        ("table1", "paper-size", 4000),
-        ("table1", "small", 6000),
-        ("table3", "small", 4000),
-    ):
-        experiment = find_experiment(table, scale)
-        new = {"table": table, "scale": scale, "family": experiment.family, "data": None}
-        check_results(ROOT / "results", new | {"train": experiment.with_steps(steps).to_json()})
-        with pytest.raises(RunError, match=r"train\.steps"):
-            check_results(ROOT / "results", new | {"train": experiment.with_steps(9).to_json()})
 
 
 def test_the_papers_scale_is_the_papers_experiment():

@@ -56,13 +56,10 @@ def test_values_of_the_shape_pass_and_nan_and_infinity_if_allowed(tmp_path):
     [
         (4, range(4), "an integer from 0 to 3"),
         (True, int, "an integer"),
-        (True, float, "a number"),
-        (False, range(4), "an integer"),
         ("1", (float, None), "a number or null"),
         ([1, "x"], [int], "[1] is 'x'"),
         ({"a": {"b": []}}, {"a": {"b": str}}, "a.b is [], which should be text"),
         ({"a": 1}, {"a": int, "b": int}, "lacks b"),
-        ({"a": 1, "b": "x"}, {"b?": bool}, "true or false"),
         ({"\x1b[31m" * 999: 1}, {str: str}, "…"),
         (["x" * 10**7], [int], "…"),
     ],
