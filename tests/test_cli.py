@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from processes import environment, run_python
+from processes import environment
 from writehead.cli import app, main
 from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
@@ -88,11 +88,6 @@ def test_every_verb_answers_help_with_an_example():
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())
-
-
-def test_the_command_line_answers_before_pytorch_has_loaded():
-    code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
-    assert run_python(code)[0] == 0
 
 
 CLOSED = b"error: standard output could not be written: Bad file descriptor\n"

@@ -206,9 +206,7 @@ def test_typed_lines_are_answered_at_once(verb, options, lines, writehead, capsy
         (["--temperature=3", "--seed=4", "--samples=3"], {"temperature": 3.0, "seed": 4}, 3),
     ],
 )
-def test_a_prompt_is_continued_like_engine_generate(
-    writehead, small_runs, arguments, options, samples, tmp_path
-):
+def test_prompts_are_continued(writehead, small_runs, arguments, options, samples, tmp_path):
     config, prompt = DecodeConfig(max_length=12, **options), "\x1b[31mthe\tcat"
     [answer] = load(small_runs, "language").generate([prompt], config, samples=samples)
     texts = [one.text for one in answer.hypotheses]

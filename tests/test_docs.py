@@ -79,9 +79,7 @@ def assert_shows(expected: str, printed: str) -> None:
 
 
 @every_page
-def test_the_python_examples_print_the_text_block_after_them_or_nothing(
-    page, tmp_path, monkeypatch
-):
+def test_the_python_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2 if page == README else 1):  # the README's can be repeated
         names: dict[str, object] = {}

@@ -44,9 +44,7 @@ def test_commands_that_need_no_extra_work_without_them(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("bundled")
-def test_commands_name_the_extra_before_they_start(
-    tmp_path, monkeypatch, refused, package, extra, arguments
-):
+def test_commands_name_their_extra(tmp_path, monkeypatch, refused, package, extra, arguments):
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("Good morning.\n")
     Path("parquet").mkdir()

@@ -24,9 +24,7 @@ V1 = "cpu/cpu.cfs"  # files of the first version of cgroups
         (8, "1:cpu:/\n", {f"{V1}_quota_us": "-1", f"{V1}_period_us": "100000"}, 8),
     ],
 )
-def test_affinity_and_cgroups_limit_the_cores(
-    monkeypatch, tmp_path, cores, groups, files, expected
-):
+def test_cgroups_limit_the_cores(monkeypatch, tmp_path, cores, groups, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     if groups is not None:
         (tmp_path / "proc/self").mkdir(parents=True)
@@ -55,9 +53,9 @@ def test_the_number_of_threads_is_set_and_never_raised_by_default(small_runs, mo
 
 
 @pytest.mark.parametrize("policy", [None, "active"])
-def test_threads_are_set_before_pytorch_loads(policy):
+def test_the_command_line_and_threads_are_ready_before_pytorch_loads(policy):
     code = (
-        "import os, sys, writehead\n"
+        "import os, sys, writehead.cli\n"
         "from writehead.util.threads import use_threads\n"
         "use_threads(1)\n"
         "assert 'torch' not in sys.modules\n"

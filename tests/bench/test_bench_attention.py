@@ -32,9 +32,7 @@ def test_a_record_has_every_method_its_error_and_the_floor(bench):
             assert method["relative_error"] < 1e-5
 
 
-def test_an_interrupted_benchmark_keeps_its_rows_and_can_be_repeated(
-    writehead, quick_chip, monkeypatch, tmp_path
-):
+def test_an_interrupted_benchmark_keeps_its_rows(writehead, quick_chip, monkeypatch, tmp_path):
     measure, path = attention.bench_attention, tmp_path / "results" / "attention.json"
 
     def run(*options, error=None, at=0):

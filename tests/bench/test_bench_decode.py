@@ -116,9 +116,8 @@ def test_libraries_are_timed_with_our_sizes():
     sizes = config("translation", d=12, h=6, g=6, k=2, v=2)
     measured = decode_row(("x", sizes, Setting(2, 7, 5, beam=3)), place)["measured"]
     for label in ("CTranslate2", "Hugging Face"):
-        whole, first = (
-            measured[label][name]["median"] for name in ("call_ms", "one_token_call_ms")
-        )
+        calls = ("call_ms", "one_token_call_ms")
+        whole, first = (measured[label][name]["median"] for name in calls)
         assert len(measured[label]["step_ms"]["repeats"]) == 2
         assert measured[label]["step_ms"]["median"] == pytest.approx((whole - first) / 4)
     assert "GPU" in measured["PyTorch, torch.compile"]["absent"]

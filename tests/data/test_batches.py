@@ -97,9 +97,7 @@ def test_a_batch_has_the_shape_asked_for_and_is_nearly_full(request, name):
 
 @settings(max_examples=15)
 @given(stop=st.integers(0, 40), world=st.sampled_from([1, 2, 3, 4]), seed=st.integers(0, 3))
-def test_any_number_of_processes_shares_a_batch_and_resumes_from_any_state(
-    pairs, text, stop, world, seed
-):
+def test_any_number_of_processes_resumes_from_any_state(pairs, text, stop, world, seed):
     split = (pairs, text)[seed % 2]
     alone = packed(split, seed=seed)
     for _ in range(stop):

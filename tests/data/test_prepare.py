@@ -245,9 +245,7 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
     assert 0 < complete < points
 
 
-def test_an_interrupted_attempt_leaves_its_tokenizer_for_the_same_text_and_settings(
-    tmp_path, monkeypatch
-):
+def test_an_interrupted_attempt_leaves_its_tokenizer_for_the_same_text(tmp_path, monkeypatch):
     inputs, interrupt = pair_inputs(tmp_path, pairs(60)), Mock(side_effect=KeyboardInterrupt)
     expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
     place = tmp_path / "new"

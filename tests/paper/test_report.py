@@ -148,9 +148,7 @@ def test_table_2_has_times_and_speedups(tmp_path):
     assert table["speedup of multi-query"] == speedups
 
 
-def test_a_report_is_written_checked_and_never_replaces_other_files(
-    writehead, tmp_path, monkeypatch
-):
+def test_a_report_replaces_no_file_of_others(writehead, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "results", "table1", paper_losses())
     write_table(tmp_path / "mine", "table1", {"multi-head": [1.4]})

@@ -100,9 +100,7 @@ def test_the_last_checkpoint_and_the_best_are_kept(dataset, tmp_path, monkeypatc
     assert steps(tmp_path) == [2, 5]
 
 
-def test_a_run_interrupted_before_its_model_is_written_does_not_keep_the_old_one(
-    dataset, tmp_path, monkeypatch
-):
+def test_a_run_that_is_continued_does_not_keep_its_old_model(dataset, tmp_path, monkeypatch):
     go(dataset, tmp_path, replace(CONFIG, steps=4))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "average_weights", Mock(side_effect=KeyboardInterrupt))

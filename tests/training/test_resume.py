@@ -43,9 +43,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_again(dataset, tmp
     assert_same_training(tmp_path / "run", tmp_path / "whole")
 
 
-def test_the_command_exits_with_the_signal_and_accumulation_may_change_on_the_way(
-    dataset, tmp_path, signal_at, writehead
-):
+def test_the_command_exits_with_the_signal(dataset, tmp_path, signal_at, writehead):
     go(dataset, tmp_path / "whole", model=replace(MODEL, dropout=0.0))
     signal_at(signal.SIGTERM, 4, 7)
     for accumulate, code in ((1, 143), (2, 143), (4, 0)):
@@ -92,9 +90,7 @@ def test_a_run_killed_again_and_again_ends_where_it_would_have(dataset, tmp_path
     assert not list((tmp_path / "run").rglob(".*"))
 
 
-def test_a_second_training_into_the_same_folder_is_refused(
-    dataset, tmp_path, monkeypatch, refused, capsys
-):
+def test_a_second_training_of_a_run_is_refused(dataset, tmp_path, monkeypatch, refused, capsys):
     update, said = Stepper.update, []
 
     def meanwhile(self, batch, step):
