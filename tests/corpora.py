@@ -1,6 +1,7 @@
 """Small made-up corpora for the tests, and datasets prepared from them."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from writehead.config import PrepareConfig
@@ -29,16 +30,14 @@ def pairs(count: int, seed: int = 0, longest: int = 24) -> list[tuple[str, str]]
     return [(line, line[::-1].upper()) for line in sentences(count, seed, longest)]
 
 
-def write(path: Path, lines: list[str]) -> Path:
+def write(path: Path, lines: Sequence[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def write_pairs(folder: Path, name: str, rows: list[tuple[str, str]]) -> tuple[Path, Path]:
-    return (
-        write(folder / f"{name}.a", [source for source, _ in rows]),
-        write(folder / f"{name}.b", [target for _, target in rows]),
-    )
+    sources, targets = zip(*rows, strict=True)
+    return write(folder / f"{name}.a", sources), write(folder / f"{name}.b", targets)
 
 
 def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:

@@ -11,8 +11,6 @@ from writehead import cost
 from writehead.config import (
     DecodeConfig,
     ModelConfig,
-    PrepareConfig,
-    QuantizationConfig,
     TrainConfig,
     matched_d_ff,
 )
@@ -114,8 +112,7 @@ def test_the_config_of_an_old_run_is_the_model_it_was():
         (TrainConfig, {"steps": 10**8}, "steps"),
         (TrainConfig, {"learning_rate": float("nan")}, "learning_rate"),
         (TrainConfig, {"clip": 10**400}, "clip"),
-        (PrepareConfig, {"task": "language", "seed": 10**20}, "seed"),
-        (QuantizationConfig, {"bits": 10**5000}, "bits"),
+        (TrainConfig, {"rows": 10**5000}, "rows"),
         (DecodeConfig, {"max_length": 0}, "max_length=0 must be at least 1"),
         (DecodeConfig, {"max_length": 7, "min_length": 8}, "min_length=8 must be at most 7"),
         (DecodeConfig, {"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),

@@ -10,14 +10,6 @@ from torch.testing import assert_close
 from helpers import causal_mask, random
 from writehead.config import AttentionConfig
 from writehead.paper import listings
-from writehead.paper.listings import (
-    DotProductAttention,
-    MultiheadAttention,
-    MultiheadAttentionBatched,
-    MultiheadSelfAttentionIncremental,
-    MultiqueryAttentionBatched,
-    MultiquerySelfAttentionIncremental,
-)
 from writehead.paper.ratios import ratios
 
 b, n, h, k, v, m, d = 2, 3, 5, 7, 11, 13, 17
@@ -38,15 +30,15 @@ def test_dot_product_attention_is_a_weighted_mean_of_the_values():
     q, K, V = random(k), random(m, k), random(m, v)
     exps = [math.exp(sum(float(q[i] * K[j, i]) for i in range(k))) for j in range(m)]
     expected = [sum(exps[j] * float(V[j, i]) for j in range(m)) / sum(exps) for i in range(v)]
-    assert_close(DotProductAttention(q, K, V), torch.tensor(expected, dtype=torch.float64))
+    assert_close(listings.DotProductAttention(q, K, V), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_multihead_attention_sums_dot_product_attention_over_heads():
     x, M = random(d), random(m, d)
     P_q, P_k, P_v, P_o = multihead_projections()
-    heads = [DotProductAttention(x @ P_q[i], M @ P_k[i], M @ P_v[i]) for i in range(h)]
+    heads = [listings.DotProductAttention(x @ P_q[i], M @ P_k[i], M @ P_v[i]) for i in range(h)]
     expected = sum(P_o[i] @ heads[i] for i in range(h))
-    assert_close(MultiheadAttention(x, M, P_q, P_k, P_v, P_o), expected)
+    assert_close(listings.MultiheadAttention(x, M, P_q, P_k, P_v, P_o), expected)
 
 
 def test_a_batch_is_its_queries_and_masked_positions_are_not_there():
@@ -55,24 +47,21 @@ def test_a_batch_is_its_queries_and_masked_positions_are_not_there():
     mask = torch.zeros(b, h, n, m, dtype=torch.float64)
     mask[..., m - 4 :] = -math.inf
     for seen, Y in (
-        (m, MultiheadAttentionBatched(X, M, torch.zeros(b, h, n, m), *projections)),
-        (m - 4, MultiheadAttentionBatched(X, M, mask, *projections)),
+        (m, listings.MultiheadAttentionBatched(X, M, torch.zeros(b, h, n, m), *projections)),
+        (m - 4, listings.MultiheadAttentionBatched(X, M, mask, *projections)),
     ):
         for row in range(b):
             for i in range(n):
-                expected = MultiheadAttention(X[row, i], M[row, :seen], *projections)
+                expected = listings.MultiheadAttention(X[row, i], M[row, :seen], *projections)
                 assert_close(Y[row, i], expected)
 
 
-@pytest.mark.parametrize("kind", ["multi-head", "multi-query"])
+@pytest.mark.parametrize("kind", ["Multihead", "Multiquery"])
 def test_increments_are_the_batch_under_a_causal_mask(kind):
-    X = random(b, m, d)
-    if kind == "multi-head":
-        projections, heads = multihead_projections(), (h,)
-        batched, incremental = MultiheadAttentionBatched, MultiheadSelfAttentionIncremental
-    else:
-        projections, heads = multiquery_projections()[0], ()
-        batched, incremental = MultiqueryAttentionBatched, MultiquerySelfAttentionIncremental
+    X, heads = random(b, m, d), (h,) if kind == "Multihead" else ()
+    projections = multihead_projections() if heads else multiquery_projections()[0]
+    batched = getattr(listings, f"{kind}AttentionBatched")
+    incremental = getattr(listings, f"{kind}SelfAttentionIncremental")
     Y = batched(X, X, causal_mask(b, h, m), *projections)
     K, V = random(b, *heads, 0, k), random(b, *heads, 0, v)
     for i in range(m):
@@ -86,8 +75,8 @@ def test_multiquery_is_multihead_whose_heads_share_one_key_and_value_projection(
     query, shared = multiquery_projections()
     mask = torch.where(torch.rand(b, h, n, m) < 0.3, -math.inf, 0.0).to(torch.float64)
     mask[..., 0] = 0.0
-    expected = MultiheadAttentionBatched(X, M, mask, *shared)
-    assert_close(MultiqueryAttentionBatched(X, M, mask, *query), expected)
+    expected = listings.MultiheadAttentionBatched(X, M, mask, *shared)
+    assert_close(listings.MultiqueryAttentionBatched(X, M, mask, *query), expected)
 
 
 class Einsum:

@@ -10,19 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+import trainings
 from corpora import pair_inputs, pairs
 from texts import full_disk
-from trainings import (
-    CONFIG,
-    LANGUAGE,
-    MODEL,
-    command,
-    dev_curve,
-    go,
-    last_checkpoint,
-    steps,
-    weights,
-)
+from trainings import CONFIG, LANGUAGE, MODEL, dev_curve, go, last_checkpoint, steps, weights
 from writehead.config import PrepareConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
@@ -153,7 +144,7 @@ def test_a_full_disk_is_an_error_and_saved_checkpoints_stay(dataset, tmp_path, w
     go(dataset, run, replace(CONFIG, steps=4))
     before = contents(last_checkpoint(run))
     with full_disk(limit):
-        code, _, err = writehead(*command(dataset, run))
+        code, _, err = writehead(*trainings.command(dataset, run))
     assert (code, "Traceback" in err, "could not be written" in err) == (2, False, True)
     assert contents(run / "checkpoints") == before
     assert go(dataset, run).step == CONFIG.steps
