@@ -244,6 +244,4 @@ def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tm
         assert files(again.directory) == expected, point
         assert not list(folder.glob(".*")), point
     assert 0 < complete < points
-    assert (
-        capsys.readouterr().err.count("tokenizer of an interrupted attempt") == left > 0
-    )
+    assert capsys.readouterr().err.count("tokenizer of an interrupted attempt") == left > 0
