@@ -57,7 +57,9 @@ def test_explain_prints_a_page_and_json(writehead):
 def test_explain_takes_a_run_other_sizes_and_another_chip(writehead, tmp_path):
     config = dataclasses.replace(preset("tiny/multi-query"), f=8, window=3, bias=True)
     save_run(tmp_path / "run", make_model(config))
-    assert explained(writehead, tmp_path / "run")["config"] == config.to_json()
+    answer = explained(writehead, tmp_path / "run")
+    assert (answer["config"], answer["comparison"]) == (config.to_json(), None)
+    assert writehead("explain", tmp_path / "run")[0] == 0
     grouped = preset("wmt14/multi-head").with_write_heads(2)
     assert grouped.with_write_heads(1) == preset("wmt14/multi-query")
     sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")

@@ -77,6 +77,7 @@ TRAINING = [
     (f"{TRAIN} --set=train.stepz=3", "did you mean 'steps'?"),
     (f"{TRAIN} --set=train.steps", "train.NAME=VALUE"),
     (f"{TRAIN} --set=train.steps={'x' * 10**6}", "must be an integer"),
+    (f"{TRAIN} --set=train.clip=NaN", "NaN"),
     (f"{TRAIN} --set=train.accumulate=3", "accumulate=3"),
     (f"{TRAIN} --set=train.average=4", "keep"),
     (f"{TRAIN} --set=train.target_length=257", "target_length=257"),
@@ -109,6 +110,7 @@ QUANTIZE = [
 ]
 BENCH = [
     ("bench attention --shape=3,7", "b,m,g"),
+    ("bench attention --shape=0,7,1", "at least 1"),
     ("bench attention --shape=3,7,3", "must divide h=8"),
     ("bench attention --shape=1,2,1 --output=two", "two exists"),
     ("bench decode --preset=tiny/multi-quary --device=cpu", "did you mean"),
@@ -131,6 +133,7 @@ BENCH = [
 REPRODUCE = [
     ("reproduce table1 --only=multi-qery", "did you mean 'multi-query'?"),
     ("reproduce table2 --only=multi-head-1x128", "table2 has no row 'multi-head-1x128'"),
+    ("report --results nowhere", "nowhere is not a folder"),
     ("reproduce table4", "'table4'"),
     ("reproduce table1 --scale=smal", "did you mean 'small'?"),
     ("reproduce table2 --steps=3", "--steps is for table1 and table3"),

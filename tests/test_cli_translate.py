@@ -56,7 +56,7 @@ def clean(text: str) -> str:
     ("arguments", "options", "shown"),
     [
         ([], {"beam": 4}, "{text}"),
-        (["--beam=1", "--scores"], {"beam": 1}, "{text}\t{score:.6f}"),
+        (["--beam=1", "--scores", "--batch-tokens=9"], {"beam": 1}, "{text}\t{score:.6f}"),
         (["--n-best=2"], {"beam": 4, "n_best": 2}, "{i} ||| {text} ||| {score:.6f}"),
         (["--temperature=2", "--seed=3"], {"temperature": 2.0, "seed": 3}, "{text}"),
         (["--temperature=2", "--min-p=0.3"], {"temperature": 2.0, "min_p": 0.3}, "{text}"),
