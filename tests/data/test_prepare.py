@@ -1,13 +1,13 @@
 """From text to a dataset: what is kept and left out, and what an error or a kill leaves behind."""
 
+import json
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
-from processes import environment, run_python
+from processes import run_python
 from texts import full_disk
 from writehead.config import PrepareConfig
 from writehead.data.corpus import pairs as embedded_pairs
@@ -206,19 +206,19 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
 
 CONFIG = PrepareConfig(task="translation", vocab_size=330, dev=10)
 
-# forks a child per kill point, so that everything is imported once
+# forks a child per kill point, so that everything is imported once, and PyTorch never
 DRIVER = """
-import sys
+import json, sys
 from pathlib import Path
+from corpora import PrepareConfig, pair_inputs, pairs, prepare
 from processes import killed_at
-from test_prepare import CONFIG, pair_inputs, pairs, prepare
 
-root = Path(sys.argv[1])
+root, config = Path(sys.argv[1]), PrepareConfig(**json.loads(sys.argv[2]))
 inputs = pair_inputs(root, pairs(60))
 for point in range(200):
     folder = root / str(point)
     folder.mkdir()
-    code = killed_at(point, folder, lambda: prepare(folder / "ds", inputs, CONFIG, threads=1))
+    code = killed_at(point, folder, lambda: prepare(folder / "ds", inputs, config, threads=1))
     if code >= 0:
         print(point, code)
         break
@@ -228,7 +228,7 @@ for point in range(200):
 def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tmp_path, capsys):
     inputs = pair_inputs(tmp_path, pairs(60))
     expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
-    code, out, err = run_python(DRIVER, tmp_path, env=environment(Path(__file__).parent))
+    code, out, err = run_python(DRIVER, tmp_path, json.dumps(CONFIG.to_json()))
     assert code == 0, err
     points, status = map(int, out.split())
     assert (status, points > 20) == (0, True)
