@@ -1,6 +1,7 @@
 """Small made-up corpora for the tests, and datasets prepared from them."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from writehead.config import PrepareConfig
@@ -29,16 +30,14 @@ def pairs(count: int, seed: int = 0, longest: int = 24) -> list[tuple[str, str]]
     return [(line, line[::-1].upper()) for line in sentences(count, seed, longest)]
 
 
-def write(path: Path, lines: list[str]) -> Path:
+def write(path: Path, lines: Sequence[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def write_pairs(folder: Path, name: str, rows: list[tuple[str, str]]) -> tuple[Path, Path]:
-    return (
-        write(folder / f"{name}.a", [source for source, _ in rows]),
-        write(folder / f"{name}.b", [target for _, target in rows]),
-    )
+    sources, targets = zip(*rows, strict=True)
+    return write(folder / f"{name}.a", sources), write(folder / f"{name}.b", targets)
 
 
 def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:
@@ -46,15 +45,17 @@ def pair_inputs(folder: Path, rows: list[tuple[str, str]]) -> Inputs:
     return parallel_files([source], [target], [], [])
 
 
-def translation_dataset(folder: Path, count: int = 400, longest: int = 24) -> Dataset:
-    """A dataset of `pairs(count)` without a dev split."""
-    config = PrepareConfig(task="translation", vocab_size=400, dev=0)
+def translation_dataset(
+    folder: Path, count: int = 400, longest: int = 24, **settings: int
+) -> Dataset:
+    """A dataset of `pairs(count)`, without a dev split unless `dev` lines are asked for."""
+    config = PrepareConfig(task="translation", **{"vocab_size": 400, "dev": 0} | settings)
     inputs = pair_inputs(folder, pairs(count, longest=longest))
     return prepare(folder / "translation", inputs, config, threads=1)
 
 
-def language_dataset(folder: Path, count: int = 300, longest: int = 60) -> Dataset:
-    config = PrepareConfig(task="language", vocab_size=400, dev=0)
+def language_dataset(folder: Path, count: int = 300, longest: int = 60, **settings: int) -> Dataset:
+    config = PrepareConfig(task="language", **{"vocab_size": 400, "dev": 0} | settings)
     text = write(folder / "text", sentences(count, seed=5, longest=longest))
     return prepare(folder / "language", text_files([text], []), config, threads=1)
 

@@ -9,7 +9,6 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from texts import sentences
-from writehead.config import ModelConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
 from writehead.errors import RunError
@@ -30,6 +29,12 @@ def test_translate_uses_the_bundled_model_by_default(writehead, bundled):
     assert results[0] == results[1]
     assert (code, err, len(out.splitlines())) == (0, "", 5)
     assert len(set(out.splitlines())) > 1
+    stdin = io.TextIOWrapper(io.BytesIO(b"the cat.\n"))
+    stdin.isatty = lambda: True
+    code, out, err = writehead("translate", *SHORT, stdin=stdin)
+    assert (code, out.count("\n"), "bundled" in err) == (0, 1, True), (
+        err
+    )  # it is named at a terminal
 
 
 def test_a_missing_bundled_model_is_an_error(refused, monkeypatch, tmp_path):
@@ -41,37 +46,22 @@ def test_a_missing_bundled_model_is_an_error(refused, monkeypatch, tmp_path):
         Engine.load()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_model_is_named_only_at_a_terminal(writehead, bundled, terminal):
-    stdin = io.TextIOWrapper(io.BytesIO(b"the cat.\n"))
-    stdin.isatty = lambda: terminal
-    code, out, err = writehead("translate", *SHORT, stdin=stdin)
-    assert (code, out.count("\n"), bool(err)) == (0, 1, terminal)
-
-
 def test_the_wheel_contains_the_model_and_its_card():
     paths = {one.distribution_path for one in WheelBuilder(str(ROOT)).recurse_included_files()}
     expected = {"MODEL_CARD.md", *(f"en-de/{name}" for name in FILES)}
     assert {f"writehead/bundled/{name}" for name in expected} <= paths
 
 
-def test_the_bundled_model_is_small_quantized_and_multi_query():
+def test_the_bundled_model_is_small_quantized_multi_query_and_the_one_of_its_results():
     files = [path for path in BUNDLED.parent.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 16_000_000
     assert sorted(path.name for path in BUNDLED.iterdir()) == FILES
-    config = read_config(bundled_run())
-    assert config == replace(preset("bundled/multi-query"), vocab_size=config.vocab_size)
-    assert config.kind == "multi-query"
-    assert read_quantization(BUNDLED) is not None
-    assert Tokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
-
-
-def test_results_of_the_bundled_model_match_its_weights():
-    folder = ROOT / "results" / "bundled"
-    scored, timed = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("quantized", "speed")
-    )
-    assert scored["fingerprint"] == timed["fingerprint"] == run_fingerprint(BUNDLED)
     for name in FILES[1:]:
         assert f"{sha256(BUNDLED / name)}  {name}\n" in (BUNDLED / FILES[0]).read_text()
-    assert ModelConfig.from_json(scored["model"]) == read_config(BUNDLED)
+    config = read_config(bundled_run())
+    assert config == replace(preset("bundled/multi-query"), vocab_size=config.vocab_size)
+    assert read_quantization(BUNDLED) is not None
+    assert Tokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
+    for name in ("quantized", "speed"):
+        result = json.loads((ROOT / "results" / "bundled" / f"{name}.json").read_text())
+        assert result["fingerprint"] == run_fingerprint(BUNDLED)

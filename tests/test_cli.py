@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from processes import environment, run_python
+from processes import environment
 from writehead.cli import app, main
 from writehead.model import make_model, save_run
 from writehead.paper.presets import preset, preset_names
@@ -57,7 +57,9 @@ def test_explain_prints_a_page_and_json(writehead):
 def test_explain_takes_a_run_other_sizes_and_another_chip(writehead, tmp_path):
     config = dataclasses.replace(preset("tiny/multi-query"), f=8, window=3, bias=True)
     save_run(tmp_path / "run", make_model(config))
-    assert explained(writehead, tmp_path / "run")["config"] == config.to_json()
+    answer = explained(writehead, tmp_path / "run")
+    assert (answer["config"], answer["comparison"]) == (config.to_json(), None)
+    assert writehead("explain", tmp_path / "run")[0] == 0
     grouped = preset("wmt14/multi-head").with_write_heads(2)
     assert grouped.with_write_heads(1) == preset("wmt14/multi-query")
     sizes = ("wmt14/multi-head", "--set=model.g=2", f"--set=model.f={grouped.f}")
@@ -77,41 +79,6 @@ def test_presets_are_listed(writehead):
     assert [row.split()[0] for row in rows] == preset_names()
     row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100000"
     assert " ".join(rows[1].split()) == row
-    assert max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["explain", "tiny/multi-head", "--target=257"], "target=257 exceeds the model's 256"),
-        (["explain", "tiny/multi-head", "--set=model.g=two"], "g='two' must be an integer"),
-        (["explain", "tiny/multi-head", "--set=train.steps=2"], "is not model.NAME=VALUE"),
-        (["explain", "wmt14/multiquery"], "did you mean 'wmt14/multi-query'?"),
-        (["explain", "tiny/multi-head", "--batch", "0"], "batch=0 must be at least 1"),
-        (["explain", "tiny/multi-head", "--source", "-1"], "source=-1 must be at least 0"),
-        (["explain", "tiny/multi-head", "--position", "128"], "from 0 to 127"),
-        (["explain", "tiny/multi-head", "--chip", "h2000"], "did you mean 'h200'?"),
-        (["explain", "tiny/multi-head", "--flops", "-1"], "flops=-1.0 must be above 0"),
-        (["explain", "tiny/multi-head", "--flops", "inf"], "flops=inf must be a finite number"),
-        (["explain", "."], "has no config.json"),
-        (["explain", "wmt14"], "unknown preset 'wmt14'; choose from wmt14/multi-head"),
-        (["explain", "lm1b/multi-query", "--source", "128"], "--source is for translation"),
-        (
-            ["train", "data", "--preset=tiny/multi-query", "--set=model.vocab_size=9"],
-            "prepare the dataset with another --vocab-size",
-        ),
-        (["generate", "run", "Once", "--input", "prompts"], "not both"),
-        (["evaluate", "none", "--source=x", "--reference=x", "--output=."], "not a regular file"),
-        (["translate", "old news.en"], "no run at 'old news.en'"),
-        (["translate", "The cat sees\nthe dog."], r"no run at 'The cat sees\nthe dog.'"),
-        (["translate", "x" * 3000], "x…"),
-        (["translate", "--threads", "0"], "threads=0 must be"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(refused, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    Path("old news.en").write_text("the cat.\n")
-    assert words in refused(*arguments)
 
 
 def test_every_verb_answers_help_with_an_example():
@@ -119,15 +86,10 @@ def test_every_verb_answers_help_with_an_example():
     listed = re.findall(r"^\W+([a-z]+)\s+[A-Z]", text, re.MULTILINE)
     assert listed[:3] == ["demo", "presets", "explain"]
     assert set(listed) == set(get_command(app).commands)
-    for verb in get_command(app).commands:
+    for verb in listed:
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())
-
-
-def test_the_command_line_answers_before_pytorch_has_loaded():
-    code = "import sys; import writehead.cli; sys.exit('torch' in sys.modules)"
-    assert run_python(code)[0] == 0
 
 
 CLOSED = b"error: standard output could not be written: Bad file descriptor\n"

@@ -1,14 +1,15 @@
 """`translate` and `generate`: files, pipes, terminals, interruptions and resuming."""
 
-import gzip
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import unicodedata
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,7 +56,7 @@ def clean(text: str) -> str:
     ("arguments", "options", "shown"),
     [
         ([], {"beam": 4}, "{text}"),
-        (["--beam=1", "--scores"], {"beam": 1}, "{text}\t{score:.6f}"),
+        (["--beam=1", "--scores", "--batch-tokens=9"], {"beam": 1}, "{text}\t{score:.6f}"),
         (["--n-best=2"], {"beam": 4, "n_best": 2}, "{i} ||| {text} ||| {score:.6f}"),
         (["--temperature=2", "--seed=3"], {"temperature": 2.0, "seed": 3}, "{text}"),
         (["--temperature=2", "--min-p=0.3"], {"temperature": 2.0, "min_p": 0.3}, "{text}"),
@@ -95,9 +96,8 @@ def test_errors_selects_how_invalid_utf8_is_treated(writehead, verb, errors):
     arguments = (verb, *SHORT, f"--errors={errors}")
     code, out, err = writehead(*arguments, stdin=b"a dog.\nthe \xff cat\n\xe9\n")
     if errors == "strict":
-        assert (code, out, err.count("\n")) == (2, b"", 1)
+        assert (code, out, "--errors" in err) == (2, b"", True)
         assert "line 2 of standard input is not UTF-8 (at byte 5)" in err
-        assert "--errors" in err
         return
     other = "a dog.\nthe \ufffd cat\n\ufffd\n" if errors == "replace" else "a dog.\n\n\n"
     assert (code, out) == writehead(verb, *SHORT, stdin=other.encode())[:2]
@@ -117,26 +117,20 @@ def test_a_prefix_file_forces_the_beginning_of_translations(writehead, tmp_path)
         assert words in writehead(*arguments, "--errors=skip", stdin=text)[2]
 
 
-@pytest.mark.parametrize(
-    ("verb", "read", "written"),
-    [
-        ("translate", ["--input=P"], "symlink"),
-        ("translate", ["--input=hardlink"], "P"),
-        ("translate", ["--prefix-file=symlink"], "hardlink"),
-        ("translate", ["standard input"], "P"),
-        ("generate", ["--input=symlink"], "P"),
-    ],
-)
-def test_an_input_is_never_overwritten(writehead, tmp_path, monkeypatch, verb, read, written):
+def test_an_input_is_never_overwritten(writehead, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "P").write_text("the cat\n")
     os.symlink("P", "symlink")
     os.link("P", "hardlink")
-    with open("P") as stdin:
-        read = [] if read == ["standard input"] else read
-        code, out, err = writehead(verb, *read, "-o", written, "--force", *SHORT, stdin=stdin)
-    assert (code, out) == (2, b"")
-    assert f"{written} is also being read" in err
+    for verb, read, written in (
+        ("translate", ["--input=P"], "symlink"),
+        ("translate", ["--prefix-file=symlink"], "hardlink"),
+        ("translate", [], "P"),  # standard input
+        ("generate", ["--input=hardlink"], "P"),
+    ):
+        with open("P") as stdin:
+            code, out, err = writehead(verb, *read, "-o", written, "--force", *SHORT, stdin=stdin)
+        assert (code, out, f"{written} is also being read" in err) == (2, b"", True)
     assert (tmp_path / "P").read_text() == "the cat\n"
     assert names(tmp_path) == ["P", "hardlink", "symlink"]
 
@@ -146,15 +140,16 @@ def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_
     source.write_bytes(TEXT)
     files = ("translate", *SHORT, "--input", source, "--output", target)
     assert writehead(*files) == (0, b"", "")
+    with monkeypatch.context() as patch:
+        patch.setenv("FORCE_COLOR", "1")  # as at a terminal
+        assert f"{len(LINES)} lines" in writehead(*files, "--force")[2]
     expected = writehead("translate", *SHORT, "--input", source)[1]
     assert target.read_bytes() == expected
-
     target.write_text("mine")
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "load", None)  # the error comes before the model is loaded
         code, _, err = writehead(*files)
-    assert code == 2
-    assert "--force" in err
+    assert (code, "--force" in err) == (2, True)
     source.write_bytes(b"the cat.\n\xff\n")
     assert writehead(*files, "--force")[0] == 2
     assert target.read_text() == "mine"
@@ -162,46 +157,6 @@ def test_an_output_file_is_complete_and_replaced_with_force_only(writehead, tmp_
     assert writehead(*files, "--force") == (0, b"", "")
     assert target.read_bytes() == expected
     assert names(tmp_path) == ["in.txt", "out.txt"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "words"),
-    [
-        (["translate"], gzip.compress(b"good\n", mtime=0), "standard input is not UTF-8"),
-        (["translate", "--input", "nowhere"], b"", "nowhere cannot be read: No such file"),
-        (["translate", "--output", "."], b"", ". could not be written: Is a directory"),
-        (
-            ["translate", "--output", "no/where"],
-            b"a",
-            "no/where could not be written: No such file",
-        ),
-        (["translate", "--output", "/dev/full"], b"a", "No space left on device"),
-        (["translate", "--prefix-file", "-"], b"a", "cannot be both the text and its prefixes"),
-        (["translate", "--beam", "99999"], b"", "beam=99999 must be at most 300"),
-        (["translate", "--seed", "3"], b"", "--seed is for sampling"),
-        (["translate", "--min-p", "0.1"], b"", "min_p is for sampling; set temperature too"),
-        (["translate", "--temperature=1", "--min-p=1.5"], b"", "min_p=1.5 must be at most 1"),
-        (["translate", "--repetition-penalty=0"], b"", "repetition_penalty=0.0 must be above 0"),
-        (["translate", "--beam=2", "--repetition-penalty=2"], b"", "not for beam search"),
-        (["translate", "--device", "gpu"], b"", "unknown device 'gpu'"),
-        (["generate", "the " * 40], b"", "prompt 1 has 40 tokens"),
-        (["generate", "\udcff"], b"", "prompt 1 is not UTF-8"),
-    ],
-)
-def test_wrong_input_is_one_line(refused, monkeypatch, tmp_path, arguments, stdin, words):
-    if "/dev/full" in arguments and not os.path.exists("/dev/full"):
-        pytest.skip("there is no /dev/full")
-    monkeypatch.chdir(tmp_path)
-    assert words in refused(*arguments, stdin=stdin)
-
-
-def test_generate_takes_min_p_and_a_repetition_penalty(writehead):
-    greedy = writehead("generate", "the cat", *SHORT)
-    likeliest = ("--temperature=9", "--min-p=1", "--repetition-penalty=1")
-    assert writehead("generate", "the cat", *SHORT, *likeliest) == greedy
-    code, out, err = writehead("generate", "the cat", *SHORT, "--repetition-penalty=0.001")
-    assert (code, err) == (0, "")
-    assert out != greedy[1]
 
 
 class Typed(io.TextIOWrapper):
@@ -246,12 +201,12 @@ def test_typed_lines_are_answered_at_once(verb, options, lines, writehead, capsy
     [
         (["--temperature=3", "--seed=4"], {"temperature": 3.0, "seed": 4}, 1),
         (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}, 1),
+        (["--temperature=9", "--min-p=1"], {}, 1),
+        (["--repetition-penalty=0.001"], {"repetition_penalty": 0.001}, 1),
         (["--temperature=3", "--seed=4", "--samples=3"], {"temperature": 3.0, "seed": 4}, 3),
     ],
 )
-def test_a_prompt_is_continued_like_engine_generate(
-    writehead, small_runs, arguments, options, samples, tmp_path
-):
+def test_prompts_are_continued(writehead, small_runs, arguments, options, samples, tmp_path):
     config, prompt = DecodeConfig(max_length=12, **options), "\x1b[31mthe\tcat"
     [answer] = load(small_runs, "language").generate([prompt], config, samples=samples)
     texts = [one.text for one in answer.hypotheses]
@@ -265,13 +220,6 @@ def test_a_prompt_is_continued_like_engine_generate(
     assert (tmp_path / "out").read_bytes() == expected
     continued = writehead("generate", prompt, "--no-echo", *arguments)[1]
     assert continued == expected.replace(b"[31mthe cat", b"")
-
-
-def test_a_counter_is_shown_at_a_terminal_only(writehead, monkeypatch, tmp_path):
-    arguments = ("translate", *SHORT, "--output", tmp_path / "out", "--force")
-    assert writehead(*arguments, stdin=b"the cat.\n")[2] == ""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "1 lines" in writehead(*arguments, stdin=b"the cat.\n")[2]
 
 
 def start(small_runs, *arguments: object) -> subprocess.Popen:
@@ -293,10 +241,9 @@ def test_a_long_line_is_warned_about_and_a_closed_pipe_is_not_an_error(small_run
 
 
 @pytest.mark.parametrize(
-    ("verb", "end", "code"),
-    [("translate", None, 0), ("translate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130)],
+    ("verb", "number"), [("translate", signal.SIGTERM), ("generate", signal.SIGINT)]
 )
-def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, end, code):
+def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, number):
     asked = [b"the cat\n", b"a dog\n"]
     expected = writehead(verb, *SHORT, stdin=b"".join(asked))[1].splitlines(keepends=True)
     with start(small_runs, verb, *SHORT) as process:
@@ -304,13 +251,10 @@ def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, end, co
             process.stdin.write(line)
             process.stdin.flush()
             assert process.stdout.readline() == answer
-        if end is not None:
-            process.send_signal(end)  # while it waits for the next line
-            assert process.wait(60) == code
-        out, err = process.communicate()
-    assert (process.returncode, out) == (code, b"")
-    assert err.startswith(b"" if end is None else b"interrupted: ")
-    assert err.count(b"\n") == (end is not None)
+        process.send_signal(number)  # while it waits for the next line
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, b"")
+    assert re.fullmatch(rb"interrupted: [12] lines? written\n", err)  # it may come before the count
 
 
 KILLED = """
@@ -318,7 +262,6 @@ import json, os, signal, sys
 from writehead.cli import main
 from writehead.engine import Batching
 from writehead.cli.resumable import ResumableFile
-from writehead.engine.runner import Lane
 
 def commit_and_die(self, commit=ResumableFile.commit):
     commit(self)
@@ -421,6 +364,10 @@ def test_an_interruption_while_resuming_keeps_finished_lines(writehead, monkeypa
         assert code == 2
         assert "4 lines done and kept" in err
     assert writehead(*arguments, stdin=TEXT)[2] == "resuming after line 4 of standard input\n"
+    monkeypatch.setattr(Lane, "admit", Mock(side_effect=KeyboardInterrupt))
+    arguments = ("translate", *SHORT, "--output", tmp_path / "another")
+    assert writehead(*arguments, stdin=TEXT) == (130, b"", "interrupted: 0 lines written\n")
+    assert names(tmp_path) == ["out"]
 
 
 def test_the_first_of_two_commands_wins(writehead, monkeypatch, tmp_path):
@@ -456,25 +403,3 @@ def test_a_command_killed_after_publishing_its_output(writehead, monkeypatch, tm
     assert output.read_bytes() == before
     assert writehead(*arguments, stdin=b"another line\n")[0] == 0
     assert names(tmp_path) == ["out"]
-
-
-def test_an_interruption_reports_how_many_lines_are_written(writehead, monkeypatch, tmp_path):
-    admit, left = Lane.admit, 0
-
-    def interrupted(self, slots, *rest):
-        nonlocal left
-        left -= len(slots)
-        if left < 0:
-            raise KeyboardInterrupt
-        admit(self, slots, *rest)
-
-    monkeypatch.setattr(Lane, "admit", interrupted)
-    monkeypatch.setattr(Batching, "lines", 3)  # a group; with --batch-tokens=1, a line at a time
-    arguments = ("translate", "--beam=1", "--batch-tokens=1", *SHORT)
-    left = 3
-    code, out, err = writehead(*arguments, stdin=TEXT)
-    assert (code, out.count(b"\n"), err) == (130, 3, "interrupted: 3 lines written\n")
-    left = 0
-    code, out, err = writehead(*arguments, "--output", tmp_path / "out", stdin=TEXT)
-    assert (code, out, err) == (130, b"", "interrupted: 0 lines written\n")
-    assert names(tmp_path) == []

@@ -79,9 +79,7 @@ def assert_shows(expected: str, printed: str) -> None:
 
 
 @every_page
-def test_the_python_examples_print_the_text_block_after_them_or_nothing(
-    page, tmp_path, monkeypatch
-):
+def test_the_python_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2 if page == README else 1):  # the README's can be repeated
         names: dict[str, object] = {}
@@ -179,14 +177,9 @@ def test_pages_are_short(page):
     assert len(page.read_text(encoding="utf-8").split()) <= MAX_WORDS
 
 
-def test_pre_commit_has_the_ruff_of_constraints():
+def test_the_make_targets_and_the_ruff_of_other_files_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^\$ make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     [version] = re.findall(r"^ruff==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert f"rev: v{version} " in (ROOT / ".pre-commit-config.yaml").read_text()
-
-
-def test_the_make_targets_of_the_readme_exist():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^\$ make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert targets == ["demo", "test"]
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE)

@@ -60,42 +60,25 @@ def parameters(model):
 
 
 @pytest.mark.parametrize(("kind", "sizes", "g"), MODELS)
-def test_a_hugging_face_config_has_the_parameters_and_heads_of_its_model(tmp_path, kind, sizes, g):
+def test_a_hugging_face_config_has_the_sizes_and_the_work_of_its_model(tmp_path, kind, sizes, g):
     config = saved(tmp_path, kind, sizes)
     auto = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     with torch.device("meta"):
-        model = getattr(transformers, auto).from_config(config)
+        model = getattr(transformers, auto).from_config(config, attn_implementation="eager")
     found = import_config(tmp_path / "config.json")
-    counted = sum(cost.parameters(found.config).values())
-    exact = parameters(model)
-    assert counted == (pytest.approx(exact, rel=0.05) if found.approximations else exact)
-    assert found.config.g == g
-    assert found.config.window == (8 if kind == "mistral" else None)
-
-
-FORWARD = [
-    ("marian", BART | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89}),
-    ("m2m_100", BART),
-    ("gpt2", GPT),
-    ("llama", LLAMA),
-    ("gemma", LLAMA | {"head_dim": 10}),
-]
-
-
-@pytest.mark.parametrize(("kind", "sizes"), FORWARD)
-def test_the_operations_are_those_of_their_forward_pass(tmp_path, kind, sizes):
-    config = saved(tmp_path, kind, sizes)
-    auto = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
-    model = getattr(transformers, auto).from_config(config, attn_implementation="eager")
+    counted, exact = sum(cost.parameters(found.config).values()), parameters(model)
+    assert (found.config.g, found.config.window) == (g, 8 if kind == "mistral" else None)
+    if found.approximations:
+        assert counted == pytest.approx(exact, rel=0.05)
+        return
+    assert counted == exact
     b, m, n = 2, 7 if config.is_encoder_decoder else 0, 11
-    inputs = {"input_ids": torch.randint(2, 80, (b, m or n))}
-    if m:
-        inputs["decoder_input_ids"] = torch.randint(2, 80, (b, n))
+    target = torch.ones(b, n, dtype=torch.long, device="meta")
+    inputs = {"decoder_input_ids": target} if m else {}
     with FlopCounterMode(display=False) as flops, torch.no_grad():
-        model(**inputs)
+        model(input_ids=target[:, : m or n], **inputs)
     pairs = cost.Pairs(b * m * m, b * n * n, b * m * n)  # eager attention computes hidden pairs too
-    ours = import_config(tmp_path / "config.json").config
-    work = cost.training_step(ours, cost.Setting(b, m, n), pairs)
+    work = cost.training_step(found.config, cost.Setting(b, m, n), pairs)
     assert work.operations == 3 * flops.get_total_flops()
 
 
@@ -106,21 +89,12 @@ def test_the_options_of_layers_are_read(tmp_path):
 
     marian = read("marian", **BART, activation_function="swish", scale_embedding=True).config
     assert (marian.activation, marian.embedding_scale) == ("silu", 24**0.5)
-    assert (marian.norm_place, marian.positions, marian.output_bias) == ("post", "sinusoidal", True)
-    assert (marian.logit_scale, marian.norm_epsilon) == (1.0, 1e-5)
-    bart = read("bart", **BART).config
-    assert (bart.positions, bart.position_offset, bart.target_positions) == ("learned", 2, 31)
+    assert (marian.norm_place, marian.positions) == ("post", "sinusoidal")
     for place in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}}):
-        llama = read("llama", **LLAMA, **place, rms_norm_eps=1e-5)
-        assert (llama.config.rotary_base, llama.config.norm_epsilon) == (5e5, 1e-5)
-        assert (llama.config.gated, llama.config.activation) == (True, "silu")
-        assert llama.approximations == ()
+        llama = read("llama", **LLAMA, **place, rms_norm_eps=1e-5).config
+        assert (llama.rotary_base, llama.norm_epsilon, llama.gated) == (5e5, 1e-5, True)
     scaled = read("llama", **LLAMA, rope_theta=5e5, rope_scaling={"rope_type": "llama3"})
-    assert scaled.config.rotary_base == 5e5
     assert "scaling" in scaled.approximations[0]
-    assert read("gemma", **LLAMA, hidden_act="gelu").config.activation == "gelu_tanh"
-    t5 = read("t5", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False).config
-    assert (t5.gated, t5.activation, t5.tied) == (True, "gelu_tanh", False)
     assert read("t5", **T5).config.effective_logit_scale == 24**-0.5
 
 

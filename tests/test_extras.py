@@ -12,10 +12,10 @@ from writehead.training.journal import read_log
 # importing a package whose entry is None fails
 WITHOUT = """
 import sys
-sys.modules.update(dict.fromkeys({missing!r}))
+sys.modules.update(dict.fromkeys(["matplotlib", "tensorboard", "sacrebleu"]))
 from writehead.cli import main
-for arguments in {commands!r}:
-    sys.argv = ["writehead", *arguments]
+for command in ("explain tiny/multi-query", "translate", "report", "bench plot a figures", "demo"):
+    sys.argv = ["writehead", *command.split()]
     try:
         main()
     except SystemExit as stop:
@@ -23,32 +23,13 @@ for arguments in {commands!r}:
 """
 
 
-def run(missing, commands, folder, text=""):
-    """Runs commands in a new process in which the missing packages cannot be imported."""
-    code = WITHOUT.format(missing=missing, commands=commands)
-    return run_python(code, cwd=folder, input=text)[1:]
-
-
-def sentence(package, extra):
-    words = f"{package} is not installed; install it with pip install"
-    return f"error: {words} 'writehead[{extra}]'"
-
-
 def test_commands_that_need_no_extra_work_without_them(tmp_path):
-    commands = [["explain", "tiny/multi-query", "--batch=1"], ["translate", "--device=cpu"]]
-    missing = ["matplotlib", "tensorboard", "sacrebleu"]
-    out, err = run(missing, commands, tmp_path, "Good morning.\n")
-    assert err.splitlines() == ["exit 0"] * len(commands)
+    _, out, err = run_python(WITHOUT, cwd=tmp_path, input="Good morning.\n")
     assert "Morgen" in out.splitlines()[-1]
-
-
-def test_commands_that_draw_name_the_extra_before_they_start(tmp_path):
-    (tmp_path / "result.json").write_text("{}")
-    commands = [["report"], ["bench", "plot", "result.json", "figures"], ["demo"]]
-    _, err = run(["matplotlib"], commands, tmp_path)
-    expected = [(sentence("matplotlib", extra), "exit 2") for extra in ("plot",) * 2 + ("demo",)]
-    assert err.splitlines() == [line for both in expected for line in both]
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    words = "error: matplotlib is not installed; install it with pip install"
+    refusals = [(f"{words} 'writehead[{extra}]'", "exit 2") for extra in ("plot", "plot", "demo")]
+    assert err.splitlines() == ["exit 0"] * 2 + [line for both in refusals for line in both]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -63,16 +44,14 @@ def test_commands_that_draw_name_the_extra_before_they_start(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("bundled")
-def test_commands_that_score_or_download_name_the_extra_before_they_start(
-    tmp_path, monkeypatch, refused, package, extra, arguments
-):
+def test_commands_name_their_extra(tmp_path, monkeypatch, refused, package, extra, arguments):
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("Good morning.\n")
     Path("parquet").mkdir()
     Path("parquet", "train.parquet").touch()
-    for name in ("sacrebleu", "pyarrow.parquet", "huggingface_hub"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert refused(*arguments.split()) == sentence(package, extra)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet" if package == "pyarrow" else package, None)
+    words = f"error: {package} is not installed; install it with pip install"
+    assert refused(*arguments.split()) == f"{words} 'writehead[{extra}]'"
     assert {path.name for path in Path().iterdir()} == {"a", "parquet"}
 
 

@@ -1,11 +1,13 @@
-"""Imports go down the packages only, and the public names are documented."""
+"""Imports go down the packages only, the public names are documented, and kernels are watched."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
+import sanitize
 import writehead
+from helpers import KERNELS
 
 SOURCE = Path(writehead.__file__).parent
 
@@ -55,3 +57,7 @@ def test_every_public_name_is_importable_and_documented():
         assert getattr(writehead, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'attention'"):
         _ = writehead.attention
+
+
+def test_every_launched_kernel_is_watched():
+    assert set(sanitize.kernels()) >= KERNELS | {"_out_of_bounds_kernel", "_racing_kernel"}

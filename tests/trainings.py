@@ -7,10 +7,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from corpora import pair_inputs, pairs, sentences, write
-from writehead.config import ModelConfig, PrepareConfig, TrainConfig
-from writehead.data.prepare import prepare
-from writehead.data.sources import text_files
+from corpora import translation_dataset
+from writehead.config import ModelConfig, TrainConfig
 from writehead.paper.presets import preset
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.journal import read_log
@@ -33,17 +31,9 @@ SETTINGS += [f"--set=train.{name}={value}" for name, value in CONFIG.to_json().i
 
 
 def pair_dataset(folder: Path, count: int = 90, vocab_size: int = 330, seed: int = 0) -> Path:
-    config = PrepareConfig(task="translation", vocab_size=vocab_size, dev=9, seed=seed)
     folder.mkdir(exist_ok=True)
-    prepare(folder / "pairs", pair_inputs(folder, pairs(count, longest=4)), config, threads=1)
-    return folder / "pairs"
-
-
-def text_dataset(folder: Path) -> Path:
-    config = PrepareConfig(task="language", vocab_size=330, dev=9)
-    text = write(folder / "text", sentences(90, seed=2, longest=6))
-    prepare(folder / "language", text_files([text], []), config, threads=1)
-    return folder / "language"
+    settings = {"vocab_size": vocab_size, "dev": 9, "seed": seed}
+    return translation_dataset(folder, count, longest=4, **settings).directory
 
 
 def go(dataset: Path, run: Path, config=CONFIG, model: ModelConfig = MODEL) -> Outcome:

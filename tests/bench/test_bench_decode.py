@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -22,22 +21,8 @@ CHIP = cost.Chip("slow", 1e9, 1.0, 1e30, "a byte per second, and operations for 
 SMALL = ("--device=cpu", "--batch=3", "--repeats=2", "--no-peers", "--length=6")
 
 
-@pytest.fixture
-def bench(writehead, quick_chip, tmp_path):
-    def run(*options):
-        path = tmp_path / "record.json"
-        code, out, err = writehead("bench", "decode", *SMALL, *options, "--output", path)
-        return code, out, err, json.loads(path.read_text()) if path.exists() else None
-
-    return run
-
-
 def test_a_record_says_what_was_measured_and_adds_up(bench):
-    code, _, err, result = bench("--preset=tiny/multi-head", "--preset=tiny/multi-query")
-    assert code == 0, err
-    assert "tiny/multi-query, batch 3, beam 4: ours, true lengths" in err
-    assert "partial" not in result
-    assert result["environment"]["command"].startswith("writehead bench decode --device=cpu")
+    result = bench("decode", *SMALL, "--preset=tiny/multi-head", "--preset=tiny/multi-query")
     assert result["chip"]["bandwidth"] > 0
     assert [row["setting"]["beam"] for row in result["rows"]] == [1, 1, 4, 4]
     for row in result["rows"]:
@@ -46,19 +31,25 @@ def test_a_record_says_what_was_measured_and_adds_up(bench):
         assert len(found["step_ms"]["repeats"]) == len(found["encoder_ms"]["repeats"]) == 2
         assert found["us_per_token"]["decoder"] == pytest.approx(step * 1e3 / 3)
         assert found["us_per_token"]["encoder"] == pytest.approx(encoder * 1e3 / (3 * 6))
-
-
-def test_a_language_model_is_timed_at_the_end_of_its_context(bench):
-    code, _, err, result = bench("--preset=tiny-lm", "--length=300")
-    assert code == 0, err
-    assert {row["kind"] for row in result["rows"]} == {"multi-head", "multi-query"}
-    assert [row["setting"]["target"] for row in result["rows"]] == [6, 6, 300, 300]
-    for row in result["rows"]:
+    # a language model is timed at the end of its context
+    rows = bench("decode", *SMALL, "--preset=tiny-lm", "--length=300")["rows"]
+    assert {row["kind"] for row in rows} == {"multi-head", "multi-query"}
+    assert [row["setting"]["target"] for row in rows] == [6, 6, 300, 300]
+    for row in rows:
         assert (row["setting"]["source"], row["setting"]["beam"]) == (0, 1)
         [found] = row["measured"].values()
-        assert found["us_per_token"] == {
-            "decoder": pytest.approx(found["step_ms"]["median"] * 1e3 / 3)
-        }
+        step = found["step_ms"]["median"]
+        assert found["us_per_token"] == {"decoder": pytest.approx(step * 1e3 / 3)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["tiny", "tiny-lm"])
+def test_models_are_measured_beside_their_peers_on_a_gpu(bench, family):
+    sizes = ("--batch=5", "--length=40", "--repeats=2")
+    for row in bench("decode", f"--preset={family}", *sizes)["rows"]:
+        for name, measured in row["measured"].items():
+            if name not in ("Hugging Face", "CTranslate2"):
+                assert "step_ms" in measured, (row["preset"], name, measured)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -80,12 +71,23 @@ def test_plain_pytorch_finds_our_tokens(changes, beam):
         decoder.encode(source)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("beam", [1, 3])
+def test_compiled_pytorch_finds_the_tokens_of_a_cpu(beam):
+    made = model(config("translation", h=4, g=1, k=16, v=16), dtype=torch.float32)
+    source = torch.randint(3, made.config.vocab_size, (4, 7))
+    expected = PlainDecoder(made, source, 9, beam).run()
+    decoder = PlainDecoder(made.cuda(), source.cuda(), 9, beam)
+    for _ in range(2):
+        assert torch.equal(decoder.run(), expected)
+
+
 @pytest.mark.usefixtures("interpreted")
 # in the kernels minus infinity is a number like others
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
-    ("task", "beam"), [("translation", 1), ("translation", 2), ("language", 1)]
+    ("task", "beam", "padded"),
+    [("translation", 1, False), ("translation", 2, True), ("language", 1, False)],
 )
 def test_a_timed_decoding_finds_what_beam_search_finds(task, beam, padded):
     sizes = {"k": 16, "v": 32, "d": 21, "h": 4, "decoder_layers": 1}
@@ -115,9 +117,8 @@ def test_libraries_are_timed_with_our_sizes():
     sizes = config("translation", d=12, h=6, g=6, k=2, v=2)
     measured = decode_row(("x", sizes, Setting(2, 7, 5, beam=3)), place)["measured"]
     for label in ("CTranslate2", "Hugging Face"):
-        whole, first = (
-            measured[label][name]["median"] for name in ("call_ms", "one_token_call_ms")
-        )
+        calls = ("call_ms", "one_token_call_ms")
+        whole, first = (measured[label][name]["median"] for name in calls)
         assert len(measured[label]["step_ms"]["repeats"]) == 2
         assert measured[label]["step_ms"]["median"] == pytest.approx((whole - first) / 4)
     assert "GPU" in measured["PyTorch, torch.compile"]["absent"]

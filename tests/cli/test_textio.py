@@ -29,26 +29,19 @@ def pipe(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("parts", "lines"),
-    [
+def test_parts_of_lines_are_joined_in_order_and_groups_are_bounded(pipe, monkeypatch):
+    monkeypatch.setattr(textio, "GROUP_BYTES", 300_000)
+    for parts, lines in (
         ([], []),
         ([b"a\n"], ["a"]),
         ([b"a", b"b\nc\n\nd", b"\r\ne"], ["ab", "c", "", "d", "e"]),
         ([b"x" * 200_000, b"y\n" * 9], ["x" * 200_000 + "y", *["y"] * 8]),
-    ],
-)
-def test_parts_of_lines_are_joined_in_order(pipe, parts, lines):
-    groups = list(LineReader(pipe(*parts)).groups(3))
-    assert [line for group in groups for line in group] == lines
-    assert all(1 <= len(group) <= 3 for group in groups)
-
-
-def test_groups_of_long_lines_are_bounded(pipe, monkeypatch):
-    monkeypatch.setattr(textio, "GROUP_BYTES", 1000)
-    groups = list(LineReader(pipe(*[b"x" * 600 + b"\n"] * 200)).groups(1024))
-    assert sum(map(len, groups)) == 200
-    assert max(map(len, groups)) <= 2
+        ([b"x" * 200_000 + b"\n"] * 9, ["x" * 200_000] * 9),
+    ):
+        groups = list(LineReader(pipe(*parts)).groups(3))
+        assert [line for group in groups for line in group] == lines
+        assert all(1 <= len(group) <= 3 for group in groups)
+        assert all(sum(map(len, group)) <= 400_001 for group in groups)
 
 
 def test_groups_are_decoded_without_waiting_for_the_end_of_each():

@@ -97,9 +97,7 @@ def test_a_batch_has_the_shape_asked_for_and_is_nearly_full(request, name):
 
 @settings(max_examples=15)
 @given(stop=st.integers(0, 40), world=st.sampled_from([1, 2, 3, 4]), seed=st.integers(0, 3))
-def test_any_number_of_processes_shares_a_batch_and_resumes_from_any_state(
-    pairs, text, stop, world, seed
-):
+def test_any_number_of_processes_resumes_from_any_state(pairs, text, stop, world, seed):
     split = (pairs, text)[seed % 2]
     alone = packed(split, seed=seed)
     for _ in range(stop):
@@ -158,18 +156,15 @@ def test_pairs_longer_than_a_row_are_counted_and_left_out(pairs):
     assert sum(len(batch.labels) for batch in padded) == len(pairs) - batches.skipped
 
 
-@pytest.mark.parametrize(
-    ("act", "words"),
-    [
-        (lambda split: packed(split, world=5), "rows=12 .*5 processes"),
-        (lambda split: packed(split, lengths=(2, 2)), "none of 400 sequences"),
-        (lambda split: packed(split, rows=24).restore(packed(split).state()), "rows=12.*24"),
-        (lambda split: next(packed(split)).split(5), "12 rows .*5"),
-    ],
-)
-def test_impossible_sizes_are_refused(pairs, act, words):
-    with pytest.raises(ConfigError, match=words):
-        act(pairs)
+def test_impossible_sizes_are_refused(pairs):
+    for act, words in (
+        (lambda: packed(pairs, world=5), "rows=12 .*5 processes"),
+        (lambda: packed(pairs, lengths=(2, 2)), "none of 400 sequences"),
+        (lambda: packed(pairs, rows=24).restore(packed(pairs).state()), "rows=12.*24"),
+        (lambda: next(packed(pairs)).split(5), "12 rows .*5"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            act()
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -59,9 +59,7 @@ def replace_tokenizer(folder):
     ("damage", "words"),
     [
         (lambda folder: folder.rename(folder.parent / "elsewhere"), "does not exist"),
-        (lambda folder: (folder / "dataset.json").unlink(), "does not exist"),
         (lambda folder: change_info(folder, format=1), "prepare the text again"),
-        (lambda folder: change_info(folder, splits={}), "lacks splits.train"),
         (lambda folder: change_info(folder, vocab_size=399), "tokenizer.model"),
         (lambda folder: change_info(folder, config={"vocab_siz": 1}), "did you mean 'vocab_size'"),
         (lambda folder: os.truncate(folder / "train.source.tokens", 20), "damaged"),

@@ -1,12 +1,13 @@
-"""From text to a dataset: what is kept, what is left out, and what an error leaves behind."""
+"""From text to a dataset: what is kept and left out, and what an error or a kill leaves behind."""
 
-import os
+import json
 import tracemalloc
 from dataclasses import replace
 
 import pytest
 
 from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
+from processes import run_python
 from texts import full_disk
 from writehead.config import PrepareConfig
 from writehead.data.corpus import pairs as embedded_pairs
@@ -15,6 +16,7 @@ from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, TextFiles, parallel_files, text_files
 from writehead.data.tokenizer import normalise
 from writehead.errors import DataError
+from writehead.util.progress import Reporter
 
 SMALL = PrepareConfig(task="translation", vocab_size=400, dev=0)
 REASONS = {"empty": 2, "too long": 2, "source and target identical": 1, "lengths too unlike": 1}
@@ -82,7 +84,7 @@ def test_the_number_of_threads_changes_no_byte(tmp_path):
     assert files(one) == files(two)
 
 
-def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
+def test_only_an_empty_folder_is_replaced_and_an_error_leaves_nothing(tmp_path):
     inputs, other = pair_inputs(tmp_path, pairs(100)), TextFiles((tmp_path / "train.b",) * 2)
     for name in ("ds", "full"):
         (tmp_path / name).mkdir()
@@ -95,9 +97,12 @@ def test_only_an_empty_folder_is_replaced_and_the_same_dataset_kept(tmp_path):
         ("full", inputs, SMALL, "not a dataset"),
         ("full/precious", inputs, SMALL, "not a dataset"),
         ("full/precious/ds", inputs, SMALL, "could not be written"),
+        ("new", inputs, replace(SMALL, vocab_size=262), "too small"),
+        ("new", inputs, replace(SMALL, task="language"), "language.* needs 1"),
     ):
         with pytest.raises(DataError, match=words):
             prepare(tmp_path / place, given, config, threads=1)
+    assert not (tmp_path / "new").exists()
     assert (files(tmp_path / "ds"), files(tmp_path / "full")) == (before, {"precious": b"x\n"})
 
 
@@ -118,21 +123,6 @@ def test_only_one_process_prepares_a_dataset(tmp_path):
     assert files(tmp_path / "ds") == files(expected.directory)
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "words"),
-    [
-        (pairs(100), {"vocab_size": 262}, "too small"),
-        ([(line, line) for line in sentences(100, seed=0)], {}, "100 train .*identical: 100"),
-        (pairs(100), {"task": "language"}, "language.* needs 1"),
-    ],
-)
-def test_an_error_leaves_no_dataset(tmp_path, rows, changes, words):
-    inputs = pair_inputs(tmp_path, rows)
-    with pytest.raises(DataError, match=words):
-        prepare(tmp_path / "ds", inputs, replace(SMALL, **changes))
-    assert {path.name for path in tmp_path.iterdir()} == {"train.a", "train.b"}
-
-
 class Generated:
     """A corpus made while it is read, so that all memory used belongs to `prepare`."""
 
@@ -149,7 +139,7 @@ class Generated:
 def test_memory_does_not_grow_with_the_text(tmp_path):
     config = PrepareConfig(task="language", vocab_size=400, sample=1000, dev=10)
     corpus, peaks = Generated(), []
-    for corpus.lines in (2_000, 8_000):
+    for corpus.lines in (1_000, 4_000):
         tracemalloc.start()
         dataset = prepare(tmp_path / str(corpus.lines), Inputs((corpus,)), config, threads=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -183,20 +173,14 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
     a, b = write_pairs(tmp_path, "train", [*pairs(200), pairs(200)[7], ("", "x")])
     c, d = write_pairs(tmp_path, "dev", pairs(20, seed=1))
     options = ["--source", a, "--target", b, "--dev-source", c, "--dev-target", d]
-    options.append("--vocab-size=400")
-    code, out, _ = command(*options)
+    code, out, _ = command(*options, "--vocab-size=400")
     assert (code, "duplicate" in out, "empty" in out) == (0, True, True)
     assert sizes(tmp_path / "ds") == {"train": 200, "dev": 20}
-    code, out, err = command(*options)
-    assert (code, "already prepared" in err) == (0, True)
-
-
-def test_the_embedded_corpus_becomes_a_dataset(command, tmp_path):
-    code, *_ = command("--embedded", "--pairs=150", "--max-words=9", "--vocab-size=350")
-    assert (code, sizes(tmp_path / "ds")) == (0, {"train": 150, "dev": 150, "test": 150})
-    dataset = Dataset.open(tmp_path / "ds")
+    options = ("--embedded", "--pairs=150", "--max-words=9", "--vocab-size=350")
+    assert command(*options, folder="embedded")[0] == 0
+    assert sizes(tmp_path / "embedded") == {"train": 150, "dev": 150, "test": 150}
+    dataset = Dataset.open(tmp_path / "embedded")
     assert texts(dataset) == list(embedded_pairs("train", 150, max_words=9))
-    assert dataset.info["sources"][-1]["max_words"] == 9
 
 
 @pytest.mark.parametrize("given", ["--text=text", "--embedded --pairs=40 --max-words=5"])
@@ -220,35 +204,44 @@ def test_text_too_small_for_the_default_vocabulary_gets_the_largest(command, tmp
         assert (code, words in err) == (expected, True), err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--source three --target two", "three and two have different numbers of lines"),
-        ("--source two --target three", "two and three have different numbers of lines"),
-        ("--source three --target latin", "latin is not UTF-8 in line 1"),
-        ("--text pipe", "pipe is not a regular file"),
-        ("--text .", "not a regular file"),
-        ("--source two --target none", "none cannot be read: No such file"),
-        ("--source two", "1 source files"),
-        ("--source two --target two --text three", "--source and --target and --text"),
-        ("", "no text given"),
-        ("--text blank", "every line is empty"),
-        ("--text two --dev-source two", "--dev-source requires --source and --target"),
-        ("--text two --pair en-de", "--pair requires --hub"),
-        ("--text three --threads 0", "threads=0"),
-        ("--text three --seed -1", "seed=-1"),
-        ("--embedded --pairs 0", "pairs=0"),
-        ("--hub .", "no parquet files"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(refused, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "three", ["a", "b", "c"])
-    write(tmp_path / "two", ["a", "b"])
-    write(tmp_path / "blank", ["", "  "])
-    (tmp_path / "latin").write_bytes("für\nschön\nüber\n".encode("latin-1"))
-    os.mkfifo(tmp_path / "pipe")
-    before = sorted(tmp_path.iterdir())
-    error = refused("prepare", "ds", "--threads=1", *arguments.split())
-    assert words in error.replace(f"{tmp_path}/", "")
-    assert sorted(tmp_path.iterdir()) == before
+CONFIG = PrepareConfig(task="translation", vocab_size=330, dev=10)
+
+# forks a child per kill point, so that everything is imported once, and PyTorch never
+DRIVER = """
+import json, sys
+from pathlib import Path
+from corpora import PrepareConfig, pair_inputs, pairs, prepare
+from processes import killed_at
+
+root, config = Path(sys.argv[1]), PrepareConfig(**json.loads(sys.argv[2]))
+inputs = pair_inputs(root, pairs(60))
+for point in range(200):
+    folder = root / str(point)
+    folder.mkdir()
+    code = killed_at(point, folder, lambda: prepare(folder / "ds", inputs, config, threads=1))
+    if code >= 0:
+        print(point, code)
+        break
+"""
+
+
+def test_killed_at_any_file_operation_the_same_command_makes_the_same_dataset(tmp_path, capsys):
+    inputs = pair_inputs(tmp_path, pairs(60))
+    expected = files(prepare(tmp_path / "ds", inputs, CONFIG, threads=1).directory)
+    code, out, err = run_python(DRIVER, tmp_path, json.dumps(CONFIG.to_json()))
+    assert code == 0, err
+    points, status = map(int, out.split())
+    assert (status, points > 20) == (0, True)
+    complete = left = 0
+    for point in range(points):
+        folder = tmp_path / str(point)
+        try:
+            complete += files(Dataset.open(folder / "ds").directory) == expected
+        except DataError:
+            assert not (folder / "ds").exists(), point
+        left += any(folder.glob(".ds.*.tokenizer")) and not (folder / "ds").exists()
+        again = prepare(folder / "ds", inputs, CONFIG, threads=1, progress=Reporter())
+        assert files(again.directory) == expected, point
+        assert not list(folder.glob(".*")), point
+    assert 0 < complete < points
+    assert capsys.readouterr().err.count("tokenizer of an interrupted attempt") == left > 0

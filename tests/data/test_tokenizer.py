@@ -45,7 +45,7 @@ def test_any_text_is_normalised_once_and_survives_the_tokenizer(tokenizer, text)
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in once)
 
 
-def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer):
+def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer, tmp_path):
     again, texts = Tokenizer.train(sentences(300, seed=1), 420), sentences(50, seed=2)
     assert (again.model, again.vocab_size) == (tokenizer.model, 420)
     for text in ODD.split("|"):
@@ -57,3 +57,5 @@ def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(to
     for vocab_size, words in ((100, "260 or more"), (270, "too small"), (50_000, "too large")):
         with pytest.raises(DataError, match=words):
             Tokenizer.train(sentences(20, seed=1), vocab_size)
+    with pytest.raises(DataError, match="none/bpe could not be written: No such file"):
+        tokenizer.save(tmp_path / "none" / "bpe")

@@ -42,14 +42,9 @@ def test_an_exported_model_gives_our_tokens_and_scores(tmp_path, changes, beam):
         [[best, *_]] = beam_search(made.step, state, options, eos=eos)
         expected.append(best)
     translator = ctranslate2.Translator(str(tmp_path / "model"), "cpu", compute_type="float32")
-    results = translator.translate_batch(
-        [[tokens[i] for i in source] for source in sources],
-        beam_size=beam,
-        max_decoding_length=9,
-        min_decoding_length=0,
-        length_penalty=0,
-        return_scores=True,
-    )
+    limits = {"max_decoding_length": 9, "min_decoding_length": 0, "length_penalty": 0}
+    given = [[tokens[i] for i in source] for source in sources]
+    results = translator.translate_batch(given, beam_size=beam, return_scores=True, **limits)
     for result, best in zip(results, expected, strict=True):
         assert result.hypotheses[0] == [tokens[i] for i in best.tokens]
         assert result.scores[0] == pytest.approx(best.log_probability, rel=1e-4)

@@ -67,13 +67,8 @@ def paper_losses(noise: float = 0.001) -> dict[str, list[float]]:
     return losses
 
 
-def scores(folder: Path, table: str = "table1") -> Scores:
-    return Scores(table, "small", read_results(folder)[table, "small"])
-
-
-def verdicts(folder: Path, table: str = "table1") -> dict[object, str]:
-    own = scores(folder, table)
-    return {claim: verdict(judge(claim, own)) for claim in CLAIMS if claim.table == table}
+def scores(folder: Path) -> Scores:
+    return Scores("table1", "small", read_results(folder)["table1", "small"])
 
 
 def cells(text: str) -> dict[str, list[str]]:
@@ -93,7 +88,8 @@ def test_every_claim_holds_in_the_papers_own_tables():
 def test_verdicts_follow_the_figures(tmp_path):
     def found(name, noise=0.001, **changes):
         changed = {row.replace("_", "-"): values for row, values in changes.items()}
-        return verdicts(write_table(tmp_path / name, "table1", paper_losses(noise) | changed))
+        own = scores(write_table(tmp_path / name, "table1", paper_losses(noise) | changed))
+        return {one: verdict(judge(one, own)) for one in CLAIMS if one.table == "table1"}
 
     same = found("same")
     assert same[WORSE] == same[CLOSER] == "supported"
@@ -152,9 +148,7 @@ def test_table_2_has_times_and_speedups(tmp_path):
     assert table["speedup of multi-query"] == speedups
 
 
-def test_a_report_is_written_checked_and_never_replaces_other_files(
-    writehead, tmp_path, monkeypatch
-):
+def test_a_report_replaces_no_file_of_others(writehead, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "results", "table1", paper_losses())
     write_table(tmp_path / "mine", "table1", {"multi-head": [1.4]})
@@ -192,8 +186,6 @@ def test_results_that_cannot_be_compared_are_refused(tmp_path, changes, words):
     write_row(tmp_path, "table1", "multi-query", [1.5], **changes)
     with pytest.raises(RunError, match=words):
         make_report(tmp_path)
-    with pytest.raises(RunError, match="nowhere"):
-        make_report(tmp_path / "nowhere")
 
 
 @pytest.fixture
@@ -237,4 +229,3 @@ def test_bundled_files_that_do_not_belong_together_are_refused(project, name, ch
 def test_our_own_document_and_card_say_what_our_own_results_give(writehead, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert writehead("report", "--check") == (0, "", "")
-    assert len((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split()) <= 1500

@@ -19,9 +19,7 @@ def demo(tmp_path, monkeypatch, writehead):
     return lambda: writehead("demo", "--folder", tmp_path / "demo", "--device=cpu")
 
 
-def test_the_demo_trains_both_models_writes_a_page_and_resumes(
-    tmp_path, monkeypatch, demo, bundled
-):
+def test_the_demo_trains_writes_a_page_and_resumes(tmp_path, monkeypatch, demo, bundled):
     folder = tmp_path / "demo"
     code, out, err = demo()
     assert code == 0, err

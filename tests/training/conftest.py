@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainings import pair_dataset, text_dataset
+from corpora import language_dataset
+from trainings import pair_dataset
 from writehead.training.step import Stepper
 
 
@@ -14,7 +15,8 @@ def dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    return text_dataset(tmp_path_factory.mktemp("text"))
+    settings = {"vocab_size": 330, "dev": 9}
+    return language_dataset(tmp_path_factory.mktemp("text"), 90, longest=6, **settings).directory
 
 
 @pytest.fixture

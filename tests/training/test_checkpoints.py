@@ -1,5 +1,6 @@
-"""Checkpoints: which are kept, their average, and safety from crashes, damage and full disks."""
+"""The log, and checkpoints: which are kept, their average, and safety from crashes and damage."""
 
+import random
 import shutil
 from dataclasses import replace
 from unittest.mock import Mock
@@ -9,14 +10,20 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+import trainings
+from corpora import pair_inputs, pairs
 from texts import full_disk
-from trainings import CONFIG, command, dev_curve, go, last_checkpoint, steps, weights
+from trainings import CONFIG, LANGUAGE, MODEL, dev_curve, go, last_checkpoint, steps, weights
+from writehead.config import PrepareConfig
+from writehead.data.dataset import Dataset
+from writehead.data.prepare import prepare
 from writehead.engine import Engine
 from writehead.errors import ConfigError, RunError, TrainingError
 from writehead.model.runs import load_run
 from writehead.training import loop
 from writehead.training.checkpoint import average_run
 from writehead.training.evaluate import Likelihood
+from writehead.training.journal import read_log
 from writehead.training.step import Stepper
 
 EVERY_STEP = replace(CONFIG, steps=5, checkpoint_every=1, keep=5, average=3)
@@ -84,9 +91,7 @@ def test_the_last_checkpoint_and_the_best_are_kept(dataset, tmp_path, monkeypatc
     assert steps(tmp_path) == [2, 5]
 
 
-def test_a_run_interrupted_before_its_model_is_written_does_not_keep_the_old_one(
-    dataset, tmp_path, monkeypatch
-):
+def test_a_run_that_is_continued_does_not_keep_its_old_model(dataset, tmp_path, monkeypatch):
     go(dataset, tmp_path, replace(CONFIG, steps=4))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "average_weights", Mock(side_effect=KeyboardInterrupt))
@@ -139,7 +144,7 @@ def test_a_full_disk_is_an_error_and_saved_checkpoints_stay(dataset, tmp_path, w
     go(dataset, run, replace(CONFIG, steps=4))
     before = contents(last_checkpoint(run))
     with full_disk(limit):
-        code, _, err = writehead(*command(dataset, run))
+        code, _, err = writehead(*trainings.command(dataset, run))
     assert (code, "Traceback" in err, "could not be written" in err) == (2, False, True)
     assert contents(run / "checkpoints") == before
     assert go(dataset, run).step == CONFIG.steps
@@ -161,3 +166,52 @@ def test_an_infinite_weight_stops_training_and_is_not_saved(dataset, tmp_path, m
         go(dataset, tmp_path, config)
     assert steps(tmp_path) == [2, 3, 4]
     assert go(dataset, tmp_path, replace(config, learning_rate=0.001)).step == CONFIG.steps
+
+
+def test_every_interval_is_logged_and_shown_on_tensorboard(dataset, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    go(dataset, tmp_path / "run")
+    entries = read_log(tmp_path / "run")
+    assert [e["step"] for e in entries if "loss" in e] == [3, 6, 9, 11]
+    assert [e["step"] for e in entries if "dev_ln_ppl" in e] == [5, 10, 11]
+    board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    for name in ("loss", "ln_ppl", "gradient_norm", "dev_ln_ppl", "utilisation"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        assert shown == pytest.approx({e["step"]: e[name] for e in entries if name in e}), name
+    # an entry is the mean over the steps since the one before
+    go(dataset, tmp_path / "each", replace(CONFIG, log_every=1))
+    norms = {e["step"]: e["gradient_norm"] for e in read_log(tmp_path / "each") if "loss" in e}
+    for first, last in ((1, 3), (4, 6), (7, 9), (10, 11)):
+        mean = sum(norms[step] for step in range(first, last + 1)) / (last + 1 - first)
+        [found] = [e["gradient_norm"] for e in entries if e["step"] == last and "loss" in e]
+        assert found == pytest.approx(mean)
+
+
+def test_a_dev_split_without_usable_lines_is_ignored(tmp_path):
+    rows = pairs(90, longest=4)
+    [held] = random.Random("0/dev").sample(range(90), 1)  # the line that `prepare` holds out
+    rows[held] = ("", "")
+    config = PrepareConfig(task="translation", vocab_size=330, dev=1)
+    prepare(tmp_path / "data", pair_inputs(tmp_path, rows), config, threads=1)
+    go(tmp_path / "data", tmp_path / "run")
+    assert not any("dev_ln_ppl" in entry for entry in read_log(tmp_path / "run"))
+
+
+def test_pairs_too_long_for_a_row_are_announced_and_text_is_cut(dataset, text, tmp_path, capsys):
+    split = Dataset.open(dataset).split("train")
+    lengths = zip(split.source.lengths + 1, split.target.lengths + 1, strict=True)
+    skipped = sum(source > 20 or target > 17 for source, target in lengths)
+    assert 0 < skipped < len(split)
+    narrow = replace(CONFIG, steps=1, source_length=20, target_length=17)
+    for data, model, announced in ((dataset, MODEL, True), (text, LANGUAGE, False)):
+        go(data, tmp_path / model.task, narrow, model)
+        assert (f"skipping {skipped} pairs" in capsys.readouterr().err) == announced
+
+
+def test_only_a_last_entry_that_was_cut_short_is_dropped(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [entry["step"] for entry in read_log(tmp_path)] == [1, 2]
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(RunError, match=r"log\.jsonl"):
+        read_log(tmp_path)

@@ -74,9 +74,7 @@ def test_two_processes_train_like_one_and_resume_each_others_runs(dataset, tmp_p
     for name in ("ddp-then-one", "fsdp-then-one"):
         assert go(dataset, tmp_path / name, ADAMW, PLAIN).step == CONFIG.steps
     assert_alike(tmp_path / "adafactor-ddp", tmp_path / "adafactor")
-    for ours, theirs in zip(
-        *(curve(tmp_path / f"adamw{one}") for one in ("-ddp", "")), strict=True
-    ):
+    for ours, theirs in zip(curve(tmp_path / "adamw-ddp"), curve(tmp_path / "adamw"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
     for name in ("adamw-ddp", "adamw-fsdp", "one-then-two", "ddp-then-one", "fsdp-then-one"):
         assert_alike(tmp_path / name, tmp_path / "adamw")

@@ -1,8 +1,10 @@
-"""Files and folders appear complete or not at all, and nobody's work is replaced unasked."""
+"""Files and folders appear complete or not at all, and a lock belongs to one process."""
 
+import errno
+import fcntl
 import os
 import signal
-from pathlib import Path
+from contextlib import ExitStack
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from processes import run_python
 from texts import names
 from writehead.util.files import atomic_directory, atomic_file, write_file
+from writehead.util.locks import locked
 
 KILLED = """
 import os, signal, sys
@@ -20,11 +23,12 @@ with {make}(Path(sys.argv[1])):
 """
 
 
-def test_a_file_appears_when_it_is_complete_and_an_error_keeps_the_old_one(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete_and_an_error_keeps_the_old_one(tmp_path):
     path, plain = tmp_path / ("ü" * 127), tmp_path / "plain"  # the longest name
     with atomic_file(path) as file:
         file.write(b"old")
         assert not path.exists()
+        write_file(path, "second")  # which does not take the work in progress for a leftover
     with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
         file.write(b"new")
         raise ZeroDivisionError
@@ -35,9 +39,7 @@ def test_a_file_appears_when_it_is_complete_and_an_error_keeps_the_old_one(tmp_p
 
 
 @pytest.mark.parametrize("linkable", [True, False])
-def test_the_first_of_two_writers_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linkable: bool
-) -> None:
+def test_the_first_of_two_writers_wins(tmp_path, monkeypatch, linkable):
     file, folder = tmp_path / "file", tmp_path / "folder"
     if not linkable:  # a file system without hard links
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "not permitted")))
@@ -54,7 +56,7 @@ def test_the_first_of_two_writers_wins(
 
 
 @pytest.mark.parametrize("make", ["atomic_file", "atomic_directory"])
-def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, make: str) -> None:
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, make):
     path = tmp_path / "out"
     assert run_python(KILLED.format(make=make), path)[0] == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
@@ -64,17 +66,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, make: st
     assert names(tmp_path) == [other.name, "out"]
 
 
-def test_work_in_progress_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    with atomic_file(path) as first:
-        first.write(b"first")
-        write_file(path, "second")
-    assert path.read_text() == "first"
-
-
-def test_hidden_names_of_another_user_and_links_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_names_of_another_user_and_links_are_left_alone(tmp_path, monkeypatch):
     path, victim, planted = tmp_path / "out", tmp_path / "victim", tmp_path / ".out.01234567.tmp"
     victim.mkdir()
     planted.symlink_to(victim)
@@ -89,3 +81,52 @@ def test_hidden_names_of_another_user_and_links_are_left_alone(
     monkeypatch.undo()
     write_file(path, "whole")
     assert names(tmp_path) == ["out", "victim"]
+
+
+def test_a_lock_has_one_owner_and_leaves_no_file(tmp_path):
+    lock = tmp_path / "folder" / ".lock"
+    with locked(lock) as mine:
+        for _ in range(2):  # being refused does not release the owner's lock
+            with locked(lock) as another:
+                assert (mine, another) == (True, False)
+    with ExitStack() as first:
+        assert first.enter_context(locked(lock))
+        lock.unlink()
+        with locked(lock) as second:
+            first.close()  # spares the file of the next owner
+            with locked(lock) as third:
+                assert (second, third) == (True, False)
+    assert not list(lock.parent.iterdir())
+
+
+def test_a_killed_process_releases_its_lock(tmp_path):
+    lock, (reader, writer) = tmp_path / ".lock", os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with locked(lock) as mine:
+                os.write(writer, b"1" if mine else b"0")
+                signal.pause()
+        finally:
+            os._exit(1)  # an error must not continue the test session in the child
+    assert os.read(reader, 1) == b"1"
+    with locked(lock) as mine:
+        assert not mine
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert lock.exists()
+    with locked(lock) as mine:
+        assert mine
+
+
+def test_only_a_file_system_without_locks_grants_the_lock_to_everyone(tmp_path, monkeypatch):
+    def fail(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    number = errno.ENOSYS
+    with locked(tmp_path / ".lock") as mine:
+        assert mine
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"), locked(tmp_path / ".lock"):
+        pass

@@ -40,21 +40,15 @@ def test_json_beyond_a_limit_is_a_short_error(tmp_path, text, words):
     assert len(sentence) < 300
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_the_callers_kind(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory$"):
-        read_json(tmp_path / "none", object, ConfigError)
-
-
-def test_nan_and_infinity_are_read_if_allowed():
-    value = parse_json('{"a": [NaN, -Infinity, 1e999, 1, 2.5]}', allow_nan=True)["a"]
-    assert math.isnan(value[0])
-    assert value[1:] == [-math.inf, math.inf, 1, 2.5]
-
-
-def test_values_of_the_shape_pass():
+def test_values_of_the_shape_pass_and_nan_and_infinity_if_allowed(tmp_path):
     value = {"a": 3, "b": [2.5, 3, None], "c": {"x": []}, "d": True, "e": {"f": {}}}
     shape = {"a": range(4), "b": [(float, None)], "c": {str: [str]}, "d": object, "g?": int}
     check_shape(value, shape | {"e": ({"g": int}, {"f": dict})})
+    value = parse_json('{"a": [NaN, -Infinity, 1e999, 1, 2.5]}', allow_nan=True)["a"]
+    assert math.isnan(value[0])
+    assert value[1:] == [-math.inf, math.inf, 1, 2.5]
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory$"):
+        read_json(tmp_path / "none", object, ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +56,10 @@ def test_values_of_the_shape_pass():
     [
         (4, range(4), "an integer from 0 to 3"),
         (True, int, "an integer"),
-        (True, float, "a number"),
-        (False, range(4), "an integer"),
         ("1", (float, None), "a number or null"),
         ([1, "x"], [int], "[1] is 'x'"),
         ({"a": {"b": []}}, {"a": {"b": str}}, "a.b is [], which should be text"),
         ({"a": 1}, {"a": int, "b": int}, "lacks b"),
-        ({"a": 1, "b": "x"}, {"b?": bool}, "true or false"),
         ({"\x1b[31m" * 999: 1}, {str: str}, "…"),
         (["x" * 10**7], [int], "…"),
     ],
