@@ -24,6 +24,7 @@ from writehead.model import TranslationModel
 from writehead.model.bundled import name_of
 from writehead.model.runs import TOKENIZER, read_config
 from writehead.util.devices import wait_for
+from writehead.util.garbage import frozen_objects
 
 OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
@@ -142,7 +143,8 @@ def _measure(
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
         work = partial(translate, job.lines, beam)
-        times = time_work(work, job.device, repeats=job.repeats)
+        with frozen_objects():  # as in `writehead translate`
+            times = time_work(work, job.device, repeats=job.repeats)
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
         result["searches"][search] = {
             "seconds": times.to_json(1.0),

@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from writehead.cli.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
+from writehead.util.garbage import frozen_objects
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
 COMMIT_SECONDS = 1.0  # after which finished lines are written to disk
@@ -279,7 +280,7 @@ def decode_lines(
     are kept. With `shown`, shows a counter on the terminal.
     """
     try:
-        with counting(shown) as counter:
+        with counting(shown) as counter, frozen_objects():
             groups = _unfinished(groups, output, "standard input" if read == "-" else read)
             for group in [chain.from_iterable(groups)] if continuous else groups:
                 _decode_group(group, answer, output, counter)

@@ -7,6 +7,7 @@ rows. The host reads which sequences have ended a few steps late, so the device 
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class Lane:
         if isinstance(model, TranslationModel):
             self.memory = model.new_memory(slots, shape.source)
             self.encoder = Encoder(model, self.memory, self._graphs)
+        self._live = self.cache.live.view(-1, shape.beam)[:, 0]
+        self._live_copies = deque(HostCopy(self._live) for _ in range(3))
         self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._slots: NDArray[np.int32] | None = None  # those in `_listed`
@@ -189,8 +192,9 @@ class Lane:
             return HostCopy(self.search.collect(slots, options))
 
     def copy_live(self) -> "HostCopy":
-        """Starts copying to the host whether each slot is live."""
-        return HostCopy(self.cache.live.view(-1, self.shape.beam)[:, 0])
+        """Starts copying to the host whether each slot is live; two such copies may be unread."""
+        self._live_copies.rotate()
+        return self._live_copies[0].start(self._live)
 
     def _step_eagerly(self, slots: NDArray[np.int32]) -> None:
         self.cache.bound = int(self._lengths[slots].max())
@@ -318,14 +322,16 @@ class HostCopy:
     """An asynchronous copy of a tensor to the host; reading it waits for the device."""
 
     def __init__(self, T: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if not T.is_cuda:
-            self._copy = T.clone()
-            return
-        self._copy = torch.empty(T.shape, dtype=T.dtype, pin_memory=True)
+        self._copy = torch.empty(T.shape, dtype=T.dtype, pin_memory=T.is_cuda)
+        self._event = torch.cuda.Event() if T.is_cuda else None  # type: ignore[no-untyped-call]
+        self.start(T)
+
+    def start(self, T: Tensor) -> "HostCopy":
+        """Starts to copy T again, which has the same shape."""
         self._copy.copy_(T, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(torch.cuda.current_stream(T.device))
+        if self._event is not None:
+            self._event.record()
+        return self
 
     def numpy(self) -> Any:
         """Waits until the copy is complete, and returns it in memory that is not pinned."""

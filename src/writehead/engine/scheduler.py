@@ -24,10 +24,10 @@ from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hyp
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
 
-# steps after which the host checks which sequences have ended, if none is streamed
-POLL_STEPS = {"cpu": 1, "cuda": 2}
+# steps after which the host checks which sequences have ended, if no other requests wait
+POLL_STEPS = {"cpu": 1, "cuda": 3}
 # of the slots must be free before new requests are encoded together
-ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 8}
+ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
 ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources that are encoded together
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
@@ -224,6 +224,7 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
+        self._fitting = (0, 0)  # sizes of a slot that the device's memory holds
         self._reset()
 
     def _reset(self) -> None:
@@ -248,8 +249,13 @@ class _Queue:
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
-        room, sizes = self.scheduler.total_room(), [self._sizes(request) for request in requests]
-        if self._slot_bytes(*map(max, zip(*sizes, strict=True))) <= room:
+        sizes = [self._sizes(request) for request in requests]
+        largest = (*map(max, zip(self._fitting, *sizes, strict=True)),)
+        if largest == self._fitting:
+            return
+        room = self.scheduler.total_room()
+        if self._slot_bytes(*largest) <= room:
+            self._fitting = largest
             return
         for source, capacity in sizes:
             if self._slot_bytes(source, capacity) > room:
@@ -266,7 +272,7 @@ class _Queue:
         self._drop_cancelled()
         self._admit()
         if self.active:
-            self._run(1 if self._streams else POLL_STEPS[self.kind])
+            self._run(1 if self._streams or self.waiting else POLL_STEPS[self.kind])
             self._poll()
             self._collect()
         self._deliver()

@@ -181,12 +181,11 @@ class Search:
         index, tokens, positions = sent[:, :3].long().unbind(1)
         self.option_table.index_copy_(0, index, sent[:, 3:])
         self.pool_table.index_copy_(0, index, self._empty.expand(len(slots), -1, -1))
-        rows = torch.stack([index * self.beam + j for j in range(self.beam)], dim=1).flatten()
-        self.tokens.index_copy_(0, rows, tokens.repeat_interleave(self.beam))
-        self.live.index_fill_(0, rows, 1)
-        self.lengths.index_copy_(0, rows, positions.repeat_interleave(self.beam))
-        if self.ancestors is not None:
-            self.ancestors.index_fill_(0, rows, 0)  # prompts are in the rows of the first beams
+        for T, value in ((self.tokens, tokens), (self.lengths, positions)):
+            T.view(-1, self.beam).index_copy_(0, index, value.unsqueeze(1).expand(-1, self.beam))
+        self.live.view(-1, self.beam).index_fill_(0, index, 1)
+        if self.ancestors is not None:  # prompts are in the rows of the first beams
+            self.ancestors.view(self.slots, -1).index_fill_(0, index, 0)
         if width := table[:, PREFIX_LENGTH].max():
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
             self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
