@@ -540,60 +540,49 @@ def _best_of_beams(total, rank, vocab_size, sizes):
 def _join_pool(pool, pool_numbers, new_score, candidate, length, lost, n_best, sizes):
     """Adds the candidates with a finite new_score [SIZE_C] to the pool, after equal entries.
 
-    Returns the n_best-th score of the pool.
+    Both are sorted. Returns the n_best-th score of the pool.
     """
     log_p, parent, token, finished = candidate
-    beams, candidates = tl.arange(0, sizes.SIZE_B), tl.arange(0, sizes.SIZE_C)
-    is_beam, entries = beams < sizes.BEAM, beams * POOL
-    old_score = tl.load(pool_numbers + entries + SCORE, mask=is_beam, other=float("-inf"))
-    old_log_p = tl.load(pool_numbers + entries + LOG_P, mask=is_beam, other=float("-inf"))
-    old_length = tl.load(pool + entries + LENGTH, mask=is_beam, other=0)
-    old_parent = tl.load(pool + entries + PARENT, mask=is_beam, other=0)
-    old_token = tl.load(pool + entries + TOKEN, mask=is_beam, other=0)
-    old_finished = tl.load(pool + entries + FINISHED, mask=is_beam, other=0)
+    beams, columns = tl.arange(0, sizes.SIZE_B), tl.arange(0, 8)[None, :]
+    is_beam = beams < sizes.BEAM
+    entries = tl.load(  # all columns as integers
+        pool + beams[:, None] * POOL + columns, mask=is_beam[:, None] & (columns < LIVE), other=0
+    )
+    old_score = tl.load(pool_numbers + beams * POOL + SCORE, mask=is_beam, other=float("-inf"))
+    # the place of each entry and candidate in the new pool
+    is_new = new_score > float("-inf")
+    is_better = (new_score[None, :] > old_score[:, None]).to(tl.int32)
+    place = beams + tl.sum(is_better, axis=1)
+    new_place = tl.cumsum(is_new.to(tl.int32), axis=0) - 1
+    new_place += tl.sum((is_beam[:, None] & (is_better == 0)).to(tl.int32), axis=0)
+    is_kept = is_beam & (place < sizes.BEAM) & (old_score > float("-inf"))
+    is_new = is_new & (new_place < sizes.BEAM)
     tl.debug_barrier()  # all threads have read the pool
-    worst = float("-inf")
-    for i in tl.static_range(sizes.BEAM):
-        best_old, best_new = tl.max(old_score, axis=0), tl.max(new_score, axis=0)
-        keeps = best_old >= best_new
-        best = tl.maximum(best_old, best_new)
-        old = tl.min(tl.where(old_score == best_old, beams, NONE), axis=0)
-        new = tl.min(tl.where(new_score == best_new, candidates, NONE), axis=0)
-        old_score = tl.where(beams == tl.where(keeps, old, -1), float("-inf"), old_score)
-        new_score = tl.where(candidates == tl.where(keeps, -1, new), float("-inf"), new_score)
-        exists, entry = best != float("-inf"), i * POOL
-        tl.store(pool_numbers + entry + SCORE, best)
-        total = tl.where(keeps, _take(old_log_p, beams, old), _take(log_p, candidates, new))
-        tl.store(pool_numbers + entry + LOG_P, tl.where(lost, float("nan"), total), mask=exists)
-        kept = tl.where(keeps, _take(old_length, beams, old), length)
-        tl.store(pool + entry + LENGTH, kept, mask=exists)
-        kept = tl.where(keeps, _take(old_parent, beams, old), _take(parent, candidates, new))
-        tl.store(pool + entry + PARENT, kept, mask=exists)
-        kept = tl.where(keeps, _take(old_token, beams, old), _take(token, candidates, new))
-        tl.store(pool + entry + TOKEN, kept, mask=exists)
-        is_new = _take(finished.to(tl.int32), candidates, new)
-        kept = tl.where(keeps, _take(old_finished, beams, old), is_new)
-        tl.store(pool + entry + FINISHED, kept, mask=exists)
-        worst = tl.where(i == n_best - 1, best, worst)
-    return worst
+    is_column = (columns < LIVE) & ((columns != LOG_P) | (lost == 0))
+    tl.store(pool + place[:, None] * POOL + columns, entries, mask=is_kept[:, None] & is_column)
+    nan = tl.full([sizes.SIZE_B], float("nan"), tl.float32)
+    tl.store(pool_numbers + place * POOL + LOG_P, nan, mask=is_kept & lost)
+    new_place *= POOL
+    tl.store(pool_numbers + new_place + SCORE, new_score, mask=is_new)
+    tl.store(pool_numbers + new_place + LOG_P, tl.where(lost, float("nan"), log_p), mask=is_new)
+    tl.store(pool + new_place + LENGTH, length + 0 * parent, mask=is_new)
+    tl.store(pool + new_place + FINISHED, finished.to(tl.int32), mask=is_new)
+    tl.store(pool + new_place + PARENT, parent, mask=is_new)
+    tl.store(pool + new_place + TOKEN, token, mask=is_new)
+    old_worst = tl.where(is_kept & (place == n_best - 1), old_score, float("-inf"))
+    new_worst = tl.where(is_new & (new_place == (n_best - 1) * POOL), new_score, float("-inf"))
+    return tl.maximum(tl.max(old_worst, axis=0), tl.max(new_worst, axis=0))
 
 
 @triton.jit
 def _survivors(score, parent, token, sizes):
-    """Returns the BEAM best of 2 BEAM candidates, [SIZE_B] each; of equals, the earlier first."""
-    beams, candidates = tl.arange(0, sizes.SIZE_B), tl.arange(0, sizes.SIZE_C)
-    new_score = tl.full([sizes.SIZE_B], float("-inf"), tl.float32)
-    new_parent = tl.zeros([sizes.SIZE_B], tl.int32)
-    new_token = tl.zeros([sizes.SIZE_B], tl.int32)
-    unused = candidates < sizes.TOP
-    for i in tl.static_range(sizes.BEAM):
-        best = tl.max(tl.where(unused, score, float("-inf")), axis=0)
-        which = tl.min(tl.where(unused & (score == best), candidates, NONE), axis=0)
-        unused = unused & (candidates != which)
-        new_score = tl.where(beams == i, best, new_score)
-        new_parent = tl.where(beams == i, _take(parent, candidates, which), new_parent)
-        new_token = tl.where(beams == i, _take(token, candidates, which), new_token)
-    return new_score, new_parent, new_token
+    """Returns the first BEAM candidates that go on, [SIZE_B] each; candidates are sorted."""
+    goes_on = score > float("-inf")
+    place = tl.cumsum(goes_on.to(tl.int32), axis=0) - 1
+    moves = goes_on[None, :] & (place[None, :] == tl.arange(0, sizes.SIZE_B)[:, None])
+    new_score = tl.max(tl.where(moves, score[None, :], float("-inf")), axis=1)
+    new_parent = tl.sum(tl.where(moves, parent[None, :], 0), axis=1)
+    return new_score, new_parent, tl.sum(tl.where(moves, token[None, :], 0), axis=1)
 
 
 @triton.jit
