@@ -244,10 +244,10 @@ def test_a_stream_is_complete_if_other_threads_step():
 
 def test_requests_that_do_not_fit_raise_before_the_work(monkeypatch):
     made = make("translation", torch.float64)
-    alone, loop = Alone(made), scheduler(made)
     fits, large = (Task((3,) * 19, BEAMS[1], length) for length in (16, 17))
     room = sentence_bytes(made.config, Setting(1, source=19, target=16, beam=3, element=8))
     monkeypatch.setattr(scheduling, "available_memory", lambda device: room)
+    alone, loop = Alone(made), scheduler(made)
     with pytest.raises(OutOfRoom, match=r"19 \+ 17 tokens with beam=3 .*, but 16 output tokens do"):
         loop.submit([fits.request(), large.request()])
     assert not loop.step()

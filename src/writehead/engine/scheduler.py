@@ -93,6 +93,7 @@ class Scheduler:
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
         self.batch_tokens, self.graphs = batch_tokens, graphs
+        self.memory = available_memory(model.device)  # bytes for all lanes
         self.stats = Stats()
         self._queues: dict[int, _Queue] = {}
         self._lock = threading.RLock()
@@ -134,18 +135,16 @@ class Scheduler:
                 self.cancel(request)
             raise
 
-    def total_room(self) -> float:
-        """Returns the bytes that one lane could use if the others were idle."""
-        return available_memory(self.model.device) + sum(
-            queue.lane_bytes for queue in self._queues.values()
-        )
-
     def make_room(self, wanted: float) -> float:
-        """Returns the bytes that a new lane may use; drops idle lanes if they are not `wanted`."""
-        if available_memory(self.model.device) < wanted:
+        """Returns the bytes for a new lane; drops idle lanes if they are fewer than `wanted`."""
+        if self._free_memory < wanted:
             for queue in self._queues.values():
                 queue.drop_idle_lane()
-        return available_memory(self.model.device)
+        return self._free_memory
+
+    @property
+    def _free_memory(self) -> float:
+        return self.memory - sum(queue.lane_bytes for queue in self._queues.values())
 
     def _step(self, queue: "_Queue") -> bool:
         try:
@@ -224,7 +223,6 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self._fitting = (0, 0)  # sizes of a slot that the device's memory holds
         self._reset()
 
     def _reset(self) -> None:
@@ -249,13 +247,8 @@ class _Queue:
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
-        sizes = [self._sizes(request) for request in requests]
-        largest = (*map(max, zip(self._fitting, *sizes, strict=True)),)
-        if largest == self._fitting:
-            return
-        room = self.scheduler.total_room()
-        if self._slot_bytes(*largest) <= room:
-            self._fitting = largest
+        sizes, room = [self._sizes(request) for request in requests], self.scheduler.memory
+        if self._slot_bytes(*map(max, zip(*sizes, strict=True))) <= room:
             return
         for source, capacity in sizes:
             if self._slot_bytes(source, capacity) > room:
@@ -290,7 +283,7 @@ class _Queue:
     @property
     def lane_bytes(self) -> float:
         """The planned bytes of the lane."""
-        if self.lane is None or self.kind != "cuda":
+        if self.lane is None:
             return 0.0
         shape = self.lane.shape
         return shape.slots * self._slot_bytes(shape.source, shape.capacity)
@@ -540,7 +533,7 @@ def _steady(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Returns the bytes of a device that lanes may still use."""
+    """Returns the bytes of a device that lanes may use, now that the model is loaded."""
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)
