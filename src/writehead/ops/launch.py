@@ -52,10 +52,18 @@ def compile_kernels(work: Callable[[], object]) -> None:
     Everything else in `work` runs as usual, on memory that no kernel has written.
     """
 
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+
+    def load(future: Any) -> None:
+        with torch.cuda.device(device):
+            getattr(future.result(), "run", None)  # builds the launcher, with a C compiler
+
     def compile_all() -> None:
         _compiles_only.set(True)
-        with ThreadPoolExecutor(COMPILE_THREADS) as threads, triton.AsyncCompileMode(threads):
-            work()
+        with ThreadPoolExecutor(COMPILE_THREADS) as threads:
+            with triton.AsyncCompileMode(threads) as mode:
+                work()
+            list(threads.map(load, mode.future_kernels.values()))
 
     Context().run(compile_all)  # an error must not leave Triton's mode set
 
