@@ -221,11 +221,12 @@ class Search:
             self._scratch = self._scratch or search_kernels.Scratch.make(self)
             search_kernels.advance(self, self._scratch, logits, slots, sampling and self.sampling)
             return
-        x = logits[:, :vocab_size].float().view(R, beam, vocab_size)
+        live = self.live.view(-1, beam)[slots, 0] != 0
+        x = logits[:, :vocab_size].view(R, beam, vocab_size)[live].float()
         if beam == 1:
-            _choose(self, x.squeeze(1), slots.long())
+            _choose(self, x.squeeze(1), slots[live].long())
         else:
-            _extend(self, x, slots.long())
+            _extend(self, x, slots[live].long())
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> Tensor:
         """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
@@ -338,12 +339,6 @@ def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
 
 
-def _put(field: Tensor, at: Tensor, live: Tensor, value: Tensor) -> None:
-    """Writes value [R, …] to those slots `at` [R] that are `live` [R]."""
-    live = live.view(-1, *[1] * (value.dim() - 1))
-    field[at] = torch.where(live, value.to(field.dtype), field[at])
-
-
 def _without_early_eos(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
     """Returns logits x [R, …, vocab_size] without eos before the minimum length."""
     early = t + 1 < search.options.min_length[at]
@@ -354,31 +349,25 @@ def _without_early_eos(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tens
 
 
 def _choose(search: Search, x: Tensor, at: Tensor) -> None:
-    """Runs one step of greedy search or sampling on logits x [R, vocab_size] of slots `at`."""
+    """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
-    live, count = search.live[at] != 0, options.count[at] + 1
-    t = (count - 1).clamp(max=search.capacity - 1).long()  # a slot that has ended may be full
+    t = options.count[at].long()
     allowed = _without_early_eos(search, x, at, t)
     token = _sample(search, allowed, at, t) if search.sampling else allowed.argmax(dim=1)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
-    chosen = x.gather(1, token.unsqueeze(1)).squeeze(1) - x.logsumexp(dim=1)
-    log_p = pool.log_p[at, 0] + chosen
-    finished = token == search.eos
+    log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - x.logsumexp(dim=1)
+    finished, count = token == search.eos, options.count[at] + 1
     over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
 
-    search.history_tokens[at, t, 0] = torch.where(
-        live, token.int(), search.history_tokens[at, t, 0]
-    )
-    score = log_p / length_penalty(count, options.alpha[at])
-    columns = (pool.length, count), (pool.finished, finished), (pool.log_p, log_p)
-    for field, value in (*columns, (pool.score, score)):
-        _put(field, at, live, value.unsqueeze(1))
+    search.history_tokens[at, t, 0] = token.int()
+    pool.length[at, 0], pool.finished[at, 0], pool.log_p[at, 0] = count, finished.int(), log_p
+    pool.score[at, 0] = log_p / length_penalty(count, options.alpha[at])
     if search.sampling:
-        search.seen[at, token] |= live.byte()
-    _put(search.lengths, at, live, search.lengths[at] + 1)
-    _put(options.count, at, live, count)
-    _put(search.tokens, at, live, token)
-    _put(search.live, at, live, ~over)
+        search.seen[at, token] = 1
+    search.lengths[at] += 1
+    options.count[at] = count
+    search.tokens[at] = token
+    search.live[at] = (~over).long()
 
 
 def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
@@ -420,10 +409,9 @@ def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
 
 
 def _extend(search: Search, x: Tensor, at: Tensor) -> None:
-    """Runs one step of beam search on logits x [R, beam, vocab_size] of slots `at`."""
+    """Runs one step of beam search on logits x [R, beam, vocab_size] of live slots `at`."""
     options, pool, beam = search.options, search.pool, search.beam
-    live, count = search.live.view(-1, beam)[at, 0] != 0, options.count[at] + 1
-    t = (count - 1).clamp(max=search.capacity - 1).long()
+    t, count = options.count[at].long(), options.count[at] + 1
     log_z = x.logsumexp(dim=2)
     allowed = _without_early_eos(search, x, at, t)
     forced = t < options.prefix_length[at]
@@ -448,22 +436,26 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     joined = lengths, finished[:, :beam], ended, best[:, :beam], parents[:, :beam], tokens[:, :beam]
     order = torch.cat([pool.score[at], ended], 1).sort(dim=1, descending=True, stable=True).indices
     for field, new in zip(vars(pool).values(), joined, strict=True):
-        both = torch.cat([field[at], new.to(field.dtype)], dim=1)
-        _put(field, at, live, both.gather(1, order[:, :beam]))
-    _put(pool.log_p, at, live & lost, torch.full_like(scores, math.nan))
+        field[at] = torch.cat([field[at], new.to(field.dtype)], 1).gather(1, order[:, :beam])
+    pool.log_p[at[lost]] = math.nan
 
     best = best.masked_fill(over, NEVER)
     order = best.sort(dim=1, descending=True, stable=True).indices[:, :beam]
     best, parents, tokens = (T.gather(1, order) for T in (best, parents, tokens))
     done = lost | _decided(search, best, at, count)
-    _put(search.scores, at, live, best.masked_fill(done.unsqueeze(1), NEVER))
-    for field, value in ((search.history_tokens, tokens), (search.history_parents, parents)):
-        field[at, t] = torch.where(live.unsqueeze(1), value.int(), field[at, t])
-    _put(search.tokens.view(-1, beam), at, live, tokens)
-    _put(search.parents.view(-1, beam), at, live, at.unsqueeze(1) * beam + parents)
-    _continue_parents(search, parents, at, live)
-    _put(options.count, at, live, count)
-    _put(search.live.view(-1, beam), at, live, ~done.unsqueeze(1).expand(-1, beam))
+    search.scores[at] = best.masked_fill(done.unsqueeze(1), NEVER)
+    search.history_tokens[at, t], search.history_parents[at, t] = tokens.int(), parents.int()
+    search.tokens.view(-1, beam)[at] = tokens
+    search.parents.view(-1, beam)[at] = at.unsqueeze(1) * beam + parents
+    lengths = search.lengths.view(-1, beam)
+    if search.ancestors is not None:  # each row continues its parent
+        table = search.ancestors.view(len(lengths), beam, -1)
+        new = table[at].gather(1, parents.unsqueeze(2).expand(-1, -1, table.shape[2]))
+        newest = (lengths[at] % table.shape[2]).unsqueeze(2)
+        table[at] = new.scatter(2, newest, parents.int().unsqueeze(2))
+    lengths[at] += 1
+    options.count[at] = count
+    search.live.view(-1, beam)[at] = (~done).long().unsqueeze(1)
 
 
 def _decided(search: Search, scores: Tensor, at: Tensor, count: Tensor) -> Tensor:
@@ -473,27 +465,10 @@ def _decided(search: Search, scores: Tensor, at: Tensor, count: Tensor) -> Tenso
     probability divided by the penalty of the longest possible sequence, or of the shortest if
     alpha is negative.
     """
-    options = search.options
-    alpha = options.alpha[at]
+    options, alpha = search.options, search.options.alpha[at]
     length = torch.where(alpha >= 0.0, options.max_length[at], count + 1)
     bound = scores.amax(dim=1) / length_penalty(length, alpha)
-    worst = search.pool.score[at].gather(
-        1, (options.n_best[at].long() - 1).clamp(min=0).unsqueeze(1)
-    )
-    return bound <= worst.squeeze(1)
-
-
-def _continue_parents(search: Search, parents: Tensor, at: Tensor, live: Tensor) -> None:
-    """Updates lengths and ancestors of the KV cache, so that each row continues its parent."""
-    beam = search.beam
-    lengths = search.lengths.view(-1, beam)
-    if search.ancestors is not None:
-        size = search.ancestors.shape[1]
-        table = search.ancestors.view(-1, beam, size)
-        new = table[at].gather(1, parents.unsqueeze(2).expand(-1, -1, size))
-        newest = (lengths[at] % size).unsqueeze(2)
-        _put(table, at, live, new.scatter(2, newest, parents.int().unsqueeze(2)))
-    _put(lengths, at, live, lengths[at] + 1)
+    return bound <= search.pool.score[at, options.n_best[at].long() - 1]
 
 
 def _trace_back(search: Search, index: Tensor, texts: Tensor) -> None:
