@@ -79,18 +79,6 @@ def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: 
     return Toy(vocab_size, logits)
 
 
-def table_toy(vocab_size: int, table: dict[History, dict[int, float]]) -> Toy:
-    """Probabilities by history, without the sentence; other tokens share the rest equally."""
-
-    def logits(history: History) -> list[float]:
-        given = table.get(history[1:], {})
-        others = vocab_size - len(given)
-        rest = (1.0 - sum(given.values())) / others if others else 0.0
-        return [math.log(given.get(token, rest)) for token in range(vocab_size)]
-
-    return Toy(vocab_size, logits)
-
-
 def hypothesis(tokens: History, log_p: float, finished: bool, alpha: float) -> Hypothesis:
     """A hypothesis scored in plain Python; its length includes the end token."""
     score = log_p / ((5 + len(tokens) + finished) / 6) ** alpha
