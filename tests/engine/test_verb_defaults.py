@@ -22,13 +22,14 @@ LINES = sentences(8)
 
 
 @pytest.mark.parametrize(
-    ("given", "beam"),
-    [({}, 4), ({"max_length": 20}, 4), ({"temperature": 0.8, "seed": 2}, 1), ({"beam": 1}, 1)],
+    ("given", "beam"), [({}, 4), ({"max_length": 20}, 4), ({"temperature": 0.8, "seed": 2}, 1)]
 )
 def test_translate_uses_beam_search_unless_sampling(translator, given, beam):
     got = list(translator.translate(LINES, DecodeConfig(**given)))
-    assert got == list(translator.translate(LINES, DecodeConfig(**given | {"beam": beam})))
-    assert (got == list(translator.translate(LINES, DecodeConfig(beam=1)))) == ("beam" in given)
+    assert got == list(translator.translate(LINES, DecodeConfig(**given, beam=beam)))
+    assert got != list(translator.translate(LINES, DecodeConfig(beam=1)))
+    with pytest.raises(ConfigError, match=r"n_best=5 .* beam=4"):
+        translator.translate(LINES, DecodeConfig(n_best=5, max_length=9))
 
 
 def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
@@ -41,19 +42,9 @@ def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
     assert beam_search(toy.step, toy.start(1), options, eos=0) == [expected]
 
 
-def test_n_best_is_limited_by_the_default_beam(translator):
-    many = DecodeConfig(n_best=5, max_length=9)
-    with pytest.raises(ConfigError, match=r"n_best=5 .* beam=4"):
-        translator.translate(LINES, many)
-
-
 @pytest.mark.parametrize(
     ("flags", "warns"),
-    [
-        ("flags\t\t: fpu sse avx2 avx512f\n", True),
-        ("Features\t: fp asimd bf16\n", False),
-        (None, False),
-    ],
+    [("flags\t: fpu avx2 avx512f\n", True), ("Features\t: fp asimd bf16\n", False), (None, False)],
 )
 def test_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog, flags, warns):
     if flags is not None:
@@ -86,12 +77,7 @@ def test_runs_of_combining_marks_are_bounded_and_others_untouched(characters):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "e" + "".join(MARKS) * 400,
-        "x" * 400_000,
-        "a.b," * 100_000,
-        "a. " * 100_000,
-    ],
+    ["e" + "".join(MARKS) * 400, "x" * 400_000, "a.b," * 100_000, "a. " * 100_000],
     ids=count(),
 )
 def test_an_extreme_line_is_shortened(line):
