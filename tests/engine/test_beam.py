@@ -4,7 +4,6 @@ import math
 from itertools import product
 
 import pytest
-import torch
 
 from search_toys import Toy, assert_ranked, assert_same, hypothesis, random_toy
 from writehead.config import DecodeConfig
@@ -96,18 +95,3 @@ def test_beam_search_equals_a_plain_python_search_per_sentence(beam, n_best, lea
         endings |= {one.finished for hypotheses in got for one in hypotheses}
     assert len(steps) > 1
     assert endings == {True, False}
-
-
-def test_beam_search_modifies_neither_logits_nor_first_tokens():
-    logits, toy = [], random_toy(5, seed=11)
-    state = toy.start(1, 2, beam=2)
-
-    def step(tokens, state):
-        logits.append(toy.step(tokens, state))
-        logits.append(logits[-1].clone())
-        return logits[-2]
-
-    config = DecodeConfig(max_length=5, min_length=3, beam=2)
-    beam_search(step, state, config, eos=0, prefixes=[(1,), (2, 3)])
-    assert all(map(torch.equal, logits[::2], logits[1::2]))
-    assert state.first.tolist() == [1, 1, 2, 2]

@@ -185,19 +185,6 @@ def test_nan_ends_its_own_request_alone(task, config):
 
 
 @every_task
-def test_streams_have_the_tokens_of_the_result(task):
-    made = make(task, torch.float64)
-    loop, tasks = scheduler(made, batch_tokens=FEW_SLOTS), draw_tasks(made, [GREEDY, *SAMPLING], 12)
-    requests, streams = [task.request() for task in tasks], [[] for _ in tasks]
-    for request, tokens in zip(requests[::2], streams[::2], strict=True):
-        request.on_tokens = tokens.extend
-    loop.submit(requests)
-    loop.run(requests)
-    for i, (request, tokens) in enumerate(zip(requests, streams, strict=True)):
-        assert tuple(tokens) == (request.result()[0].tokens if i % 2 == 0 else ())
-
-
-@every_task
 def test_threads_share_an_engine(task):
     made = engine(task)
     options = [DecodeConfig(beam=1, max_length=9), DecodeConfig(beam=3, n_best=2, max_length=9)]

@@ -4,16 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch._inductor.config
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, randn
-from writehead.config import AttentionConfig
 from writehead.errors import BackendError
-from writehead.model import Attention
-from writehead.model.attention import Memory, WholeSequence
 from writehead.ops import packed_attention as packed
 from writehead.ops.attention import attend, attend_fused
 from writehead.ops.heads import Heads
@@ -26,7 +22,6 @@ if DEVICE == "cuda":
 else:
     b, h, n, m, k, v = 2, 4, 21, 35, 16, 32
     HALF, COMPILER = torch.float16, "aot_eager"
-MANY_KINDS = DTYPES[DEVICE == "cpu" :]  # the interpreter is slow, so float16 has one kind there
 ULPS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 16}
 
 
@@ -110,15 +105,24 @@ def assert_all_close(ours, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "g", "noisy"),
+    ("kind", "options"),
     [
-        *((dtype, "causal", g, noisy) for dtype in DTYPES for g, noisy in ((h, True), (1, False))),
-        *((dtype, kind, 2, kind != "self") for dtype in MANY_KINDS for kind in KINDS),
+        *((kind, {"noisy": kind != "self"}) for kind in KINDS),
+        *(("causal", {"g": g, "noisy": True, "dtype": kept}) for g in (h, 1) for kept in DTYPES),
+        # any number and depth of heads
+        *(("causal", {"h": 6, "g": g, "dtype": HALF}) for g in (1, 2)),
+        *(("causal", {"h": h, "g": 1, "dtype": HALF}) for h in (1, 3)),
+        *(("causal", {"k": k, "v": v, "dtype": HALF}) for k, v in ((64, 16), (16, 64), (16, 256))),
+        *(
+            pytest.param(kind, {"dtype": HALF} | sizes, marks=pytest.mark.gpu)
+            for kind in KINDS
+            for sizes in ({}, {"k": 256, "v": 256})
+        ),
     ],
     ids=str,
 )
-def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(dtype, kind, g, noisy):
-    case = make(g, KINDS[kind](), dtype=dtype, noisy=noisy)
+def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(kind, options):
+    case = make(visibility=KINDS[kind](), **{"g": 2} | options)
     assert packed.why_not(*case[:3], case[4]) is None
     ours = results(packed.attend, *case)
     check(ours, *case)
@@ -126,21 +130,6 @@ def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(dtype, kin
     if DEVICE == "cuda":  # without atomic sums, results are deterministic
         again = results(packed.attend, *case)
         assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        *({"h": 6, "g": 1}, {"h": 6, "g": 2}, {"h": 3, "g": 1}, {"h": 1, "g": 1}),
-        *({"k": 64, "v": 16}, {"k": 16, "v": 64}, {"k": 16, "v": 256}),
-        pytest.param({"k": 256, "v": 256, "dtype": torch.float32}, marks=pytest.mark.gpu),
-        pytest.param({"k": 256, "v": 256, "dtype": torch.bfloat16}, marks=pytest.mark.gpu),
-    ],
-    ids=str,
-)
-def test_any_number_and_depth_of_heads_is_supported(sizes):
-    case = make(**{"g": 2, "visibility": KINDS["causal"](), "dtype": HALF} | sizes)
-    check(results(packed.attend, *case), *case)
 
 
 def test_padding_is_neither_read_nor_given_gradients():
@@ -228,31 +217,6 @@ def test_auto_selects_the_packed_kernels_for_packed_rows_only():
         ):
             # only the packed kernels write [b, n, h, v]
             assert O.transpose(1, 2).is_contiguous() == is_packed
-
-
-def test_a_layer_in_training_drops_the_same_positions_in_every_implementation():
-    visibility, X = see(packed_rows(n), causal=True), randn(b, n, 24).requires_grad_()
-    dY = randn(b, n, 24)
-    layer = Attention(AttentionConfig(24, h, 2, k, v), dropout=0.3).to(DEVICE)
-
-    def work(X):
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            Y = layer(X, WholeSequence(visibility))
-            return Y + layer(X, Memory(*layer.project_memory(X), visibility))
-
-    def of(work, backend: str) -> list[Tensor]:
-        layer.backend = backend
-        torch.manual_seed(5)
-        Y = work(X)
-        return [Y.detach(), *torch.autograd.grad(Y, (X, *layer.parameters()), dY.to(Y.dtype))]
-
-    expected = of(work, "eager")
-    # the compiler's own random numbers differ
-    with torch._inductor.config.patch(fallback_random=True):
-        compiled = torch.compile(work, fullgraph=True) if DEVICE == "cuda" else work
-        for ours, theirs in zip(of(compiled, "packed"), expected, strict=True):
-            tolerance = 0.03 if DEVICE == "cuda" else 1e-5
-            assert (ours - theirs).norm() <= tolerance * theirs.norm()
 
 
 @pytest.mark.gpu
