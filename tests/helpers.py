@@ -12,14 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from writehead.config import ModelConfig
-from writehead.model import (
-    Attention,
-    DecoderState,
-    LanguageModel,
-    Packing,
-    TranslationModel,
-    runs,
-)
+from writehead.model import Attention, LanguageModel, Packing, TranslationModel, runs
 from writehead.ops.visibility import Visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -151,13 +144,6 @@ def packing(segments: Tensor) -> Packing:
     """Several sequences per row, whose positions count from 0 in each; 0 is padding."""
     rows = [[row[:i].count(one) for i, one in enumerate(row)] for row in segments.tolist()]
     return Packing(segments, torch.tensor(rows))
-
-
-def step_through(
-    made: TranslationModel | LanguageModel, fed: Tensor, state: DecoderState
-) -> Tensor:
-    """Logits [rows, n, vocab_size] of fed [rows, n], one token at a time."""
-    return torch.stack([made.step(column, state) for column in fed.unbind(1)], dim=1)
 
 
 def projections(module: Attention, *, shared: bool = False) -> tuple[Tensor, ...]:

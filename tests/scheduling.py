@@ -125,9 +125,15 @@ def scheduler(made: Model, **options: object) -> Scheduler:
 def run_mixed(
     loop: Scheduler, tasks: Sequence[Task], *, seed: int = 0, cancels: float = 0.0, most: int = 9
 ) -> list[tuple[Task, Request]]:
-    """Submits up to `most` tasks at random times, and cancels some; returns the others, done."""
+    """Submits up to `most` tasks at random times, and cancels some; returns the others, done.
+
+    Some of the searches without beams are streamed, and must give the tokens of their result.
+    """
     draw = plain_random.Random(seed)
-    requests = [task.request() for task in tasks]
+    requests, streams = [task.request() for task in tasks], {}
+    for i in range(0, len(tasks), 2):
+        if tasks[i].config.width == 1:
+            requests[i].on_tokens = streams.setdefault(i, []).extend
     doomed = {i for i in range(len(tasks)) if draw.random() < cancels}
     waiting, begun = list(range(len(tasks))), []
     for _ in count():
@@ -140,4 +146,6 @@ def run_mixed(
         if not loop.step() and not waiting:
             break
     assert all(request.is_done for request in requests)
+    for i in streams.keys() - doomed:
+        assert tuple(streams[i]) == requests[i].result()[0].tokens
     return [(tasks[i], requests[i]) for i in range(len(tasks)) if i not in doomed]

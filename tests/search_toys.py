@@ -47,6 +47,7 @@ class Toy:
     vocab_size: int
     logits: Callable[[History], Sequence[float]]  # (sentence, token, …) -> [vocab_size]
     steps: int = 0
+    given: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())
 
     eos = 0
 
@@ -55,10 +56,13 @@ class Toy:
         return ToyState(first, beam, [()] * len(first))
 
     def step(self, tokens: torch.Tensor, state: ToyState) -> torch.Tensor:
+        assert all(map(torch.equal, *self.given))  # searches do not change logits in place
         self.steps += 1
         rows = zip(state.histories, tokens.tolist(), strict=True)
         state.histories = [(*history, token) for history, token in rows]
-        return torch.tensor([self.logits(history) for history in state.histories])
+        logits = torch.tensor([self.logits(history) for history in state.histories])
+        self.given = [logits], [logits.clone()]
+        return logits
 
     def log_p(self, history: History) -> list[float]:
         logits = self.logits(history)
@@ -75,18 +79,6 @@ def random_toy(vocab_size: int = 5, *, seed: int = 0, spread: float = 1.5, eos: 
         draw = random.Random(repr((seed, history)))
         drawn = [draw.gauss(0.0, spread) for _ in range(vocab_size)]
         return (drawn[0] + eos, *drawn[1:])
-
-    return Toy(vocab_size, logits)
-
-
-def table_toy(vocab_size: int, table: dict[History, dict[int, float]]) -> Toy:
-    """Probabilities by history, without the sentence; other tokens share the rest equally."""
-
-    def logits(history: History) -> list[float]:
-        given = table.get(history[1:], {})
-        others = vocab_size - len(given)
-        rest = (1.0 - sum(given.values())) / others if others else 0.0
-        return [math.log(given.get(token, rest)) for token in range(vocab_size)]
 
     return Toy(vocab_size, logits)
 

@@ -1,19 +1,24 @@
-"""The engine against searches over single lines."""
+"""The engine against searches over single lines; its defaults and limits."""
 
 import dataclasses
 import itertools
+import logging
+import unicodedata
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from search_toys import random_toy
 from texts import ODD, engine, sentences, tokenizer
 from writehead.config import DecodeConfig
-from writehead.engine import Batching, Engine, beam_search
-from writehead.engine.batching import split_text
+from writehead.data.tokenizer import normalise
+from writehead.engine import Batching, Engine, beam_search, greedy
+from writehead.engine.batching import split_line, split_text
 from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
 from writehead.model import save_run
+from writehead.util import devices
 
 EOS = 1
 GREEDY = DecodeConfig(max_length=9, beam=1)
@@ -78,15 +83,12 @@ def test_empty_lines_stay_empty(translator):
     assert list(translator.translate([])) == []
 
 
-def test_only_a_window_of_lines_is_read_ahead(translator):
+def test_only_a_window_of_lines_is_read_ahead_and_progress_counts_pieces():
     read = itertools.count()
-    made = Engine(translator.model, tokenizer(), Batching(lines=3))
-    outputs = made.translate((f"the cat {i}." for i in read), GREEDY)
+    made, lines = engine("translation", Batching(lines=3)), (f"the cat {i}." for i in read)
+    outputs = made.translate(lines, GREEDY)
     assert len(list(itertools.islice(outputs, 4))) == 4
     assert next(read) == 9  # two groups more
-
-
-def test_progress_counts_each_line_once_and_long_lines_by_piece():
     made, counts = engine("translation", Batching(tokens=200)), []
     list(made.translate([*LINES, "the cat runs. " * 20], GREEDY, progress=counts.append))
     assert sum(counts) == pytest.approx(len(LINES) + 1)
@@ -174,19 +176,16 @@ def test_running_out_of_memory_is_an_error_and_later_calls_work(monkeypatch):
 
 @pytest.mark.parametrize("options", [GREEDY, DecodeConfig(temperature=1.5, seed=3)], ids=str)
 def test_streamed_pieces_make_the_generated_text(writer, options):
-    for prompt in ("", "the cat", "日本 the", "a\ufffd"):
+    prompts = ["", "the cat", "日本 the", "a\ufffd"]
+    for prompt in prompts:
         [output] = writer.generate([prompt], options)
         pieces = list(writer.stream(prompt, options))
         assert "".join(pieces) == output.text
         assert all(pieces)
-
-
-def test_several_prompts_are_streamed_together(writer):
-    prompts, texts = ["the cat", "", "日本 the", "a dog"], {}
-    for i, piece in writer.stream_all(prompts, GREEDY):
-        texts[i] = texts.get(i, "") + piece
-    outputs = writer.generate(prompts, GREEDY)
-    assert [texts.get(i, "") for i in range(4)] == [output.text for output in outputs]
+    together = [""] * len(prompts)
+    for i, piece in writer.stream_all(prompts, options):
+        together[i] += piece
+    assert together == [output.text for output in writer.generate(prompts, options)]
 
 
 @settings(max_examples=40)
@@ -248,36 +247,19 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("the cat", "a list of texts, not str"),
-        (["the cat", None], "2 must be a str, not NoneType"),
-        (["\udcff"], "1 is not UTF-8"),
-    ],
-)
-def test_inputs_that_are_not_text_are_errors(translator, writer, given, words):
-    for ask in (translator.translate, writer.generate):
-        with pytest.raises(DataError, match=words):
-            list(ask(given, GREEDY))
-
-
-@pytest.mark.parametrize(
     ("ask", "words"),
     [
         (lambda t, w: w.translate(["a"]), "use generate"),
         (lambda t, w: t.generate(["a"]), "use translate"),
         (lambda t, w: w.stream("a", BEAM), "use beam=1"),
         (lambda t, w: t.translate(["a"], {"beam": 1}), "must be a DecodeConfig"),
+        (lambda t, w: w.generate("the cat"), "a list of texts, not str"),
+        (lambda t, w: list(t.translate(["a", None])), "2 must be a str, not NoneType"),
+        (lambda t, w: list(w.generate(["\udcff"])), "1 is not UTF-8"),
         (lambda t, w: w.generate(["a"], samples=2), "set a temperature"),
-        (
-            lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)),
-            "max_length=41 must be at most 40",
-        ),
-        (
-            lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)),
-            "min_length=41 must be at most 40",
-        ),
-        (lambda t, w: t.translate(["a"], DecodeConfig(beam=301)), "beam=301 must be at most 300"),
+        (lambda t, w: w.generate(["a"], DecodeConfig(max_length=41)), "41 must be at most 40"),
+        (lambda t, w: t.translate(["a"], DecodeConfig(min_length=41)), "41 must be at most 40"),
+        (lambda t, w: t.translate(["a"], DecodeConfig(beam=301)), "301 must be at most 300"),
         (lambda t, w: list(t.translate(["a"], prefixes=[])), "one prefix per line"),
         (lambda t, w: list(t.translate(["a"], prefixes=["b", "c"])), "one prefix per line"),
         (lambda t, w: list(t.translate(["a"], prefixes=["the " * 50])), "prefix of line 1 has 50"),
@@ -289,3 +271,82 @@ def test_inputs_that_are_not_text_are_errors(translator, writer, given, words):
 def test_invalid_requests_are_errors(translator, writer, ask, words):
     with pytest.raises((ConfigError, DataError), match=words):
         ask(translator, writer)
+
+
+@pytest.mark.parametrize(
+    ("given", "beam"), [({}, 4), ({"max_length": 20}, 4), ({"temperature": 0.8, "seed": 2}, 1)]
+)
+def test_translate_uses_beam_search_unless_sampling(translator, given, beam):
+    got = list(translator.translate(LINES, DecodeConfig(**given)))
+    assert got == list(translator.translate(LINES, DecodeConfig(**given, beam=beam)))
+    assert got != list(translator.translate(LINES, DecodeConfig(beam=1)))
+    with pytest.raises(ConfigError, match=r"n_best=5 .* beam=4"):
+        translator.translate(LINES, DecodeConfig(n_best=5, max_length=9))
+
+
+def test_generate_stream_and_the_searches_are_greedy_by_default(writer):
+    options, narrow = DecodeConfig(max_length=9), DecodeConfig(max_length=9, beam=1)
+    assert list(writer.generate(LINES, options)) == list(writer.generate(LINES, narrow))
+    [text] = writer.generate(LINES[:1], narrow)
+    assert "".join(writer.stream(LINES[0], options)) == text.text
+    toy = random_toy(6, seed=1)
+    expected = greedy(toy.step, toy.start(1), narrow, eos=0)
+    assert beam_search(toy.step, toy.start(1), options, eos=0) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [("flags\t: fpu avx2 avx512f\n", True), ("Features\t: fp asimd bf16\n", False), (None, False)],
+)
+def test_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog, flags, warns):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}")
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    devices.warn_if_emulated.cache_clear()
+    cpu = torch.device("cpu")
+    with caplog.at_level(logging.WARNING):
+        for name in ("bfloat16", torch.bfloat16, "float32", None):
+            devices.find_dtype(name, cpu)
+        devices.find_dtype("bfloat16", torch.device("cuda"))
+    devices.warn_if_emulated.cache_clear()
+    assert ["bfloat16" in message for message in caplog.messages] == [True] * warns
+
+
+MARKS = [chr(code) for code in range(0x110000) if unicodedata.combining(chr(code))]
+
+
+@given(st.lists(st.sampled_from([*MARKS[::7], "\u0344", "e", "ä", "\u09c7", "\u09be", " "])))
+def test_runs_of_combining_marks_are_bounded_and_others_untouched(characters):
+    text = normalise("".join(character * 9 for character in characters))
+    assert normalise(text) == text
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        assert marks <= 30
+    short = "e" + "".join(characters[:20])
+    assert normalise(short) == " ".join(unicodedata.normalize("NFC", short).split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["e" + "".join(MARKS) * 400, "x" * 400_000, "a.b," * 100_000, "a. " * 100_000],
+    ids=itertools.count(),
+)
+def test_an_extreme_line_is_shortened(line):
+    pieces, shortened = split_line(line, tokenizer().encode, 255)
+    assert shortened
+    assert 1 <= max(map(len, pieces)) <= 255
+    assert sum(len(piece) + 50 for piece in pieces) <= 32_768
+
+
+def test_only_extreme_lines_are_shortened_with_a_warning(translator, caplog):
+    long = " ".join(sentences(400))
+    pieces, shortened = split_line(long, tokenizer().encode, 255)
+    assert not shortened
+    assert tokenizer().decode(itertools.chain.from_iterable(pieces)) == long
+    options = DecodeConfig(beam=1, max_length=2)
+    word, text, _ = translator.translate(["x" * 2000, "the cat.", long], options)
+    assert word.pieces < 1100 / 23 * 2
+    assert text.pieces == 1
+    named = [message.split(" is ")[0] for message in caplog.messages if "is cut to" in message]
+    assert named == ["line 1"]

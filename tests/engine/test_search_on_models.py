@@ -97,19 +97,7 @@ def test_cache_capacity_counts_the_prompt_of_each_row(limits, needed):
     assert len(greedy(model.step, state, config, eos=EOS, max_lengths=limits)) == 2
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "beam"),
-    [(beam_search, beam_search, 3), (greedy, beam_search, 1)],
-)
-def test_a_state_can_be_searched_only_once(first, second, beam):
-    model, config = make("translation", "multi-query"), DecodeConfig(max_length=5, beam=beam)
-    state = started(model, sentences(4), 20, beam=beam)
-    list(first(model.step, state, config, eos=EOS))
-    with pytest.raises(CacheError, match="this state has been searched; start a new one"):
-        second(model.step, state, config, eos=EOS)
-
-
-def test_a_search_starts_from_the_current_position_of_the_state():
+def test_a_search_starts_from_the_current_position_and_uses_the_state_up():
     model, source = make("translation", "multi-query"), sentences(4)
     config, state = DecodeConfig(max_length=5, beam=2), started(model, source, 6, beam=2)
     model.step(torch.tensor([7, 7]), state)
@@ -117,6 +105,8 @@ def test_a_search_starts_from_the_current_position_of_the_state():
         [got] = beam_search(model.step, state, config, eos=EOS)
         toy = recomputed(model, source, before)
         assert_same(got, beam_search(toy.step, toy.start(0), config, eos=EOS)[0])
+        with pytest.raises(CacheError, match="this state has been searched; start a new one"):
+            beam_search(model.step, state, config, eos=EOS)
         state.cache.clear()
 
 

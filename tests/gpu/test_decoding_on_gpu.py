@@ -149,15 +149,12 @@ def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
     assert state.cache.lengths.tolist() == [n] * 2
 
 
-@pytest.mark.parametrize("task", ["translation", "language"])
-def test_an_engine_with_graphs_equals_one_without(task):
-    made = engine(task, k=16, v=16).model.to(DEVICE, torch.float32)
-    lines, options, answers = sentences(20), DecodeConfig(max_length=9, beam=2), []
-    for captures in (True, False):
-        one = Engine(made, tokenizer(), graphs=captures)
-        answer = (one.translate if task == "translation" else one.generate)(lines, options)
-        answers.append([each.text for each in answer])
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_bundled_model_finds_the_tokens_of_a_cpu(beam):
+    lines, options = sentences(50, longest=30), DecodeConfig(beam=beam)
+    engines = (Engine.load(None, device, torch.float32) for device in ("cuda", "cpu"))
+    gpu, cpu = ([one.text for one in engine.translate(lines, options)] for engine in engines)
+    assert gpu == cpu
 
 
 def test_unsupported_heads_are_decoded_step_by_step_with_a_warning(caplog):

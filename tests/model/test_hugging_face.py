@@ -103,9 +103,15 @@ def multi_query(request) -> bool:
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_forward_pass_and_cached_steps_of_uneven_prompts_give_their_logits(multi_query, tied):
+def test_their_config_is_read_and_forward_passes_and_cached_steps_give_their_logits(
+    tmp_path, multi_query, tied
+):
     theirs = witness(multi_query, tied)
     model, tokens, lengths = ours(theirs), some_tokens(3, 12), [7, 1, 4]
+    theirs.config.save_pretrained(tmp_path)
+    imported = import_config(tmp_path / "config.json")
+    assert replace(imported.config, pad=PAD, bos=PAD, eos=EOS) == model.config
+    assert imported.approximations == ()
     expected = theirs(tokens).logits
     assert expected.std() > 0.5  # far from zero, and so from one another
     assert_close(model(tokens), expected)
@@ -115,15 +121,6 @@ def test_a_forward_pass_and_cached_steps_of_uneven_prompts_give_their_logits(mul
         logits = model.step(fed, state)
         assert_close(logits, torch.stack([expected[i, n + t - 1] for i, n in enumerate(lengths)]))
         fed = torch.stack([tokens[i, n + t] for i, n in enumerate(lengths)])
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_their_config_is_read_as_the_one_that_gives_their_logits(tmp_path, multi_query, tied):
-    theirs = witness(multi_query, tied)
-    theirs.config.save_pretrained(tmp_path)
-    imported = import_config(tmp_path / "config.json")
-    assert replace(imported.config, pad=PAD, bos=PAD, eos=EOS) == ours(theirs).config
-    assert imported.approximations == ()
 
 
 LENGTHS = [5, 1, 3, 7, 2, 4]

@@ -33,6 +33,8 @@ def test_a_run_loads_as_it_was_saved(tmp_path, task, positions):
     assert torch.equal(loaded.model(*inputs), model(*inputs))
     assert loaded.tokenizer.read_bytes() == b"\x00tokens"
     assert load_run(place, dtype=torch.bfloat16).model.dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="device 'cuda:77'"):
+        load_run(place, device="cuda:77")
 
 
 def test_a_run_of_format_1_loads(run):
@@ -47,36 +49,26 @@ def test_a_run_of_format_1_loads(run):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_an_existing_run_is_replaced_only_with_overwrite(run, linked):
-    place, before = run, embeddings(run)
+def test_an_existing_run_is_replaced_whole_and_only_with_overwrite(run, linked):
+    place, before, model = run, embeddings(run), make_model(TINY)
     if linked:
         place = run.parent / "link"
         place.symlink_to(run.name)
     with pytest.raises(RunError, match="exists"):
-        save_run(place, make_model(TINY))
+        save_run(place, model)
+    with pytest.raises(RunError, match="could not be written"):
+        save_run(place, model, tokenizer=run.parent / "no.model", overwrite=True)
     assert torch.equal(embeddings(run), before)
-    model = make_model(TINY)
     save_run(place, model, overwrite=True)
     assert torch.equal(embeddings(run), model.tokens.weight)
     assert place.is_symlink() == linked
     assert {path.name for path in run.parent.iterdir()} == {"run", place.name}
-
-
-def test_a_folder_with_other_files_is_never_overwritten(run):
     (run / "chapter1.tex").touch()
     for words in ("more than a run", "is not a run"):
         with pytest.raises(RunError, match=words):
-            save_run(run, make_model(TINY), overwrite=True)
+            save_run(run, model, overwrite=True)
         (run / runs.CONFIG).unlink(missing_ok=True)
     assert (run / "chapter1.tex").exists()
-
-
-def test_a_failed_save_keeps_the_old_run_and_leaves_nothing(run):
-    before = embeddings(run)
-    with pytest.raises(RunError, match="could not be written"):
-        save_run(run, make_model(TINY), tokenizer=run.parent / "no.model", overwrite=True)
-    assert torch.equal(embeddings(run), before)
-    assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
 def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, monkeypatch):
@@ -149,11 +141,6 @@ def test_wrong_names_and_dtypes_of_weights_are_errors(run):
         load_run(run)
 
 
-def test_an_unavailable_device_is_a_config_error(run):
-    with pytest.raises(ConfigError, match="device 'cuda:77'"):
-        load_run(run, device="cuda:77")
-
-
 @pytest.mark.parametrize("kept", [0, 200, None])
 def test_truncated_or_pickled_weights_are_errors(run, kept):
     if kept is None:
@@ -164,13 +151,10 @@ def test_truncated_or_pickled_weights_are_errors(run, kept):
         load_run(run)
 
 
-def test_checksums_are_those_of_sha256sum(run):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_changed_byte_of_any_file_does_not_match_its_sha256sum(run, name):
     lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
     assert (run / runs.CHECKSUMS).read_text() == "".join(lines)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_changed_byte_of_any_file_is_an_error(run, name):
     content = (run / name).read_bytes()
     last = b" " if name == runs.CONFIG else bytes([content[-1] ^ 1])  # JSON as good as before
     (run / name).write_bytes(content[:-1] + last)

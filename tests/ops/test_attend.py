@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import DEVICE, assert_at_most_twice, integers, randn, random, sees, slow_attend
-from writehead.errors import BackendError, ConfigError, ShapeError
+from writehead.errors import ShapeError
 from writehead.ops.attention import attend, attend_fused
 from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
@@ -19,7 +19,7 @@ SCALE = 0.3
 IMPLEMENTATIONS = ("sdpa", "eager")  # test_packed_attention.py tests the third
 
 every_implementation = pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "auto"])
-every_kind = pytest.mark.parametrize("g", [h, 3, 2, 1])
+every_kind = pytest.mark.parametrize("g", [h, 2, 1])
 
 
 def depths(implementation: str) -> tuple[int, int]:
@@ -43,9 +43,6 @@ def reference(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Te
 LIMITS = {
     "everything": Visibility(),
     "causal": Visibility(causal=True),
-    "causal at the end": Visibility(
-        causal=True, query_positions=torch.arange(m - n, m).repeat(b, 1)
-    ),
     "window": Visibility(causal=True, window=2),
     "lengths": Visibility(lengths=torch.tensor([m - 2, 0])),
     "segments": Visibility(
@@ -101,17 +98,6 @@ def test_attend_equals_a_loop_for_small_sizes_any_layout_and_shared_rows(
     assert_close(O, reference(Q, K, V, visibility, noise))
 
 
-@every_implementation
-@every_kind
-def test_attend_on_a_fused_projection_equals_attend_on_its_parts(g, implementation):
-    Q, K, V = inputs(implementation, g, n=m)
-    QKV = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
-    options = {"scale": SCALE, "noise": random(b, g, m), "implementation": implementation}
-    visibility = Visibility(causal=True, window=4)
-    O = attend_fused(QKV, Heads(h, g, *depths(implementation)), visibility, **options)  # noqa: E741
-    assert_close(O, attend(Q, K, V, visibility, **options))
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @every_kind
 def test_gradients_equal_finite_differences(g, implementation):
@@ -123,10 +109,6 @@ def test_gradients_equal_finite_differences(g, implementation):
 
 def test_invalid_arguments_are_rejected():
     Q, K, V = inputs("eager", 2)
-    with pytest.raises(BackendError, match=r"'sdpa' .* needs k = v, not 7 and 11"):
-        attend(Q, K, V, scale=SCALE, implementation="sdpa")
-    with pytest.raises(ConfigError, match=r"unknown .* 'eagre'; did you mean 'eager'"):
-        attend(Q, K, V, scale=SCALE, implementation="eagre")
     for noise in (random(b, h, m), random(b, 2, m, 1), torch.ones(b, 2, m, dtype=torch.long)):
         with pytest.raises(ShapeError, match=r"floating-point factors .*\[2, 2, 13\]"):
             attend(Q, K, V, scale=SCALE, noise=noise)
@@ -189,17 +171,14 @@ class LargestResult(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("g", [2, 1])
+@pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("limit", ["lengths", "causal", "beams"])
-def test_k_and_v_are_never_repeated_for_read_heads_or_beams(limit, n, g, implementation):
-    h, m, k, beam = 16, 1024, 64, 5 if limit == "beams" else 1
-    shapes = (b * beam, h, n, k), (b, g, m, k), (b, g, m, k)
+def test_k_and_v_are_never_repeated_for_read_heads_or_beams(n, beam, implementation):
+    h, g, m, k = 16, 2, 1024, 64
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    shapes = (b * beam, h, n, k), (b, g, m, k), (b, g, m, k)
     Q, K, V = (randn(*shape, dtype=dtype) for shape in shapes)
-    positions = torch.arange(n, device=DEVICE).repeat(b, 1) + 40
-    causal = Visibility(causal=True, query_positions=positions)
-    visibility = causal if limit == "causal" else Visibility(lengths=integers(m, 9))
+    visibility = Visibility(lengths=integers(m, 9))
     with LargestResult() as largest:
         attend(Q, K, V, visibility, scale=SCALE, implementation=implementation)
     assert 0 < largest.nbytes < K.nbytes * beam * h // g

@@ -1,14 +1,22 @@
 """Attention of decoding steps against loops over rows, heads and positions in float64."""
 
 import dataclasses
-import math
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, integers, randn
+from helpers import (
+    DEVICE,
+    DTYPES,
+    assert_at_most_twice,
+    assert_close_in,
+    integers,
+    randn,
+    sees,
+    slow_attend,
+)
 from writehead.errors import BackendError, ConfigError, ShapeError
 from writehead.ops.decode_attention import (
     CacheLayer,
@@ -23,33 +31,20 @@ from writehead.ops.decode_attention import (
 )
 from writehead.ops.heads import Heads
 from writehead.ops.rotary import Rotary
+from writehead.ops.visibility import Visibility
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.usefixtures("interpreted")
 SCALE = 0.3
 MULTI_QUERY, GROUPED, MULTI_HEAD = Heads(6, 1, 16, 32), Heads(6, 2, 32, 16), Heads(3, 3, 16, 16)
-SMALL = Tile(16, warps=2, stages=2)
 PREFETCH = Tile(16, 4, 1, prefetch=True)
-# None: the reference
-WAYS = [
-    None,
-    {"tile": SMALL, "splits": 1},
-    {"tile": Tile(32, 4, 3), "splits": 2},
-    {"tile": PREFETCH, "splits": 1},
-    {"tile": PREFETCH, "splits": 3},
-]
-
-
-def ids(way: object) -> str:
-    return "reference" if way is None else str(way)
-
-
-def softmax_mean(q: Tensor, K: list[Tensor], V: list[Tensor]) -> Tensor:
-    """Returns the mean of vectors V, weighted by the softmax of q's products with vectors K."""
-    if not K:
-        return torch.zeros(1, dtype=torch.float64)
-    exps = [math.exp(SCALE * float(q @ one)) for one in K]
-    return sum(w * one for w, one in zip(exps, V, strict=True)) / sum(exps)
+WAYS = {
+    "reference": None,
+    "kernel": {"tile": Tile(16, warps=2, stages=2), "splits": 1},
+    "split": {"tile": Tile(32, 4, 3), "splits": 2},
+    "prefetch": {"tile": PREFETCH, "splits": 1},
+    "prefetch, split": {"tile": PREFETCH, "splits": 3},
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def turned(x: Tensor, position: int, base: float) -> Tensor:
@@ -65,7 +60,7 @@ class Steps:
     """A cache with random contents, unused positions NaN in the kernel, and new positions."""
 
     def __init__(
-        self, heads, lengths, *, size, beam=1, n=1, dead=(), slots=None, base=None, **limits
+        self, heads, lengths, *, size=37, beam=1, n=1, dead=(), slots=None, base=None, **limits
     ):
         self.heads, self.base, rows = heads, base, len(lengths) * beam
         listed = list(range(len(lengths))) if slots is None else slots
@@ -73,6 +68,8 @@ class Steps:
         ancestors = None
         if beam > 1:
             ancestors = torch.randint(beam, (rows, size), device=DEVICE, dtype=torch.int32)
+        if "counts" in limits:
+            limits["counts"] = integers(*limits["counts"])
         self.cache = CacheLayer(
             *(randn(rows, heads.g, size, depth) for depth in (heads.k, heads.v)),
             *(integers(*lengths).repeat_interleave(beam), live, ancestors, beam),
@@ -91,13 +88,6 @@ class Steps:
         options = {"scale": SCALE, "rotary": rotary, "implementation": "reference"}
         return decode_attention(self.QKV, self.cache, self.heads, **options)
 
-    def hide_unused(self) -> None:
-        """Unused positions become NaN."""
-        size = self.cache.K.shape[2]
-        unused = torch.arange(size, device=DEVICE) >= self.cache.lengths.unsqueeze(1)
-        for T in (self.cache.K, self.cache.V):
-            T.masked_fill_(unused[:, None, :, None], torch.nan)
-
     def new(self, r: int) -> list[Tensor]:
         """Q [n, h, k], K [n, g, k] and V [n, g, v] of row r, rotated."""
         heads, length = self.heads, int(self.cache.lengths[self.rows[r]])
@@ -110,130 +100,95 @@ class Steps:
                     T[i, head] = turned(T[i, head].clone(), length + i, self.base)
         return parts
 
+    def count(self, row: int) -> int:
+        """How many new positions the row of the cache has."""
+        given = self.cache.counts
+        return self.QKV.shape[1] if given is None else int(given[row])
+
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """Computes O [R beam, n, h v] in float64 and the cache after the step, by loops."""
-        cache, heads = self.cache, self.heads
-        K, V = cache.K.double().cpu(), cache.V.double().cpu()
-        after = K.clone(), V.clone()
-        n, size, group = self.QKV.shape[1], K.shape[2], heads.h // heads.g
-        O = torch.zeros(len(self.rows), n, heads.h, heads.v, dtype=torch.float64)  # noqa: E741
+        cache, heads, size = self.cache, self.heads, self.cache.K.shape[2]
+        after = cache.K.double().cpu(), cache.V.double().cpu()
+        before = [T.clone() for T in after]
+        O = torch.zeros(*self.QKV.shape[:2], heads.h, heads.v, dtype=torch.float64)  # noqa: E741
         for r, row in enumerate(self.rows):
-            if not cache.live[row]:
+            count, length = self.count(row), int(cache.lengths[row])
+            if not cache.live[row] or not count:
                 continue
-            length, (Q, *new) = int(cache.lengths[row]), self.new(r)
             holders = [row] * size
             if cache.ancestors is not None:
                 holders = [row - row % cache.beam + j for j in cache.ancestors[row].tolist()]
-            for i, head in product(range(n), range(heads.g)):
-                last = length + i
-                seen_K, seen_V = [], []
-                for p in range(max(0, last + 1 - (cache.window or last + 1)), last + 1):
-                    at = holders[p % size], head, p % size
-                    is_new = p >= length
-                    seen_K.append(new[0][p - length, head] if is_new else K[at])
-                    seen_V.append(new[1][p - length, head] if is_new else V[at])
-                for read in range(head * group, (head + 1) * group):
-                    O[r, i, read] = softmax_mean(Q[i, read], seen_K, seen_V)
-            for T, stored in zip(new, after, strict=True):
-                for i in range(n):
-                    stored[row, :, (length + i) % size] = T[i]
+            Q, *new = (T[:count] for T in self.new(r))
+            whole = []  # all K and V of the row, in order; only the window's are still in the cache
+            for T, stored, added in zip(before, after, new, strict=True):
+                old = [T[holders[p % size], :, p % size] for p in range(length)]
+                whole.append(torch.stack([*old, *added], dim=1).unsqueeze(0))
+                for i in range(count):
+                    stored[row, :, (length + i) % size] = added[i]
+            positions = length + torch.arange(count).unsqueeze(0)
+            limits = Visibility(causal=True, window=cache.window, query_positions=positions)
+            own = slow_attend(Q.transpose(0, 1).unsqueeze(0), *whole, sees(limits), SCALE)
+            O[r, :count] = own[0].transpose(0, 1)
         return O.flatten(2), *after
 
     def check(self, way: dict | None) -> None:
         O, *after = self.expected()  # noqa: E741
         dtype, lengths = self.QKV.dtype, self.cache.lengths.tolist()
         if way is not None:
-            self.hide_unused()
-        ours, live = self.attend(way), self.cache.live[self.rows] == 1
+            hide_unused(self.cache)
+        ours = self.attend(way)
         assert ours.shape == O.shape
-        assert_close_in(dtype, ours[live], O[live.cpu()])
+        for r, row in enumerate(self.rows):
+            if self.cache.live[row]:
+                own = slice(self.count(row))
+                assert_close_in(dtype, ours[r, own], O[r, own])
         for T, expected in zip((self.cache.K, self.cache.V), after, strict=True):
             written = ~T.isnan()
             assert_close_in(dtype, T[written], expected[written.cpu()])
             for row in self.cache.live.nonzero()[:, 0].tolist():
-                used = lengths[row] + (self.QKV.shape[1] if row in self.rows else 0)
+                used = lengths[row] + (self.count(row) if row in self.rows else 0)
                 assert written[row, :, :used].all()
         assert self.cache.lengths.tolist() == lengths
 
 
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("heads", [MULTI_QUERY, GROUPED, MULTI_HEAD], ids=str)
-def test_one_new_position_per_row_equals_a_loop(heads, way):
-    Steps(heads, [0, 36, 20, 1, 33], size=37).check(way)
-    Steps(heads, [0, 20, 36], size=37, padded=True, base=100.0).check(way)
-    Steps(heads, [0], size=1).check(way)
+def hide_unused(layer: CacheLayer | MemoryLayer) -> None:
+    """Unused positions become NaN."""
+    unused = torch.arange(layer.K.shape[2], device=DEVICE) >= layer.lengths.unsqueeze(1)
+    for T in (layer.K, layer.V):
+        T.masked_fill_(unused[:, None, :, None], torch.nan)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("size", [1, 11, 33])
-def test_a_ring_keeps_the_window(size, way):
-    lengths = [size - 1, size, 3 * size - 1, size + 4]
-    Steps(GROUPED, lengths, size=size, window=size, dead=(1,)).check(way)
-    Steps(MULTI_QUERY, [0, 5 * size], size=size, window=size, padded=True).check(way)
+RING = {"size": 11, "window": 11}
+CASES = [
+    # one new position per row
+    *((heads, [0, 36, 20, 1, 33], {}) for heads in (MULTI_QUERY, GROUPED, MULTI_HEAD)),
+    (MULTI_QUERY, [0, 20, 36], {"padded": True, "base": 100.0}),
+    (GROUPED, [0], {"size": 1}),
+    # a ring of the window
+    *((GROUPED, [m - 1, m, 3 * m - 1, m + 4], {"size": m, "window": m}) for m in (1, 11, 33)),
+    (MULTI_QUERY, [0, 55], {**RING, "padded": True, "dead": (1,)}),
+    # slots in any order; dead ones repeat
+    (GROUPED, [3, 17, 30, 9, 33], {"slots": [4, 1, 0, 0, 2], "dead": (0, 1), "base": 50.0}),
+    (GROUPED, [3, 17, 30, 9, 33], {"slots": [4, 1, 0, 0, 2], "dead": (0, 1), "beam": 2}),
+    # beams follow their ancestors
+    (MULTI_QUERY, [33, 20, 0], {"beam": 3, "dead": (1,)}),
+    (GROUPED, [33, 5], {**RING, "beam": 2, "base": 70.0}),
+    # several new positions see each other causally, and what they replace in a ring
+    *((MULTI_QUERY, [0, 17, 37 - n], {"n": n, "base": 30.0}) for n in (2, 19)),
+    (GROUPED, [0, 17, 3], {"n": 5, "slots": [2, 0, 0], "dead": (0,), "padded": True}),
+    *((MULTI_QUERY, [0, 9, 40], {**RING, "n": n, "base": 30.0}) for n in (2, 11, 19)),
+    (GROUPED, [5, 11, 3], {**RING, "n": 11, "slots": [1, 2, 0], "dead": (0,)}),
+    # rows with fewer new positions than others
+    (GROUPED, [0, 17, 12], {"n": 1, "counts": [0, 1, 1]}),
+    (GROUPED, [0, 17, 12], {"n": 19, "counts": [0, 19, 3]}),
+    (GROUPED, [0, 17, 12], {**RING, "n": 19, "counts": [0, 19, 3]}),
+]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-def test_slots_come_in_any_order_and_dead_ones_repeat(way):
-    lengths = [3, 17, 30, 9, 33]
-    for beam, base in ((1, 50.0), (2, None)):
-        slots = [4, 1, 0, 0, 2]
-        options = {"size": 37, "beam": beam, "base": base, "dead": (0, 1)}
-        Steps(GROUPED, lengths, slots=slots, **options).check(way)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("heads", [MULTI_QUERY, GROUPED], ids=str)
-def test_beams_follow_their_ancestors(heads, way):
-    Steps(heads, [33, 20, 0], size=37, beam=3, dead=(1,)).check(way)
-    Steps(heads, [33, 5], size=11, window=11, beam=2, base=70.0).check(way)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("n", [2, 5, 19])
-def test_several_new_positions_see_each_other_causally(n, way):
-    Steps(MULTI_QUERY, [0, 17, 37 - n], size=37, n=n, base=30.0).check(way)
-    Steps(GROUPED, [0, 17, 3], size=37, n=n, slots=[2, 0, 0], dead=(0,), padded=True).check(way)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("n", [2, 11, 19])
-def test_several_new_positions_of_a_ring_see_what_they_replace(n, way):
-    Steps(MULTI_QUERY, [0, 9, 40], size=11, window=11, n=n, base=30.0).check(way)
-    Steps(GROUPED, [5, 11, 3], size=11, window=11, n=n, slots=[1, 2, 0], dead=(0,)).check(way)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=ids)
-@pytest.mark.parametrize("window", [None, 11])
-def test_rows_may_write_fewer_positions_than_others(window, way):
-    lengths, counts = [0, 17, 12], [0, 19, 3]
-    for n in (1, 19):
-        options = {"size": window or 37, "window": window}
-        case = Steps(GROUPED, lengths, n=n, **options)
-        O, *_ = case.expected()  # noqa: E741
-        before = case.cache.K.clone()
-        limits = [min(n, count) for count in counts]
-        case.cache = dataclasses.replace(case.cache, counts=integers(*limits))
-        ours = case.attend(way)
-        for row, count in enumerate(limits):
-            assert_close_in(torch.float32, ours[row, :count], O[row, :count])
-            if count:  # as if the row had no more
-                alone = Steps(GROUPED, [lengths[row]], n=count, **options)
-                alone.QKV = case.QKV[row : row + 1, :count]
-                alone.cache.K.copy_(before[row : row + 1])
-                expected = alone.expected()[1]
-                assert_close_in(torch.float32, case.cache.K[row], expected[0])
-            else:
-                assert torch.equal(case.cache.K[row], before[row])
-
-
-def test_the_reference_reads_no_further_than_the_bound():
-    for beam in (1, 3):
-        case = Steps(GROUPED, [3, 9, 6], size=37, beam=beam)
-        O, *_ = case.expected()  # noqa: E741
-        case.cache = dataclasses.replace(case.cache, bound=9)
-        for T in (case.cache.K, case.cache.V):
-            T[:, :, 10:] = torch.nan
-        assert_close_in(torch.float32, case.attend(None), O)
+@every_way
+@pytest.mark.parametrize(("heads", "lengths", "options"), CASES)
+def test_decode_attention_equals_a_loop(heads, lengths, options, way):
+    Steps(heads, lengths, **options).check(way)
 
 
 class Memory:
@@ -257,30 +212,23 @@ class Memory:
     def check(self, way: dict | None) -> None:
         memory, heads = self.memory, self.heads
         rows, n, _ = self.Q.shape
-        Q = self.Q.double().cpu().view(rows, n, heads.h, heads.k)
-        K, V = memory.K.double().cpu(), memory.V.double().cpu()
-        O = torch.zeros(rows, n, heads.h, heads.v, dtype=torch.float64)  # noqa: E741
-        for r, i, read in product(range(rows), range(n), range(heads.h)):
-            slot, write = self.listed[r // memory.beam], read // (heads.h // heads.g)
-            seen = range(int(memory.lengths[slot]))
-            seen_K, seen_V = ([T[slot, write, p] for p in seen] for T in (K, V))
-            O[r, i, read] = softmax_mean(Q[r, i, read], seen_K, seen_V)
+        slots = [slot for slot in self.listed for _ in range(memory.beam)]
+        Q = self.Q.double().cpu().view(rows, n, heads.h, heads.k).transpose(1, 2)
+        K, V = (T.double().cpu()[slots] for T in (memory.K, memory.V))
+        lengths = memory.lengths.tolist()
+        O = slow_attend(Q, K, V, lambda row, i, j: j < lengths[slots[row]], SCALE)  # noqa: E741
         if way is None:
             ours = memory_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
         else:
-            m = memory.K.shape[2]
-            unused = torch.arange(m, device=DEVICE) >= memory.lengths.unsqueeze(1)
-            for T in (memory.K, memory.V):
-                T.masked_fill_(unused[:, None, :, None], torch.nan)
+            hide_unused(memory)
             ours = attend_triton(self.Q, memory, heads, SCALE, **way)
-        live = torch.tensor([bool(memory.live[s * memory.beam]) for s in self.listed])
-        live = live.repeat_interleave(memory.beam)
+        live = torch.tensor([bool(memory.live[slot * memory.beam]) for slot in slots])
         assert ours.shape == (rows, n, heads.h * heads.v)
-        assert_close_in(self.Q.dtype, ours[live.to(DEVICE)], O.flatten(2)[live])
+        assert_close_in(self.Q.dtype, ours[live.to(DEVICE)], O.transpose(1, 2).flatten(2)[live])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("way", WAYS, ids=ids)
+@every_way
 def test_memory_attention_equals_a_loop(way, transposed):
     options = {"m": 37, "transposed": transposed}
     Memory(MULTI_QUERY, [37, 0, 33], beam=3, **options).check(way)
@@ -289,12 +237,20 @@ def test_memory_attention_equals_a_loop(way, transposed):
     Memory(GROUPED, [1, 0], m=1, transposed=transposed).check(way)
 
 
-def test_memory_attention_reads_no_further_than_the_bound():
-    case = Memory(GROUPED, [5, 2, 0], m=37, beam=2)
-    for T in (case.memory.K, case.memory.V):
-        T[:, :, 5:] = torch.nan
-    case.memory = dataclasses.replace(case.memory, bound=5)
-    case.check(None)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_the_reference_reads_no_further_than_the_bound(beam):
+    memory, steps = (
+        Memory(GROUPED, [5, 2, 0], m=37, beam=beam),
+        Steps(GROUPED, [3, 9, 6], beam=beam),
+    )
+    O, *_ = steps.expected()  # noqa: E741
+    for layer, unused in ((memory.memory, 5), (steps.cache, 10)):
+        for T in (layer.K, layer.V):
+            T[:, :, unused:] = torch.nan
+    memory.memory = dataclasses.replace(memory.memory, bound=5)
+    memory.check(None)
+    steps.cache = dataclasses.replace(steps.cache, bound=9)
+    assert_close_in(torch.float32, steps.attend(None), O)
 
 
 def products(Q: Tensor, K: Tensor, V: Tensor, visible: Tensor) -> Tensor:
@@ -305,64 +261,42 @@ def products(Q: Tensor, K: Tensor, V: Tensor, visible: Tensor) -> Tensor:
     return (torch.softmax(logits, dim=3) @ V).reshape(rows, 1, -1)
 
 
-def sized(small: tuple[int, ...], *large: tuple[int, ...]) -> list:
-    """Sizes for every device, and sizes for a GPU only."""
-    return [small, *(pytest.param(*sizes, marks=pytest.mark.gpu) for sizes in large)]
-
-
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "padded memory", "cache", "ring"])
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
 @pytest.mark.parametrize(
     ("rows", "beam", "g", "m", "k", "v"),
-    sized(
+    [
         (3, 3, 2, 37, 16, 32),
-        *((300, 1, 8, 100, 128, 128), (300, 1, 1, 128, 128, 128), (37, 4, 1, 128, 64, 128)),
-        *((5, 4, 2, 1000, 128, 32), (1, 1, 1, 9000, 128, 128), (1, 1, 8, 3000, 16, 256)),
-    ),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.gpu)
+            for sizes in (
+                *((300, 1, 8, 100, 128, 128), (300, 1, 1, 128, 128, 64), (37, 4, 1, 128, 64, 128)),
+                *((5, 4, 2, 1000, 128, 32), (1, 1, 1, 9000, 128, 128), (1, 1, 8, 3000, 16, 256)),
+            )
+        ),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_memory_attention_errs_at_most_twice_as_much_as_plain_pytorch(
-    dtype, rows, beam, g, m, k, v, implementation, padded
+def test_errors_are_at_most_twice_those_of_plain_pytorch(
+    dtype, rows, beam, g, m, k, v, implementation, kind
 ):
-    heads = Heads(8, g, k, v)
-    Q = randn(rows * beam, 1, 8 * k, dtype=dtype)
-    K, V = randn(rows, g, m, k, dtype=dtype), randn(rows, g, m, v, dtype=dtype)
-    lengths = torch.randint(1, m + 1, (rows,), device=DEVICE)
+    heads, is_memory = Heads(8, g, k, v), "memory" in kind
+    rows, beam = (rows, beam) if is_memory else (rows * beam, 1)
+    QKV = randn(rows * beam, 1, sum(heads.widths), dtype=dtype)
+    Q, K, V = QKV[..., : 8 * k], *(randn(rows, g, m, depth, dtype=dtype) for depth in (k, v))
+    used = torch.randint(1, m + 1, (rows,), device=DEVICE) + (3 * m if kind == "ring" else 0)
     live = torch.ones(rows * beam, dtype=torch.long, device=DEVICE)
-    memory = MemoryLayer(K, V, lengths, live, beam, None, padded)
-    O = memory_attention(Q, memory, heads, scale=SCALE, implementation=implementation)  # noqa: E741
-    visible = torch.arange(m, device=DEVICE) < lengths.unsqueeze(1)
+    options = {"scale": SCALE, "implementation": implementation}
+    if is_memory:
+        memory = MemoryLayer(K, V, used, live, beam, None, kind == "padded memory")
+        O = memory_attention(Q, memory, heads, **options)  # noqa: E741
+    else:  # afterwards the cache holds every position that the query sees
+        cache = CacheLayer(K, V, used - 1, live, window=m if kind == "ring" else None)
+        O = decode_attention(QKV, cache, heads, **options)  # noqa: E741
+    visible = torch.arange(m, device=DEVICE) < used.unsqueeze(1)
     many = [T.repeat_interleave(beam, dim=0) for T in (K, V, visible)]
     exact = products(Q.double(), many[0].double(), many[1].double(), many[2])
     assert_at_most_twice(O, products(Q, *many), exact)
-
-
-@pytest.mark.parametrize("window", [False, True])
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
-@pytest.mark.parametrize(
-    ("rows", "g", "size", "k", "v"),
-    sized(
-        (3, 2, 37, 16, 32),
-        *((300, 8, 100, 128, 128), (300, 1, 128, 128, 64), (1, 1, 5000, 128, 128)),
-        (1, 8, 900, 32, 64),
-    ),
-)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decode_attention_errs_at_most_twice_as_much_as_plain_pytorch(
-    dtype, rows, g, size, k, v, implementation, window
-):
-    heads = Heads(8, g, k, v)
-    QKV = randn(rows, 1, sum(heads.widths), dtype=dtype)
-    K, V = randn(rows, g, size, k, dtype=dtype), randn(rows, g, size, v, dtype=dtype)
-    lengths = torch.randint(size, (rows,), device=DEVICE) + (3 * size if window else 0)
-    live = torch.ones_like(lengths)
-    cache = CacheLayer(K, V, lengths, live, window=size if window else None)
-    O = decode_attention(QKV, cache, heads, scale=SCALE, implementation=implementation)  # noqa: E741
-    # afterwards the cache holds every position that the query sees
-    visible = torch.arange(size, device=DEVICE) <= lengths.unsqueeze(1)
-    q = QKV[:, 0, : 8 * k]
-    exact = products(q.double(), K.double(), V.double(), visible)
-    assert_at_most_twice(O, products(q, K, V, visible), exact)
 
 
 def test_an_implementation_that_cannot_run_says_why():

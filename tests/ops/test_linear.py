@@ -12,18 +12,8 @@ from writehead.ops.norm import Norm
 pytest.importorskip("triton", reason="Triton is not installed")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 HALVES = [F16, BF16][: 1 + (DEVICE == "cuda")]  # Triton's interpreter is wrong in bfloat16
-OPTIONS = [
-    "",
-    "rms",
-    "rms bias relu scale",
-    "bias residual scale",
-    "layer bias gelu residual",
-    "layer gelu_tanh",
-    "rms gated silu residual",
-    "layer bias gated gelu scale",
-    "gated",
-    "silu residual",
-]
+OPTIONS = ["", "rms bias relu scale", "bias residual scale", "layer bias gelu residual", "gated"]
+OPTIONS += ["layer gelu_tanh", "rms gated silu residual", "layer bias gated gelu scale"]
 ACTIVATIONS = {
     "relu": lambda Z: Z.clamp(min=0),
     "gelu": lambda Z: Z * (1 + torch.erf(Z / 2**0.5)) / 2,
@@ -37,7 +27,7 @@ class Case:
 
     def __init__(self, rows: int, columns: int, depth: int, options: str) -> None:
         self.names = options.split()
-        self.X = 0.5 + randn(rows, depth)
+        self.X = 0.5 + randn(rows, depth) + (30.0 if "far" in self.names else 0.0)
         self.W = randn(columns * (1 + ("gated" in self.names)), depth) / depth**0.5
         self.bias = randn(len(self.W)) if "bias" in self.names else None
         self.kind = next((name for name in ("rms", "layer") if name in self.names), None)
@@ -127,6 +117,7 @@ def test_every_tile_equals_the_formula_where_nothing_divides_anything(method, op
     ("rows", "columns", "depth", "options"),
     [
         *((1, 5, depth, "rms") for depth in (1, 16, 1100)),
+        *((rows, 9, 200, "layer far") for rows in (1, 5)),
         (1, 9, 5000, "layer bias residual"),
         (2, 9, 40, "rms gated silu"),
         (16, 9, 1500, "residual"),
@@ -148,19 +139,13 @@ def test_small_rows_errs_at_most_twice_as_much_as_pytorch(rows, columns, depth, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("implementation", ["small_rows", "library"])
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 33, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 256])
 @pytest.mark.parametrize(
     ("columns", "depth", "options"),
     [
-        (1280, 1024, "rms"),
-        (3072, 1024, "layer bias"),
-        (1024, 1024, "residual"),
-        (5440, 1024, "rms relu"),
-        (5440, 1024, "rms bias gelu_tanh"),
-        (2720, 1024, "rms gated silu"),
-        (1024, 5440, "bias residual"),
-        (32768, 1024, "rms scale"),
-        (999, 1000, "layer bias residual"),
+        *((1280, 1024, "rms"), (3072, 1024, "layer bias"), (5440, 1024, "rms bias gelu_tanh")),
+        *((2720, 1024, "rms gated silu"), (1024, 5440, "bias residual")),
+        *((32768, 1024, "rms scale"), (999, 1000, "layer bias residual")),
     ],
     ids=str,
 )
@@ -173,23 +158,16 @@ def test_large_products_on_a_gpu(columns, depth, options, rows, implementation, 
         assert_at_most_twice(Y, case.run("reference"), exact)
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("implementation", ["reference", "library", "auto"])
-def test_folding_changes_nothing(implementation, kind):
-    case = Case(4, 21, 37, f"{kind} bias relu scale")
-    folded = case.weight.fold(scale=0.7)
-    Y = linear(case.X, folded, activation="relu", implementation=implementation)
-    assert_close_in(F32, Y, case.exact(), ulps=64)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_weights_may_be_folded_and_the_residual_may_be_the_input(implementation):
+    for kind in ("rms", "layer"):
+        case = Case(4, 37, 37, f"{kind} bias relu residual scale")
+        case.residual = case.X
+        given = {"activation": "relu", "residual": case.X, "implementation": implementation}
+        Y = linear(case.X, case.weight.fold(scale=0.7), **given)
+        assert_close_in(F32, Y, case.exact(), ulps=64)
     unbiased = Weight(case.W).fold(zero_bias=True)
     assert_close_in(F32, linear(case.X, unbiased), linear(case.X, Weight(case.W)))
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_layer_norm_of_a_large_mean_cancels(rows):
-    case = Case(rows, 9, 200, "layer")
-    case.X += 30.0
-    case.to(F16).without_gain()
-    assert_at_most_twice(case.run("small_rows"), case.run("reference"), case.exact())
 
 
 def test_gradients_and_autocast_are_those_of_the_modules():
@@ -210,16 +188,6 @@ def test_gradients_and_autocast_are_those_of_the_modules():
             assert_close_in(BF16 if enabled else F32, G, expected)
     with torch.no_grad(), torch.autocast(DEVICE, BF16):
         assert linear(X, weight).dtype == P(norm(X)).dtype
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("options", ["residual", "rms residual"])
-def test_residual_may_be_the_input(implementation, options):
-    case = Case(4, 37, 37, options)
-    case.residual = case.X
-    exact, weight = case.exact(), case.weight.fold()
-    Y = linear(case.X, weight, residual=case.X, implementation=implementation)
-    assert_close_in(F32, Y, exact, ulps=64)
 
 
 def test_auto_never_raises_and_names_do():

@@ -22,7 +22,7 @@ def make(kind: str, d: int, *, affine: bool = True, bias: bool = True) -> nn.Mod
 
 
 @pytest.mark.parametrize("implementation", ["reference", "triton", "auto"])
-@pytest.mark.parametrize("d", [21, 16, 1])
+@pytest.mark.parametrize("d", [21, 1])
 @pytest.mark.parametrize(
     "options", [("rms", True), ("rms", False), ("layer", True), ("layer", False)], ids=str
 )
@@ -47,13 +47,9 @@ def test_kernel_errs_at_most_twice_as_much_as_plain_pytorch(kind, dtype):
     assert_at_most_twice(Y, norm(X), exact)
 
 
-def test_default_epsilon_is_pytorchs():
-    for affine in (True, False):
-        norm, X = nn.RMSNorm(7, elementwise_affine=affine, device=DEVICE), 1e-4 * randn(2, 7)
-        assert_close_in(torch.float32, normalize(X, Norm.of(norm)), norm(X))
-
-
-def test_gradients_flow_through_auto():
+def test_gradients_and_the_default_epsilon_are_pytorchs():
+    norm, X = nn.RMSNorm(7, device=DEVICE), 1e-4 * randn(2, 7)
+    assert_close_in(torch.float32, normalize(X, Norm.of(norm)), norm(X))
     norm, X = make("layer", 7).requires_grad_(True), randn(3, 7).requires_grad_(True)
     ours = torch.autograd.grad(normalize(X, Norm.of(norm)).sin().sum(), [X, *norm.parameters()])
     plain = torch.autograd.grad(norm(X).sin().sum(), [X, *norm.parameters()])

@@ -1,20 +1,15 @@
 """Packed attention against plain PyTorch, with and without torch.compile."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
-import torch._inductor.config
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, randn
-from writehead.config import AttentionConfig
 from writehead.errors import BackendError
-from writehead.model import Attention
-from writehead.model.attention import Memory, WholeSequence
 from writehead.ops import packed_attention as packed
 from writehead.ops.attention import attend, attend_fused
 from writehead.ops.heads import Heads
@@ -109,16 +104,25 @@ def assert_all_close(ours, expected) -> None:
         assert_close_in(other.dtype, one, other, ulps=ULPS[other.dtype])
 
 
-@pytest.mark.parametrize(("g", "noisy"), [(h, True), (2, False), (1, True)])
 @pytest.mark.parametrize(
-    ("dtype", "kind"),
-    # the interpreter is slow, so float16 has one kind there
-    [pair for pair in product(DTYPES, KINDS) if DEVICE == "cuda" or HALF not in pair]
-    + [(HALF, "causal")] * (DEVICE == "cpu"),
+    ("kind", "options"),
+    [
+        *((kind, {"noisy": kind != "self"}) for kind in KINDS),
+        *(("causal", {"g": g, "noisy": True, "dtype": kept}) for g in (h, 1) for kept in DTYPES),
+        # any number and depth of heads
+        *(("causal", {"h": 6, "g": g, "dtype": HALF}) for g in (1, 2)),
+        *(("causal", {"h": h, "g": 1, "dtype": HALF}) for h in (1, 3)),
+        *(("causal", {"k": k, "v": v, "dtype": HALF}) for k, v in ((64, 16), (16, 64), (16, 256))),
+        *(
+            pytest.param(kind, {"dtype": HALF} | sizes, marks=pytest.mark.gpu)
+            for kind in KINDS
+            for sizes in ({}, {"k": 256, "v": 256})
+        ),
+    ],
     ids=str,
 )
-def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(dtype, kind, g, noisy):
-    case = make(g, KINDS[kind](), dtype=dtype, noisy=noisy)
+def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(kind, options):
+    case = make(visibility=KINDS[kind](), **{"g": 2} | options)
     assert packed.why_not(*case[:3], case[4]) is None
     ours = results(packed.attend, *case)
     check(ours, *case)
@@ -126,21 +130,6 @@ def test_packed_attention_errs_at_most_twice_as_much_as_plain_pytorch(dtype, kin
     if DEVICE == "cuda":  # without atomic sums, results are deterministic
         again = results(packed.attend, *case)
         assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        *({"h": 6, "g": 1}, {"h": 6, "g": 2}, {"h": 3, "g": 1}, {"h": 1, "g": 1}),
-        *({"k": 64, "v": 16}, {"k": 16, "v": 64}, {"k": 16, "v": 256}),
-        pytest.param({"k": 256, "v": 256, "dtype": torch.float32}, marks=pytest.mark.gpu),
-        pytest.param({"k": 256, "v": 256, "dtype": torch.bfloat16}, marks=pytest.mark.gpu),
-    ],
-    ids=str,
-)
-def test_any_number_and_depth_of_heads_is_supported(sizes):
-    case = make(**{"g": 2, "visibility": KINDS["causal"](), "dtype": HALF} | sizes)
-    check(results(packed.attend, *case), *case)
 
 
 def test_padding_is_neither_read_nor_given_gradients():
@@ -159,12 +148,11 @@ def test_padding_is_neither_read_nor_given_gradients():
 
 def test_inputs_of_any_layout_give_the_same_results():
     Q, K, V, dO, *rest = make(2, KINDS["causal"](), noisy=True)
-    expected = results(packed.attend, Q, K, V, dO, *rest)
-    transposed = [T.detach().mT.contiguous().mT.requires_grad_() for T in (Q, K, V)]
     rest[1] = rest[1].double().mT.contiguous().mT
-    assert_all_close(results(packed.attend, *transposed, dO.mT.contiguous().mT, *rest), expected)
+    Q, K, V = (T.detach().mT.contiguous().mT.requires_grad_() for T in (Q, K, V))
     one = torch.ones((), device=DEVICE).expand_as(dO)  # the gradient of a sum
-    check(results(packed.attend, Q, K, V, one, *rest), Q, K, V, one, *rest)
+    for gradient in (dO.mT.contiguous().mT, one):
+        check(results(packed.attend, Q, K, V, gradient, *rest), Q, K, V, gradient, *rest)
 
 
 def fused_case(heads: Heads, *, noisy: bool = True, dtype: torch.dtype = torch.float32) -> tuple:
@@ -180,12 +168,16 @@ def fused_results(heads: Heads, QKV, dO, visibility, noise, work=attend_fused) -
     return [O.detach(), *torch.autograd.grad(O, QKV, dO)]
 
 
-@pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize(
-    "heads", [Heads(h, h, 16, 16), Heads(h, 2, 16, 32), Heads(h, 1, k, 16)], ids=str
+    ("heads", "order", "noisy"),
+    [
+        (Heads(h, h, 16, 16), (0, 1, 2), True),
+        (Heads(h, 1, k, 16), (0, 1, 2), False),
+        *((Heads(h, 2, 16, 32), order, True) for order in ((1, 0, 2), (0, 2, 1))),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1)])
-def test_a_fused_projection_of_any_layout_equals_its_parts(order, heads, noisy):
+def test_a_fused_projection_of_any_layout_equals_its_parts(heads, order, noisy):
     QKV, dO, visibility, noise = fused_case(heads, noisy=noisy)
     parts = [T.detach().requires_grad_() for T in heads.split(QKV)]
     O, *gradients = results(packed.attend, *parts, dO, visibility, noise)  # noqa: E741
@@ -225,32 +217,6 @@ def test_auto_selects_the_packed_kernels_for_packed_rows_only():
         ):
             # only the packed kernels write [b, n, h, v]
             assert O.transpose(1, 2).is_contiguous() == is_packed
-
-
-@pytest.mark.parametrize("g", [h, 2, 1])
-def test_a_layer_in_training_drops_the_same_positions_in_every_implementation(g):
-    visibility, X = see(packed_rows(n), causal=True), randn(b, n, 24).requires_grad_()
-    dY = randn(b, n, 24)
-    layer = Attention(AttentionConfig(24, h, g, k, v), dropout=0.3).to(DEVICE)
-
-    def work(X):
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            Y = layer(X, WholeSequence(visibility))
-            return Y + layer(X, Memory(*layer.project_memory(X), visibility))
-
-    def of(work, backend: str) -> list[Tensor]:
-        layer.backend = backend
-        torch.manual_seed(5)
-        Y = work(X)
-        return [Y.detach(), *torch.autograd.grad(Y, (X, *layer.parameters()), dY.to(Y.dtype))]
-
-    expected = of(work, "eager")
-    # the compiler's own random numbers differ
-    with torch._inductor.config.patch(fallback_random=True):
-        compiled = torch.compile(work, fullgraph=True) if DEVICE == "cuda" else work
-        for ours, theirs in zip(of(compiled, "packed"), expected, strict=True):
-            tolerance = 0.03 if DEVICE == "cuda" else 1e-5
-            assert (ours - theirs).norm() <= tolerance * theirs.norm()
 
 
 @pytest.mark.gpu
@@ -315,6 +281,10 @@ ones = torch.ones(b, n, dtype=torch.long)
         ("v=8 must be powers", {"v": 8}, {}),
         ("v=512 must be powers", {"v": 512}, {}),
         ("torch.float64", {"dtype": torch.float64}, {}),
+        pytest.param(
+            *("bfloat16 products", {"dtype": torch.bfloat16}, {}),
+            marks=pytest.mark.skipif(DEVICE == "cuda", reason="the GPU multiplies bfloat16"),
+        ),
     ],
 )
 def test_unsupported_inputs_are_explained(words, sizes, limits):
@@ -323,12 +293,8 @@ def test_unsupported_inputs_are_explained(words, sizes, limits):
     assert words in packed.why_not(Q, K, V, replace(visibility, **limits))
 
 
-def test_a_missing_gpu_or_triton_is_explained(monkeypatch):
+def test_a_missing_gpu_is_explained(monkeypatch):
     Q, K, V, _, visibility, _ = make(2, see(ones))
-    if DEVICE == "cpu":
-        low = (T.bfloat16() for T in (Q, K, V))
-        assert "bfloat16 products" in packed.why_not(*low, visibility)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    Q, K, V = (T.detach().cpu() for T in (Q, K, V))
     with pytest.raises(BackendError, match=r"'packed' .* need a GPU and Triton"):
-        attend(Q, K, V, visibility, scale=SCALE, implementation="packed")
+        attend(Q.cpu(), K.cpu(), V.cpu(), visibility, scale=SCALE, implementation="packed")
