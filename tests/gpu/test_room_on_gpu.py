@@ -11,6 +11,7 @@ import torch
 from helpers import DEVICE
 from scheduling import GREEDY, NARROW, Alone, Task, draw_tasks, make, run_mixed, scheduler
 from writehead.config import DecodeConfig
+from writehead.cost import Setting, sentence_bytes
 from writehead.engine import scheduler as scheduling
 from writehead.errors import OutOfRoom
 
@@ -70,30 +71,32 @@ def decode(loop: scheduling.Scheduler, task: Task) -> None:
 
 
 @pytest.mark.parametrize(("task", "beam"), [("translation", 4), ("language", 1)])
-def test_lanes_use_the_planned_memory(monkeypatch, empty_device, task, beam):
+def test_lanes_use_the_planned_memory(empty_device, task, beam):
     encoder = {"source_positions": 256} if task == "translation" else {}
     made = make(task, torch.bfloat16, **(WIDE | encoder)).to(DEVICE)
     made.tokens.weight.data[made.config.eos] = 0.0
-    total = torch.cuda.get_device_properties(0).total_memory
-    small = Task((3,) * 9, DecodeConfig(beam=beam, min_length=9), 9)
-    large = Task((3,) * 9, DecodeConfig(beam=beam, min_length=9), 248)
-    loop, before = scheduler(made, graphs=False), torch.cuda.memory_allocated()
-    monkeypatch.setattr(scheduling, "MEMORY_FRACTION", 1e9 / total)
+    small, large = (
+        Task((3,) * 9, DecodeConfig(beam=beam, min_length=length), length) for length in (9, 248)
+    )
+    loop, before = scheduler(made.pack(), graphs=False), torch.cuda.memory_allocated()
+    loop.memory = 1e9
     decode(loop, small)
     used = torch.cuda.memory_allocated() - before
-    assert 0.6e9 <= used <= 1.15e9
-    # a slot of 64 positions fits now, and one of 256 does not
-    monkeypatch.setattr(scheduling, "MEMORY_FRACTION", 2**15 * 128 * beam / total)
-    with pytest.raises(OutOfRoom, match=rf"256 tokens with beam={beam} .* output tokens do"):
+    assert 0.6e9 <= used <= 1e9
+    source = 9 if task == "translation" else 0
+    fits = Setting(1, source, target=64, beam=beam)
+    loop.memory = sentence_bytes(made.config, fits)
+    with pytest.raises(OutOfRoom, match=rf"2\d\d tokens with beam={beam} .* 64 output tokens do"):
         loop.submit([large.request()])
     assert torch.cuda.memory_allocated() - before == used
     decode(loop, small)
 
 
-def test_a_lane_that_does_not_fit_gets_fewer_slots(monkeypatch, empty_device):
+def test_a_device_without_memory_is_an_error(empty_device):
     made = make("language", torch.bfloat16, **WIDE).to(DEVICE)
-    made.tokens.weight.data[made.config.eos] = 0.0
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2e8) / total)
-    loop = scheduler(made, graphs=False)
-    decode(loop, Task((3,) * 9, DecodeConfig(min_length=20), 20))
+    total, loop = torch.cuda.get_device_properties(0).total_memory, scheduler(made, graphs=False)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1e8) / total)
+    request = Task((3,) * 9, DecodeConfig(min_length=20), 20).request()
+    loop.submit([request])
+    with pytest.raises(OutOfRoom, match="ran out of memory"):
+        loop.run([request])
