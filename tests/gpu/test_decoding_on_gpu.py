@@ -119,7 +119,7 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_bundled_model_finds_the_tokens_of_a_cpu(beam):
-    lines, options = sentences(50, longest=30), DecodeConfig(beam=beam)
+    lines, options = sentences(30, longest=20), DecodeConfig(beam=beam)
     engines = (Engine.load(None, device, torch.float32) for device in ("cuda", "cpu"))
     gpu, cpu = ([one.text for one in engine.translate(lines, options)] for engine in engines)
     assert gpu == cpu
