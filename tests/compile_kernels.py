@@ -126,12 +126,8 @@ def compile_products() -> None:
 def compile_decode_attention() -> None:
     """Runs attention over long memories, split or in large tiles, and of several positions."""
     for rows, g, m, v, padded in ((1, 2, 4096, 64, True), (150, 1, 4160, 128, False)):
-        ones, K, V = (
-            torch.ones(rows, dtype=torch.long),
-            zeros(rows, g, m, 128),
-            zeros(rows, g, m, v),
-        )
-        heads = Heads(8, g, 128, v)
+        ones, heads = torch.ones(rows, dtype=torch.long), Heads(8, g, 128, v)
+        K, V = (zeros(rows, g, m, depth) for depth in (128, v))
         memory = MemoryLayer(K, V, ones, ones, beam=1, slots=None, padded=padded)
         memory_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
         for n, window in ((1, None), (3, None), (2, m)):

@@ -4,6 +4,7 @@ import math
 from itertools import product
 
 import pytest
+import torch
 
 from search_toys import Toy, assert_ranked, assert_same, hypothesis, random_toy
 from writehead.config import DecodeConfig
@@ -86,7 +87,14 @@ def test_beam_search_equals_a_plain_python_search_per_sentence(beam, n_best, lea
         toy = random_toy(vocab_size, seed=seed, eos=eos)
         # a state that already has beams gives the same as one that is expanded
         state = toy.start(*range(5), beam=beam if seed % 2 else 1)
-        got = beam_search(toy.step, state, config, eos=0, prefixes=prefixes, max_lengths=limits)
+        logits = []
+
+        def step(tokens, state, toy=toy, logits=logits):
+            logits.append((found := toy.step(tokens, state), found.clone()))
+            return found
+
+        got = beam_search(step, state, config, eos=0, prefixes=prefixes, max_lengths=limits)
+        assert all(torch.equal(*pair) for pair in logits)  # not changed in place
         plain = [plain_beam(toy, i, config, limits[i], prefixes[i]) for i in range(5)]
         for one, (expected, _) in zip(got, plain, strict=True):
             assert_same(one, expected)

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import DEVICE, assert_at_most_twice, assert_close_in, tokens
+from helpers import DEVICE, assert_at_most_twice, tokens
 from scheduling import EOS, GREEDY, NARROW, Alone, draw_tasks, make, run_mixed, scheduler
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
 from writehead.engine.runner import Lane, Shape
 from writehead.engine.search import Options
-from writehead.model import TranslationModel
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
@@ -118,40 +117,9 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
     assert [name for name, in_parallel in compiled.items() if not in_parallel] == []
 
 
-@pytest.mark.parametrize("task", ["translation", "language"])
-@pytest.mark.parametrize("kind", ["multi-query", "local"])
-def test_a_captured_plain_step_replays_the_logits_of_forward(kind, task):
-    made, n = sized(task, kind).to(DEVICE), 9
-    source, fed = (tokens(2, length, vocab_size=501).to(DEVICE) for length in (11, n))
-    is_translation = isinstance(made, TranslationModel)
-    state = made.start(source if is_translation else fed[:, :1], n, padded=True)
-    buffer = torch.zeros(state.rows, dtype=torch.long, device=DEVICE)
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(2):
-            made.step(buffer, state)
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = made.step(buffer, state)
-    # capturing runs nothing, but the host counts it as a step
-    state.cache.clear()
-
-    replayed = []
-    for column in fed.unbind(1):
-        buffer.copy_(column)
-        graph.replay()
-        replayed.append(logits.clone())
-    made, source, fed = made.cpu(), source.cpu(), fed.cpu()
-    expected = made(source, fed) if is_translation else made(fed)
-    assert_close_in(torch.float32, torch.stack(replayed, dim=1).cpu(), expected, ulps=1024)
-    assert state.cache.lengths.tolist() == [n] * 2
-
-
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_bundled_model_finds_the_tokens_of_a_cpu(beam):
-    lines, options = sentences(50, longest=30), DecodeConfig(beam=beam)
+    lines, options = sentences(30, longest=20), DecodeConfig(beam=beam)
     engines = (Engine.load(None, device, torch.float32) for device in ("cuda", "cpu"))
     gpu, cpu = ([one.text for one in engine.translate(lines, options)] for engine in engines)
     assert gpu == cpu

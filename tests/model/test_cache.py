@@ -59,9 +59,7 @@ class Caches(RuleBasedStateMachine):
     capacity = 11
 
     @initialize(
-        window=st.sampled_from([None, 1, 4, 30]),
-        padded=st.booleans(),
-        seed=st.integers(0, 999),
+        window=st.sampled_from([None, 1, 4, 30]), padded=st.booleans(), seed=st.integers(0, 999)
     )
     def start(self, window, padded, seed):
         torch.manual_seed(seed)

@@ -178,24 +178,6 @@ def test_a_sentence_alone_equals_itself_in_any_batch_and_padding():
     assert_close(together[3], made(tokens(4, m + 2), fed, source_lengths=lengths)[3])
 
 
-@every_window
-def test_uneven_pieces_equal_each_row_alone(window):
-    made, fed = model(config(window=window)), tokens(2, 12)
-    state = made.start(fed[:, :1], 12)
-    taken, logits = [0, 0], [[], []]
-    for counts in ([3, 1], [0, 6], [5, 2], [1, 0]):
-        piece = tokens(2, 6)
-        for row, count in enumerate(counts):
-            piece[row, :count] = fed[row, taken[row] : taken[row] + count]
-        answer = made.extend(piece, state, torch.tensor(counts))
-        for row, count in enumerate(counts):
-            logits[row].append(answer[row, :count])
-            taken[row] += count
-    assert state.cache.lengths.tolist() == taken == [9, 9]
-    for row in range(2):
-        assert_close(torch.cat(logits[row]), made(fed[row : row + 1, :9])[0])
-
-
 @every_task
 @every_window
 @pytest.mark.parametrize(("v", "expand"), [(5, False), (7, True)])

@@ -237,22 +237,6 @@ def test_memory_attention_equals_a_loop(way, transposed):
     Memory(GROUPED, [1, 0], m=1, transposed=transposed).check(way)
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_the_reference_reads_no_further_than_the_bound(beam):
-    memory, steps = (
-        Memory(GROUPED, [5, 2, 0], m=37, beam=beam),
-        Steps(GROUPED, [3, 9, 6], beam=beam),
-    )
-    O, *_ = steps.expected()  # noqa: E741
-    for layer, unused in ((memory.memory, 5), (steps.cache, 10)):
-        for T in (layer.K, layer.V):
-            T[:, :, unused:] = torch.nan
-    memory.memory = dataclasses.replace(memory.memory, bound=5)
-    memory.check(None)
-    steps.cache = dataclasses.replace(steps.cache, bound=9)
-    assert_close_in(torch.float32, steps.attend(None), O)
-
-
 def products(Q: Tensor, K: Tensor, V: Tensor, visible: Tensor) -> Tensor:
     """O [rows, 1, h v] of Q [rows, h k] over K and V [rows, g, m, …]."""
     rows, g, _, k = K.shape

@@ -114,9 +114,11 @@ def assert_all_close(ours, expected) -> None:
         *(("causal", {"h": h, "g": 1, "dtype": HALF}) for h in (1, 3)),
         *(("causal", {"k": k, "v": v, "dtype": HALF}) for k, v in ((64, 16), (16, 64), (16, 256))),
         *(
-            pytest.param(kind, {"dtype": HALF} | sizes, marks=pytest.mark.gpu)
-            for kind in KINDS
-            for sizes in ({}, {"k": 256, "v": 256})
+            pytest.param(kind, options, marks=pytest.mark.gpu)
+            for kind, options in (
+                *((kind, {"dtype": HALF}) for kind in KINDS),
+                *(("causal", {"k": 256, "v": 256, "dtype": one}) for one in (HALF, torch.float32)),
+            )
         ),
     ],
     ids=str,
