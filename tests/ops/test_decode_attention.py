@@ -86,7 +86,8 @@ class Steps:
         if way is not None:
             return attend_triton(self.QKV, self.cache, self.heads, SCALE, rotary, **way)
         options = {"scale": SCALE, "rotary": rotary, "implementation": "reference"}
-        return decode_attention(self.QKV, self.cache, self.heads, **options)
+        # on a GPU, SDPA fails unless rows are aligned
+        return decode_attention(self.QKV.contiguous(), self.cache, self.heads, **options)
 
     def new(self, r: int) -> list[Tensor]:
         """Q [n, h, k], K [n, g, k] and V [n, g, v] of row r, rotated."""

@@ -116,7 +116,8 @@ def assert_all_close(ours, expected) -> None:
         *(
             pytest.param(kind, options, marks=pytest.mark.gpu)
             for kind, options in (
-                *((kind, {"dtype": HALF}) for kind in KINDS),
+                # in 16 bits, only plain PyTorch has a gradient of exactly 0 for one position
+                *((kind, {"dtype": HALF}) for kind in KINDS if kind != "one position"),
                 *(("causal", {"k": 256, "v": 256, "dtype": one}) for one in (HALF, torch.float32)),
             )
         ),
