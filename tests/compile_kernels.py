@@ -21,12 +21,7 @@ from writehead.engine.runner import Lane, Shape
 from writehead.engine.search import Options
 from writehead.ops import decode_attention as decode_ops
 from writehead.ops import packed_attention
-from writehead.ops.decode_attention import (
-    CacheLayer,
-    MemoryLayer,
-    decode_attention,
-    memory_attention,
-)
+from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads
 from writehead.ops.linear import Weight, linear
 from writehead.ops.loss import label_loss
@@ -133,7 +128,7 @@ def compile_decode_attention() -> None:
         )
         heads = Heads(8, g, 128, v)
         memory = MemoryLayer(K, V, ones, ones, beam=1, slots=None, padded=padded)
-        memory_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
+        decode_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
         for n, window in ((1, None), (3, None), (2, m)):
             cache = CacheLayer(K, V, ones, ones, beam=1, window=window, padded=padded)
             QKV = zeros(rows, n, sum(heads.widths))

@@ -19,7 +19,6 @@ from writehead.ops.decode_attention import (
     choose_splits,
     choose_tile,
     decode_attention,
-    memory_attention,
 )
 from writehead.ops.heads import Heads
 from writehead.ops.rotary import Rotary
@@ -75,8 +74,9 @@ class Steps:
             ancestors = torch.randint(beam, (rows, size), device=DEVICE, dtype=torch.int32)
         self.cache = CacheLayer(
             *(randn(rows, heads.g, size, depth) for depth in (heads.k, heads.v)),
-            *(integers(*lengths).repeat_interleave(beam), live, ancestors, beam),
+            *(integers(*lengths).repeat_interleave(beam), live, beam),
             None if slots is None else integers(*slots, dtype=torch.int32),
+            ancestors=ancestors,
             **limits,
         )
         # the columns are a slice of a wider product
@@ -266,7 +266,7 @@ class Memory:
             seen_K, seen_V = ([T[slot, write, p] for p in seen] for T in (K, V))
             O[r, i, read] = softmax_mean(Q[r, i, read], seen_K, seen_V)
         if way is None:
-            ours = memory_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
+            ours = decode_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
         else:
             m = memory.K.shape[2]
             unused = torch.arange(m, device=DEVICE) >= memory.lengths.unsqueeze(1)
@@ -330,7 +330,7 @@ def test_memory_attention_errs_at_most_twice_as_much_as_plain_pytorch(
     lengths = torch.randint(1, m + 1, (rows,), device=DEVICE)
     live = torch.ones(rows * beam, dtype=torch.long, device=DEVICE)
     memory = MemoryLayer(K, V, lengths, live, beam, None, padded)
-    O = memory_attention(Q, memory, heads, scale=SCALE, implementation=implementation)  # noqa: E741
+    O = decode_attention(Q, memory, heads, scale=SCALE, implementation=implementation)  # noqa: E741
     visible = torch.arange(m, device=DEVICE) < lengths.unsqueeze(1)
     many = [T.repeat_interleave(beam, dim=0) for T in (K, V, visible)]
     exact = products(Q.double(), many[0].double(), many[1].double(), many[2])
@@ -378,8 +378,8 @@ def test_an_implementation_that_cannot_run_says_why():
     assert decode_attention(case.QKV, case.cache, odd, scale=SCALE).isfinite().all()
     wide = Memory(MULTI_QUERY, [3], m=5, n=30)
     with pytest.raises(BackendError, match="180 queries"):
-        memory_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE, implementation="triton")
-    assert memory_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE).isfinite().all()
+        decode_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE, implementation="triton")
+    assert decode_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE).isfinite().all()
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -19,12 +19,11 @@ from writehead.ops.decode_attention import (
     DeferredRms,
     MemoryLayer,
     decode_attention,
-    memory_attention,
 )
 from writehead.ops.heads import Heads, split_heads
 from writehead.ops.linear import Weight, can_defer_norm, linear
 from writehead.ops.norm import Norm
-from writehead.ops.rotary import LazyRotary, rotate
+from writehead.ops.rotary import Rotary, rotate
 from writehead.ops.visibility import Visibility
 
 
@@ -45,7 +44,7 @@ class Memory:
     visibility: Visibility
 
 
-Context = WholeSequence | CacheLayer | Memory | MemoryLayer
+Context = WholeSequence | Memory | MemoryLayer  # includes CacheLayer
 
 
 class Attention(Projections):
@@ -61,7 +60,7 @@ class Attention(Projections):
         *,
         dropout: float = 0.0,
         backend: str = "auto",
-        rotary: LazyRotary | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         check_implementation(backend)
@@ -119,15 +118,13 @@ class Attention(Projections):
             O = attend(Q, K, V, context.visibility, **options)  # noqa: E741
         return O.transpose(1, 2).flatten(2)  # [b, h, n, v] -> [b, n, h v]
 
-    def _attend_next(self, X: Tensor, weight: Weight, context: CacheLayer | MemoryLayer) -> Tensor:
+    def _attend_next(self, X: Tensor, weight: Weight, context: MemoryLayer) -> Tensor:
         """Computes O [rows, n, h v] of the next positions X [rows, n, d]."""
         backend = "auto" if self.backend == "auto" else "reference"
         options: dict[str, Any] = {"scale": self.scale, "implementation": backend}
         if X.shape[1] == 1 and weight.norm is not None and can_defer_norm(X, weight):
             options["deferred"] = DeferredRms(X, weight.norm.epsilon)
             weight = replace(weight, norm=None)
-        if isinstance(context, MemoryLayer):
-            return memory_attention(linear(X, weight), context, self.heads, **options)
         rotary = None if self.rotary is None else self.rotary.on(X.device)
         return decode_attention(linear(X, weight), context, self.heads, rotary=rotary, **options)
 
