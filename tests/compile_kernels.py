@@ -145,7 +145,7 @@ def compile_training() -> None:
     for heads in (Heads(8, 8, 128, 128), Heads(8, 1, 128, 128)):
         QKV = zeros(2, 40, sum(heads.widths)).requires_grad_()
         noise = torch.ones(2, heads.g, 40)
-        packed_attention.attend_packed([QKV], heads, PACKED, 0.1, noise).sum().backward()
+        packed_attention.attend(*heads.split(QKV), PACKED, 0.1, noise, QKV).sum().backward()
     logits, options = zeros(2, 40_000).requires_grad_(), {"label_smoothing": 0.1, "z_loss": 1e-4}
     losses = label_loss(logits, torch.tensor([3, -100]), implementation="triton", **options)
     losses[0].sum().backward()

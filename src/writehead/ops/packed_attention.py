@@ -15,7 +15,7 @@ segment does not have to be contiguous. Logits are in base 2, for exp2.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -87,25 +87,25 @@ def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | No
 
 
 def attend(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility,
+    scale: float,
+    noise: Tensor | None,
+    fused: Tensor | None = None,
 ) -> Tensor:
-    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v]."""
-    heads = Heads(Q.shape[1], K.shape[1], K.shape[3], V.shape[3])
-    return attend_packed([Q, K, V], heads, visibility, scale, noise)
-
-
-def attend_packed(
-    tensors: list[Tensor], heads: Heads, visibility: Visibility, scale: float, noise: Tensor | None
-) -> Tensor:
-    """Computes `attend` of [Q, K, V], or of one [QKV], whose gradient the kernels write directly.
+    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v].
 
     Segments may be any int32 numbers, in any order. If segments are not contiguous, or their
     numbers exceed both n and m, the result is the same, but tiles may visit more memory than
     necessary.
     """
+    tensors = [Q, K, V] if fused is None else [fused]
     if noise is not None:
         noise = noise.to(torch.float32).contiguous()
-    shape = [*astuple(heads), visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
+    heads = Q.shape[1], K.shape[1], K.shape[3], V.shape[3]
+    shape = [*heads, visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
     inputs = tensors, shape, noise, find_spans(visibility), scale
     if torch.compiler.is_compiling() or needs_gradient(*tensors):
         O: Tensor = _forward(*inputs)[0]  # noqa: E741
