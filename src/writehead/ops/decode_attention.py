@@ -144,10 +144,9 @@ def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
             f"{len(Q)} rows of queries do not fit {len(layer.live) // layer.beam} slots{listed}, "
             f"with beam={layer.beam}"
         )
-    if isinstance(layer, CacheLayer) and layer.beam > 1:
-        if layer.ancestors is None or Q.shape[1] > 1:
-            n = Q.shape[1]
-            raise ShapeError(f"beam={layer.beam} and n={n}: beams need ancestors and n = 1")
+    n, beam = Q.shape[1], layer.beam
+    if isinstance(layer, CacheLayer) and beam > 1 and (layer.ancestors is None or n > 1):
+        raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
 
 def _attend_cache(
