@@ -21,12 +21,7 @@ from writehead.engine.runner import Lane, Shape
 from writehead.engine.search import Options
 from writehead.ops import decode_attention as decode_ops
 from writehead.ops import packed_attention
-from writehead.ops.decode_attention import (
-    CacheLayer,
-    MemoryLayer,
-    decode_attention,
-    memory_attention,
-)
+from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads
 from writehead.ops.linear import Weight, linear
 from writehead.ops.loss import label_loss
@@ -129,7 +124,7 @@ def compile_decode_attention() -> None:
         ones, heads = torch.ones(rows, dtype=torch.long), Heads(8, g, 128, v)
         K, V = (zeros(rows, g, m, depth) for depth in (128, v))
         memory = MemoryLayer(K, V, ones, ones, beam=1, slots=None, padded=padded)
-        memory_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
+        decode_attention(zeros(rows, 1, 8 * 128), memory, heads, scale=0.1)
         for n, window in ((1, None), (3, None), (2, m)):
             cache = CacheLayer(K, V, ones, ones, beam=1, window=window, padded=padded)
             QKV = zeros(rows, n, sum(heads.widths))
@@ -146,7 +141,7 @@ def compile_training() -> None:
     for heads in (Heads(8, 8, 128, 128), Heads(8, 1, 128, 128)):
         QKV = zeros(2, 40, sum(heads.widths)).requires_grad_()
         noise = torch.ones(2, heads.g, 40)
-        packed_attention.attend_packed([QKV], heads, PACKED, 0.1, noise).sum().backward()
+        packed_attention.attend(*heads.split(QKV), PACKED, 0.1, noise, QKV).sum().backward()
     logits, options = zeros(2, 40_000).requires_grad_(), {"label_smoothing": 0.1, "z_loss": 1e-4}
     losses = label_loss(logits, torch.tensor([3, -100]), implementation="triton", **options)
     losses[0].sum().backward()

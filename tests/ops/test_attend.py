@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import DEVICE, assert_at_most_twice, integers, randn, random, sees, slow_attend
 from writehead.errors import ShapeError
-from writehead.ops.attention import attend, attend_fused
+from writehead.ops.attention import attend
 from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
 
@@ -86,6 +86,18 @@ def test_attend_equals_a_loop_over_scalars(g, n, m, visibility, beam, implementa
     assert_close(attend(*transposed, visibility, **options), without_noise)
 
 
+@every_implementation
+@every_kind
+def test_attend_on_a_fused_projection_equals_attend_on_its_parts(g, implementation):
+    Q, K, V = inputs(implementation, g, n=m)
+    QKV = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
+    options = {"scale": SCALE, "noise": random(b, g, m), "implementation": implementation}
+    visibility = Visibility(causal=True, window=4)
+    parts = Heads(h, g, *depths(implementation)).split(QKV)
+    O = attend(*parts, visibility, fused=QKV, **options)  # noqa: E741
+    assert_close(O, attend(Q, K, V, visibility, **options))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @every_kind
 def test_gradients_equal_finite_differences(g, implementation):
@@ -104,7 +116,7 @@ def test_invalid_arguments_are_rejected():
         attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
     for shape in ((b, n, 77), (n, 78)):
         with pytest.raises(ShapeError, match=r"need \[b, n, 78\]"):
-            attend_fused(random(*shape), Heads(h, 2, k, v), scale=SCALE)
+            Heads(h, 2, k, v).split(random(*shape))
 
 
 def plain(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) -> Tensor:

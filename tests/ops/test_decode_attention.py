@@ -27,7 +27,6 @@ from writehead.ops.decode_attention import (
     choose_splits,
     choose_tile,
     decode_attention,
-    memory_attention,
 )
 from writehead.ops.heads import Heads
 from writehead.ops.rotary import Rotary
@@ -72,8 +71,9 @@ class Steps:
             limits["counts"] = integers(*limits["counts"])
         self.cache = CacheLayer(
             *(randn(rows, heads.g, size, depth) for depth in (heads.k, heads.v)),
-            *(integers(*lengths).repeat_interleave(beam), live, ancestors, beam),
+            *(integers(*lengths).repeat_interleave(beam), live, beam),
             None if slots is None else integers(*slots, dtype=torch.int32),
+            ancestors=ancestors,
             **limits,
         )
         # the columns are a slice of a wider product
@@ -219,7 +219,7 @@ class Memory:
         lengths = memory.lengths.tolist()
         O = slow_attend(Q, K, V, lambda row, i, j: j < lengths[slots[row]], SCALE)  # noqa: E741
         if way is None:
-            ours = memory_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
+            ours = decode_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
         else:
             hide_unused(memory)
             ours = attend_triton(self.Q, memory, heads, SCALE, **way)
@@ -274,7 +274,7 @@ def test_errors_are_at_most_twice_those_of_plain_pytorch(
     options = {"scale": SCALE, "implementation": implementation}
     if is_memory:
         memory = MemoryLayer(K, V, used, live, beam, None, kind == "padded memory")
-        O = memory_attention(Q, memory, heads, **options)  # noqa: E741
+        O = decode_attention(Q, memory, heads, **options)  # noqa: E741
     else:  # afterwards the cache holds every position that the query sees
         cache = CacheLayer(K, V, used - 1, live, window=m if kind == "ring" else None)
         O = decode_attention(QKV, cache, heads, **options)  # noqa: E741
@@ -297,8 +297,8 @@ def test_an_implementation_that_cannot_run_says_why():
     assert decode_attention(case.QKV, case.cache, odd, scale=SCALE).isfinite().all()
     wide = Memory(MULTI_QUERY, [3], m=5, n=30)
     with pytest.raises(BackendError, match="180 queries"):
-        memory_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE, implementation="triton")
-    assert memory_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE).isfinite().all()
+        decode_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE, implementation="triton")
+    assert decode_attention(wide.Q, wide.memory, MULTI_QUERY, scale=SCALE).isfinite().all()
 
 
 def test_shapes_that_do_not_fit_are_refused():

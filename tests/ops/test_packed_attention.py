@@ -11,7 +11,7 @@ from torch import Tensor
 from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, randn
 from writehead.errors import BackendError
 from writehead.ops import packed_attention as packed
-from writehead.ops.attention import attend, attend_fused
+from writehead.ops.attention import attend
 from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
 
@@ -163,6 +163,10 @@ def fused_case(heads: Heads, *, noisy: bool = True, dtype: torch.dtype = torch.f
     *_, visibility, noise = make(heads.g, KINDS["causal"](), noisy=noisy)
     QKV = randn(b, n, sum(heads.widths), dtype=dtype).requires_grad_()
     return QKV, randn(b, heads.h, n, heads.v, dtype=dtype), visibility, noise
+
+
+def attend_fused(QKV: Tensor, heads: Heads, visibility: Visibility, **options: object) -> Tensor:
+    return attend(*heads.split(QKV), visibility, fused=QKV, **options)
 
 
 def fused_results(heads: Heads, QKV, dO, visibility, noise, work=attend_fused) -> list[Tensor]:

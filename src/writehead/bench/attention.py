@@ -19,7 +19,7 @@ from writehead.bench.timing import time_calls
 from writehead.config import AttentionConfig
 from writehead.errors import BackendError, ConfigError
 from writehead.ops.attention import attend
-from writehead.ops.decode_attention import MemoryLayer, memory_attention
+from writehead.ops.decode_attention import MemoryLayer, decode_attention
 from writehead.ops.heads import Heads
 
 H, DEPTH = 8, 128  # read-heads, and k = v: those of the paper
@@ -94,7 +94,7 @@ def _ours(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
     lengths, live = (_full(len(Q), n, Q.device) for n in (K.shape[2], 1))
     memory, heads = MemoryLayer(K, V, lengths, live), Heads(H, K.shape[1], DEPTH, DEPTH)
     Q = Q.flatten(1).unsqueeze(1)  # [b, 1, h k]
-    return memory_attention(Q, memory, heads, scale=DEPTH**-0.5, implementation="triton")
+    return decode_attention(Q, memory, heads, scale=DEPTH**-0.5, implementation="triton")
 
 
 @lru_cache(maxsize=2)

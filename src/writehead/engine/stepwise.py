@@ -63,9 +63,10 @@ def greedy(
     step.
     """
     config = check_options(config)
-    _check_greedy(config)
-    options = make_options(config, len(state.first), eos, prefixes, max_lengths)
-    return [best for [best] in _search(step, _begun(state, options), options, eos, processors)]
+    if config.width > 1 or config.temperature is not None:
+        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
+    found = _search(step, state, config, processors, eos, prefixes, max_lengths)
+    return [best for [best] in found]
 
 
 def sample(
@@ -88,8 +89,8 @@ def sample(
     config = check_options(config)
     if config.temperature is None:
         raise ConfigError("sampling needs a temperature, such as 1.0")
-    options = make_options(config, len(state.first), eos, prefixes, max_lengths, seeds)
-    return [best for [best] in _search(step, _begun(state, options), options, eos, processors)]
+    found = _search(step, state, config, processors, eos, prefixes, max_lengths, seeds)
+    return [best for [best] in found]
 
 
 def beam_search(
@@ -110,20 +111,7 @@ def beam_search(
     config = check_options(config)
     if config.temperature is not None:
         raise ConfigError("beam search does not sample; omit temperature, or use sample")
-    given: dict[str, Any] = {"eos": eos, "prefixes": prefixes, "max_lengths": max_lengths}
-    if config.width == 1:
-        best = greedy(step, state, config, processors=processors, **given)
-        return [[hypothesis] for hypothesis in best]
-    if state.beam == 1:
-        state = state.expand(config.width)
-    elif state.beam != config.width:
-        raise ShapeError(
-            f"this state has {state.beam} beams per sentence, not {config.width}; start it with "
-            f"beam={config.width} or 1"
-        )
-    options = make_options(config, len(state.first) // config.width, **given)
-    state.begin([one.max_length for one in options])
-    return _search(step, state, options, eos, processors)
+    return _search(step, state, config, processors, eos, prefixes, max_lengths)
 
 
 def check_options(options: object, beam: int = 1) -> DecodeConfig:
@@ -177,34 +165,35 @@ def make_options(
     return options
 
 
-def _check_greedy(config: DecodeConfig) -> None:
-    if config.width > 1 or config.temperature is not None:
-        raise ConfigError("greedy search has beam=1 and no temperature; use beam_search or sample")
-
-
-def _begun(state: S, options: Sequence[Options]) -> S:
-    """Begins a search with one row per sentence; raises if the state has beams."""
-    if state.beam != 1:
-        raise ConfigError(f"this state has {state.beam} beams per sentence; start one with beam=1")
-    state.begin([one.max_length for one in options])
-    return state
-
-
 def _search(
     step: Step[S],
     state: S,
-    options: Sequence[Options],
-    eos: int,
+    config: DecodeConfig,
     processors: Sequence[Processor],
+    eos: int,
+    *given: Sequence[Any] | None,
 ) -> list[list[Hypothesis]]:
-    """Runs steps until no row is live; returns the hypotheses of each sentence."""
+    """Runs steps until no row is live; returns the hypotheses of each sentence.
+
+    given: prefixes, max_lengths and seeds, as in `make_options`.
+    """
+    beam = config.width
+    if state.beam == 1 and beam > 1:
+        state = state.expand(beam)
+    if state.beam != beam:
+        raise ShapeError(
+            f"this state has {state.beam} beams per sentence, not {beam}; start one with "
+            f"beam={beam}"
+        )
+    options = make_options(config, len(state.first) // beam, eos, *given)
+    state.begin([one.max_length for one in options])
     search, tokens = None, state.first
     texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors
     while search is None or bool(search.live.any()):
         if search is not None:
             if processors:
                 texts = torch.cat([texts[search.parents], search.tokens.unsqueeze(1)], dim=1)
-            if state.beam > 1:
+            if beam > 1:
                 state.reorder(search.parents)
             state.stop(search.live == 0)
             tokens = search.tokens
@@ -219,12 +208,12 @@ def _search(
         if search is None:
             search = Search(
                 len(options),
-                state.beam,
+                beam,
                 max(one.max_length for one in options),
                 vocab_size=logits.shape[1],
                 eos=eos,
                 device=tokens.device,
-                sampling=state.beam == 1,
+                sampling=beam == 1,
                 implementation="reference",
             )
             search.admit(range(len(options)), options)

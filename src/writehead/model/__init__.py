@@ -2,9 +2,8 @@
 
 from writehead.model.attention import Attention
 from writehead.model.cache import DecoderState, KVCache
-from writehead.model.models import LanguageModel, TranslationModel, make_model
 from writehead.model.runs import Run, load_run, quantize_run, read_config, save_run
-from writehead.model.transformer import Packing
+from writehead.model.transformer import LanguageModel, Packing, TranslationModel, make_model
 
 __all__ = [
     "Attention",

@@ -13,18 +13,12 @@ from torch import Tensor
 
 from writehead.config import AttentionConfig
 from writehead.model.projections import Projections, make_projection
-from writehead.ops.attention import attend, attend_fused, check_implementation
-from writehead.ops.decode_attention import (
-    CacheLayer,
-    DeferredRms,
-    MemoryLayer,
-    decode_attention,
-    memory_attention,
-)
+from writehead.ops.attention import attend, check_implementation
+from writehead.ops.decode_attention import CacheLayer, DeferredRms, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads, split_heads
 from writehead.ops.linear import Weight, can_defer_norm, linear
 from writehead.ops.norm import Norm
-from writehead.ops.rotary import LazyRotary, rotate
+from writehead.ops.rotary import Rotary, rotate
 from writehead.ops.visibility import Visibility
 
 
@@ -45,7 +39,7 @@ class Memory:
     visibility: Visibility
 
 
-Context = WholeSequence | CacheLayer | Memory | MemoryLayer
+Context = WholeSequence | Memory | MemoryLayer  # includes CacheLayer
 
 
 class Attention(Projections):
@@ -61,7 +55,7 @@ class Attention(Projections):
         *,
         dropout: float = 0.0,
         backend: str = "auto",
-        rotary: LazyRotary | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         check_implementation(backend)
@@ -101,33 +95,30 @@ class Attention(Projections):
 
     def _attend_whole(self, projected: Tensor, context: WholeSequence | Memory) -> Tensor:
         """Computes O [b, n, h v] of whole sequences from their projected QKV or Q [b, n, …]."""
+        options: dict[str, Any] = {"scale": self.scale, "implementation": self.backend}
         if isinstance(context, Memory):
             Q, K, V = split_heads(projected, self.heads.h), context.K, context.V
         else:
             Q, K, V = self.heads.split(projected)
-        if isinstance(context, WholeSequence) and self.rotary is not None:
-            positions, rotary = context.positions, self.rotary.on(Q.device)
-            if positions is None:
-                positions = torch.arange(Q.shape[2], device=Q.device).unsqueeze(0)
-            Q, K = rotate(Q, positions, rotary), rotate(K, positions, rotary)
-        options: dict[str, Any] = {"scale": self.scale, "implementation": self.backend}
+            if self.rotary is None:
+                options["fused"] = projected
+            else:
+                positions, rotary = context.positions, self.rotary.on(Q.device)
+                if positions is None:
+                    positions = torch.arange(Q.shape[2], device=Q.device).unsqueeze(0)
+                Q, K = rotate(Q, positions, rotary), rotate(K, positions, rotary)
         if self.training and self.dropout > 0.0:  # the noise is the same for all queries
             options["noise"] = dropout_factors(K.shape[:3], self.dropout, K.device)
-        if isinstance(context, WholeSequence) and self.rotary is None:
-            O = attend_fused(projected, self.heads, context.visibility, **options)  # noqa: E741
-        else:
-            O = attend(Q, K, V, context.visibility, **options)  # noqa: E741
+        O = attend(Q, K, V, context.visibility, **options)  # noqa: E741
         return O.transpose(1, 2).flatten(2)  # [b, h, n, v] -> [b, n, h v]
 
-    def _attend_next(self, X: Tensor, weight: Weight, context: CacheLayer | MemoryLayer) -> Tensor:
+    def _attend_next(self, X: Tensor, weight: Weight, context: MemoryLayer) -> Tensor:
         """Computes O [rows, n, h v] of the next positions X [rows, n, d]."""
         backend = "auto" if self.backend == "auto" else "reference"
         options: dict[str, Any] = {"scale": self.scale, "implementation": backend}
         if X.shape[1] == 1 and weight.norm is not None and can_defer_norm(X, weight):
             options["deferred"] = DeferredRms(X, weight.norm.epsilon)
             weight = replace(weight, norm=None)
-        if isinstance(context, MemoryLayer):
-            return memory_attention(linear(X, weight), context, self.heads, **options)
         rotary = None if self.rotary is None else self.rotary.on(X.device)
         return decode_attention(linear(X, weight), context, self.heads, rotary=rotary, **options)
 

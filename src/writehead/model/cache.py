@@ -106,19 +106,9 @@ class KVCache:
         self, index: int, slots: Tensor | None = None, counts: Tensor | None = None
     ) -> CacheLayer:
         """Returns the context of layer `index` for the sentences in `slots`, by default all."""
-        return CacheLayer(
-            self.K[index],
-            self.V[index],
-            self.lengths,
-            self.live,
-            ancestors=self.ancestors,
-            beam=self.beam,
-            slots=slots,
-            counts=counts,
-            window=self.attention.window if self.size < self.capacity else None,
-            padded=self.padded,
-            bound=min(self.bound, self.size),
-        )
+        window = self.attention.window if self.size < self.capacity else None
+        shared = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
+        return CacheLayer(self.K[index], self.V[index], *shared, self.ancestors, window, counts)
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
@@ -210,16 +200,8 @@ class EncoderMemory:
 
     def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""
-        return MemoryLayer(
-            self.K[index],
-            self.V[index],
-            self.lengths,
-            cache.live,
-            beam=cache.beam,
-            slots=slots,
-            padded=cache.padded,
-            bound=self.bound,
-        )
+        shared = self.lengths, cache.live, cache.beam, slots, cache.padded, self.bound
+        return MemoryLayer(self.K[index], self.V[index], *shared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
 from writehead.ops.linear import linear
 from writehead.ops.norm import Norm, normalize
-from writehead.ops.rotary import LazyRotary
+from writehead.ops.rotary import Rotary
 
 NormModule = nn.RMSNorm | nn.LayerNorm
 
@@ -73,7 +73,7 @@ class Layer(nn.Module):
         *,
         cross: bool,
         backend: str,
-        rotary: LazyRotary | None,
+        rotary: Rotary | None,
     ) -> None:
         super().__init__()
         self.is_pre_norm, self.has_cross, p = config.norm_place == "pre", cross, config.dropout
@@ -131,7 +131,7 @@ class Stack(nn.Module):
         if self.kind == "learned":
             self.positions = nn.Embedding(self.offset + count, config.d)
         elif self.kind == "rotary":
-            rotary = LazyRotary(count, attention.k, config.rotary_base)
+            rotary = Rotary.make(count, attention.k, config.rotary_base)
         self.compute_table()
         self.layers = nn.ModuleList(
             Layer(config, attention, cross=cross, backend=backend, rotary=rotary)

@@ -24,9 +24,14 @@ from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.layers import Stack
-from writehead.model.models import LanguageModel, TranslationModel, make_model
 from writehead.model.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
-from writehead.model.transformer import Transformer, check_config
+from writehead.model.transformer import (
+    LanguageModel,
+    Transformer,
+    TranslationModel,
+    check_config,
+    make_model,
+)
 from writehead.util.devices import find_device
 from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
 from writehead.util.json_files import read_json

@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from writehead.errors import ConfigError, ShapeError
 from writehead.ops import packed_attention
 from writehead.ops.available import choose_implementation
-from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
 
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
@@ -26,6 +25,7 @@ def attend(
     *,
     scale: float,
     noise: Tensor | None = None,
+    fused: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns softmax(scale Q K^T) V: [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, h, n, v].
@@ -34,7 +34,8 @@ def attend(
     that sees no position returns zeros. If K and V have fewer rows than Q, each row of K and V
     serves consecutive rows of Q, such as the beams of a sentence, and `visibility` describes the
     rows of K and V. noise [b, g, m] multiplies the weights of each memory position; it has no
-    gradient.
+    gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are views of, if it is
+    given; its gradient may then be computed as one tensor.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)
@@ -42,30 +43,13 @@ def attend(
     beam = b // K.shape[0]
     if beam > 1:  # the beams of a sentence become queries of one row
         Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
-    chosen = IMPLEMENTATIONS[_choose(implementation, Q, K, V, visibility)]
-    O = chosen(Q, K, V, visibility, scale, noise)  # noqa: E741
+    chosen = _choose(implementation, Q, K, V, visibility)
+    if chosen == "packed" and fused is not None:
+        return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
+    O = IMPLEMENTATIONS[chosen](Q, K, V, visibility, scale, noise)  # noqa: E741
     if beam > 1:
         O = O.view(-1, h, beam, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
     return O
-
-
-def attend_fused(
-    QKV: Tensor,
-    heads: Heads,
-    visibility: Visibility | None = None,
-    *,
-    scale: float,
-    noise: Tensor | None = None,
-    implementation: str = "auto",
-) -> Tensor:
-    """Returns `attend` of one projection QKV [b, n, hk + gk + gv]; its gradient is one tensor."""
-    visibility = visibility or Visibility()
-    Q, K, V = heads.split(QKV)
-    _check(Q, K, V, visibility, scale, noise)
-    chosen = _choose(implementation, Q, K, V, visibility)
-    if chosen == "packed":
-        return packed_attention.attend_packed([QKV], heads, visibility, scale, noise)
-    return IMPLEMENTATIONS[chosen](Q, K, V, visibility, scale, noise)
 
 
 def check_implementation(name: str) -> None:

@@ -43,34 +43,26 @@ LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
-class CacheLayer:
-    """One layer of a KV cache, and the slots that a step computes."""
-
-    K: Tensor  # [S beam, g, size, k]
-    V: Tensor  # [S beam, g, size, v]
-    lengths: Tensor  # [S beam] int64, positions before this step
-    live: Tensor  # [S beam] int64, 0 for rows to ignore; the same for all beams of a slot
-    ancestors: Tensor | None = None  # [S beam, size] int32, beams of the same slot
-    beam: int = 1
-    slots: Tensor | None = None  # [R] int32; None: the first slots, in order
-    window: int | None = None  # at least `size`; positions that a query sees, including its own
-    padded: bool = False  # read all cache positions, whatever the lengths
-    bound: int | None = None  # upper bound of lengths, known to the host; for the reference
-    counts: Tensor | None = None  # [R], how many of the n new positions to write; None: all
-
-
-@dataclass(frozen=True, eq=False)
 class MemoryLayer:
-    """The encoder's K and V for one decoder layer, shared by the beams of a slot."""
+    """The encoder's K and V for one decoder layer, and the slots that a step computes."""
 
     K: Tensor  # [S, g, m, k]; only the last dimension must be contiguous
     V: Tensor  # [S, g, m, v]
     lengths: Tensor  # [S] int64
-    live: Tensor  # [S beam] int64
+    live: Tensor  # [S beam] int64, 0 for rows to ignore; the same for all beams of a slot
     beam: int = 1
-    slots: Tensor | None = None
-    padded: bool = False
-    bound: int | None = None
+    slots: Tensor | None = None  # [R] int32; None: the first slots, in order
+    padded: bool = False  # read all positions, whatever the lengths
+    bound: int | None = None  # upper bound of lengths, known to the host; for the reference
+
+
+@dataclass(frozen=True, eq=False)
+class CacheLayer(MemoryLayer):
+    """One layer of a KV cache: K, V and lengths, before this step, have S beam rows."""
+
+    ancestors: Tensor | None = None  # [S beam, m] int32, beams of the same slot
+    window: int | None = None  # at least m; positions that a query sees, including its own
+    counts: Tensor | None = None  # [R], how many of the n new positions to write; None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +84,8 @@ class DeferredRms:
 
 
 def decode_attention(
-    QKV: Tensor,
-    cache: CacheLayer,
+    Q: Tensor,
+    layer: MemoryLayer,
     heads: Heads,
     *,
     scale: float,
@@ -101,40 +93,24 @@ def decode_attention(
     deferred: DeferredRms | None = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """Appends n positions per row to the cache and returns their attention, [R beam, n, h v].
+    """Returns the attention of n positions per row to a layer, [R beam, n, h v].
 
-    QKV: [R beam, n, hk + gk + gv]. A position sees itself and the earlier positions of its row, as
-    far as the window allows. Lengths and ancestors do not change. n > 1 requires beam = 1.
+    To a MemoryLayer, Q is [R beam, n, hk]. All queries of a slot see its first `lengths` positions;
+    the result is 0 if there are none. To a CacheLayer, Q is [R beam, n, hk + gk + gv], and K and V
+    are appended to it. A position sees itself and the earlier positions of its row, as far as the
+    window allows. Lengths and ancestors do not change. n > 1 requires beam = 1.
     """
-    _check(QKV, sum(heads.widths), cache, heads)
-    n = QKV.shape[1]
-    if cache.beam > 1 and (cache.ancestors is None or n > 1):
-        raise ShapeError(f"beam={cache.beam} and n={n}: beams need ancestors and n = 1")
-    if _choose(implementation, QKV, heads, n * (heads.h // heads.g)) == "triton":
-        return attend_triton(QKV, cache, heads, scale, rotary, deferred)
-    QKV = QKV if deferred is None else deferred.apply(QKV)
-    return _attend_cache(QKV, cache, heads, scale, rotary)
-
-
-def memory_attention(
-    Q: Tensor,
-    memory: MemoryLayer,
-    heads: Heads,
-    *,
-    scale: float,
-    deferred: DeferredRms | None = None,
-    implementation: str = "auto",
-) -> Tensor:
-    """Returns the attention of Q [R beam, n, hk] to the memory of each slot, [R beam, n, h v].
-
-    All queries of a slot see its first `lengths` positions. The result is 0 if there are none.
-    """
-    _check(Q, heads.widths[0], memory, heads)
-    rows = memory.beam * Q.shape[1] * (heads.h // heads.g)
-    if _choose(implementation, Q, heads, rows) == "triton":
-        return attend_triton(Q, memory, heads, scale, deferred=deferred)
+    _check(Q, layer, heads)
+    rows = Q.shape[1] * (heads.h // heads.g)
+    if not isinstance(layer, CacheLayer):
+        rows *= layer.beam
+    reasons = {"triton": why_not_triton(Q, heads, rows), "reference": None}
+    if choose_implementation("a decoding step's attention", implementation, reasons) == "triton":
+        return attend_triton(Q, layer, heads, scale, rotary, deferred)
     Q = Q if deferred is None else deferred.apply(Q)
-    return _attend_memory(Q, memory, heads, scale)
+    if isinstance(layer, CacheLayer):
+        return _attend_cache(Q, layer, heads, scale, rotary)
+    return _attend_memory(Q, layer, heads, scale)
 
 
 def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
@@ -148,15 +124,10 @@ def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
     return None
 
 
-def _choose(name: str, Q: Tensor, heads: Heads, rows: int) -> str:
-    """Returns the implementation to use for tiles of `rows` queries."""
-    reasons = {"triton": why_not_triton(Q, heads, rows), "reference": None}
-    return choose_implementation("attention of a decoding step", name, reasons)
-
-
-def _check(Q: Tensor, columns: int, layer: CacheLayer | MemoryLayer, heads: Heads) -> None:
+def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
     """Raises ShapeError unless the tensors fit together."""
     K, V, slots = layer.K, layer.V, layer.slots
+    columns = sum(heads.widths) if isinstance(layer, CacheLayer) else heads.widths[0]
     if Q.dim() != 3 or Q.shape[2] != columns or len(Q) % layer.beam or 0 in Q.shape:
         raise ShapeError(
             f"queries have shape {list(Q.shape)}; {heads} with beam={layer.beam} need "
@@ -173,12 +144,15 @@ def _check(Q: Tensor, columns: int, layer: CacheLayer | MemoryLayer, heads: Head
             f"{len(Q)} rows of queries do not fit {len(layer.live) // layer.beam} slots{listed}, "
             f"with beam={layer.beam}"
         )
+    n, beam = Q.shape[1], layer.beam
+    if isinstance(layer, CacheLayer) and beam > 1 and (layer.ancestors is None or n > 1):
+        raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
 
 def _attend_cache(
     QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
 ) -> Tensor:
-    """Computes the reference of `decode_attention`; copies K and V if `slots` are listed."""
+    """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
     n, size, device = QKV.shape[1], cache.K.shape[2], QKV.device
     Q, K, V = heads.split(QKV)
     rows = torch.arange(len(QKV), device=device)  # of the cache, [R beam]
@@ -235,7 +209,7 @@ def _append(cache: CacheLayer, rows: Tensor, positions: Tensor, K: Tensor, V: Te
 
 
 def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -> Tensor:
-    """Computes the reference of `memory_attention`."""
+    """Computes the reference for a MemoryLayer."""
     rows, n, _ = Q.shape
     count, g, m = rows // memory.beam, heads.g, memory.K.shape[2]
     readable = m if memory.padded or memory.bound is None else min(m, max(memory.bound, 1))
@@ -399,7 +373,7 @@ class Sizes(NamedTuple):
 
 def attend_triton(
     Q: Tensor,
-    layer: CacheLayer | MemoryLayer,
+    layer: MemoryLayer,
     heads: Heads,
     scale: float,
     rotary: Rotary | None = None,
@@ -408,7 +382,7 @@ def attend_triton(
     tile: Tile | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Computes `decode_attention` over a CacheLayer, or `memory_attention` over a MemoryLayer."""
+    """Computes `decode_attention` with the kernel."""
     rows, n, _ = Q.shape
     K, V, beam, size, group = layer.K, layer.V, layer.beam, layer.K.shape[2], heads.h // heads.g
     appends, ancestors, counts, window = False, None, None, None

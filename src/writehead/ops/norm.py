@@ -68,11 +68,9 @@ def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
     if count == 0:
         return Y
     rows = 1 if count < MIN_ROWS_FOR_PAIRS else 2
+    constants = map(tl.constexpr, (rows, triton.next_power_of_2(d), norm.kind == "layer"))
     launch_pdl(_normalize_kernel, (triton.cdiv(count, rows),), X)(
-        *(X, norm.gain, norm.bias, Y, count, d, norm.epsilon, float(scale)),
-        ROWS=rows,
-        SIZE=triton.next_power_of_2(d),
-        CENTERED=norm.kind == "layer",
+        *(X, norm.gain, norm.bias, Y, count, d, norm.epsilon, float(scale), *constants),
         num_warps=8 if d > 4096 else 4 if count <= MAX_ROWS_FOR_WARPS else rows,
     )
     return Y
@@ -80,18 +78,7 @@ def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
 
 @triton.jit
 def _normalize_kernel(
-    X,
-    gain,
-    bias,
-    Y,
-    count,
-    d,
-    epsilon,
-    scale,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-    CENTERED: tl.constexpr,
-    PDL: tl.constexpr,
+    X, gain, bias, Y, count, d, epsilon, scale, ROWS, SIZE, CENTERED, PDL: tl.constexpr
 ):
     """Normalizes ROWS rows per program."""
     wait_for_previous(PDL)

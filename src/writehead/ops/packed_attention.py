@@ -15,7 +15,7 @@ segment does not have to be contiguous. Logits are in base 2, for exp2.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -87,25 +87,25 @@ def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | No
 
 
 def attend(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility,
+    scale: float,
+    noise: Tensor | None,
+    fused: Tensor | None = None,
 ) -> Tensor:
-    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v]."""
-    heads = Heads(Q.shape[1], K.shape[1], K.shape[3], V.shape[3])
-    return attend_packed([Q, K, V], heads, visibility, scale, noise)
-
-
-def attend_packed(
-    tensors: list[Tensor], heads: Heads, visibility: Visibility, scale: float, noise: Tensor | None
-) -> Tensor:
-    """Computes `attend` of [Q, K, V], or of one [QKV], whose gradient the kernels write directly.
+    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v].
 
     Segments may be any int32 numbers, in any order. If segments are not contiguous, or their
     numbers exceed both n and m, the result is the same, but tiles may visit more memory than
     necessary.
     """
+    tensors = [Q, K, V] if fused is None else [fused]
     if noise is not None:
         noise = noise.to(torch.float32).contiguous()
-    shape = [*astuple(heads), visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
+    heads = Q.shape[1], K.shape[1], K.shape[3], V.shape[3]
+    shape = [*heads, visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
     inputs = tensors, shape, noise, find_spans(visibility), scale
     if torch.compiler.is_compiling() or needs_gradient(*tensors):
         O: Tensor = _forward(*inputs)[0]  # noqa: E741
@@ -284,9 +284,8 @@ def _find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     n, m = query_segments.shape[1], memory_segments.shape[1]
     size = max(n, m)
     queries, memory = _buckets(query_segments, size), _buckets(memory_segments, size)
-    first, end = _bucket_spans(memory, size).gather(2, _repeat(queries)).unbind(1)  # [b, n]
-    first_query, end_query = _bucket_spans(queries, size).gather(2, _repeat(memory)).unbind(1)
-    end, end_query = -end, -end_query
+    first, end = _bucket_spans(queries, memory, size)  # [b, n]
+    first_query, end_query = _bucket_spans(memory, queries, size)  # [b, m]
     i, j = (torch.arange(x, dtype=torch.int32, device=queries.device) for x in (n, m))
     if visibility.causal:
         end, first_query = torch.minimum(end, i + 1), torch.maximum(first_query, j)
@@ -307,21 +306,18 @@ def _buckets(segments: Tensor, size: int) -> Tensor:
     return torch.where(segments == 0, 0, (segments - 1).remainder(size) + 1)
 
 
-def _bucket_spans(buckets: Tensor, size: int) -> Tensor:
-    """Returns the first position in each bucket and the negated end, [b, 2, size + 1].
+def _bucket_spans(buckets: Tensor, others: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Returns the first and the end of the positions of `others` in the bucket of each position.
 
     The span of an empty bucket is empty.
     """
-    b, m = buckets.shape
-    index = torch.arange(m, dtype=torch.int32, device=buckets.device)
-    ends = torch.stack([index, -1 - index]).expand(b, 2, m)
-    empty = torch.full((b, 2, size + 1), m, dtype=torch.int32, device=buckets.device)
-    return empty.scatter_reduce(2, _repeat(buckets), ends, "amin")
-
-
-def _repeat(buckets: Tensor) -> Tensor:
-    """Expands [b, n] to [b, 2, n]."""
-    return buckets.unsqueeze(1).expand(-1, 2, -1)
+    buckets, others = (T.unsqueeze(1).expand(-1, 2, -1) for T in (buckets, others))
+    b, _, m = others.shape
+    index = torch.arange(m, dtype=torch.int32, device=others.device)
+    ends = torch.stack([index, -1 - index]).expand(b, 2, m)  # the end is negated
+    spans = ends.new_full((b, 2, size + 1), m).scatter_reduce(2, others, ends, "amin")
+    first, end = spans.gather(2, buckets).unbind(1)
+    return first, -end
 
 
 def _table(segments: Tensor, first: Tensor, end: Tensor, valid: Tensor, size: int) -> Tensor:
@@ -371,14 +367,21 @@ def _load_factors(inputs, b, write_head, j, valid):
 
 @triton.jit
 def _query_tile(inputs):
-    """Returns this program's batch row, queries [ROWS], read-heads [ROWS] and first read-head."""
+    """Returns this program's queries.
+
+    These are their row and write-head, and for each of ROWS: the query, its read-head and segment,
+    and whether it sees anything; the first and end of the memory that they see; and Q.
+    """
     QUERIES: tl.constexpr = inputs.ROWS // inputs.HEADS
     tiles, groups = tl.cdiv(inputs.n, QUERIES), inputs.h // inputs.HEADS
     program, r = tl.program_id(0), tl.arange(0, inputs.ROWS)
     i = program % tiles * QUERIES + r // inputs.HEADS
     head = program // tiles % groups * inputs.HEADS
-    b = (program // tiles // groups).to(tl.int64)
-    return b, i, head + r % inputs.HEADS, head
+    b, heads = (program // tiles // groups).to(tl.int64), head + r % inputs.HEADS
+    segment, starts, ends = _load_spans(inputs.query_spans, b, i, inputs.n, inputs.m, PAST_END)
+    start, end, sees = tl.min(starts), tl.max(ends), starts < ends
+    q = _load(inputs.Q, b, heads, i, inputs.n, sees, inputs.DEPTH_K)
+    return b, head // inputs.GROUP, i, heads, segment, sees, start, end, q
 
 
 @triton.jit
@@ -412,12 +415,7 @@ def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
     """Computes O and logsumexp of one tile of queries per program."""
     n, h = inputs.n, inputs.h
     DEPTH_V: tl.constexpr = inputs.DEPTH_V
-    b, i, heads, head = _query_tile(inputs)
-    write_head = head // inputs.GROUP
-    q_segment, starts, ends = _load_spans(inputs.query_spans, b, i, n, inputs.m, PAST_END)
-    start, end = tl.min(starts), tl.max(ends)
-    q = _load(inputs.Q, b, heads, i, n, starts < ends, inputs.DEPTH_K)
-
+    b, write_head, i, heads, q_segment, _sees, start, end, q = _query_tile(inputs)
     row_max = tl.full([inputs.ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([inputs.ROWS], tl.float32)
     o = tl.zeros([inputs.ROWS, DEPTH_V], tl.float32)
@@ -450,12 +448,7 @@ def packed_dq_kernel(dQ, O, dO, logsumexp, delta, inputs):  # noqa: E741
     """
     n, h = inputs.n, inputs.h
     DEPTH_V: tl.constexpr = inputs.DEPTH_V
-    b, i, heads, head = _query_tile(inputs)
-    write_head = head // inputs.GROUP
-    q_segment, starts, ends = _load_spans(inputs.query_spans, b, i, n, inputs.m, PAST_END)
-    start, end = tl.min(starts), tl.max(ends)
-    sees = starts < ends
-    q = _load(inputs.Q, b, heads, i, n, sees, inputs.DEPTH_K)
+    b, write_head, i, heads, q_segment, sees, start, end, q = _query_tile(inputs)
     do = _load((dO, h * DEPTH_V), b, heads, i, n, sees, DEPTH_V)
     row = (b * h + heads) * n + i
     log_sum = tl.load(logsumexp + row, mask=i < n, other=0.0)

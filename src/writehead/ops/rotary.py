@@ -1,6 +1,6 @@
 """Rotary positions (RoFormer): queries and keys are rotated by angles that grow with position."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ class Rotary:
 
     cos: Tensor  # [positions, k/2] float32
     sin: Tensor  # [positions, k/2] float32
+    _copies: dict[torch.device, "Rotary"] = field(default_factory=dict, repr=False)
 
     @classmethod
     def make(
@@ -25,23 +26,17 @@ class Rotary:
                 f"positions={positions}, k={k}, base={base}: rotary positions need at least one "
                 f"position, an even k and a base above 0"
             )
-        frequencies = base ** -(torch.arange(0, k, 2, dtype=torch.float64) / k)
-        angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
+        # on the CPU even where tensors are made on the meta device, which computes nothing
+        exponents = torch.arange(0, k, 2, dtype=torch.float64, device="cpu") / k
+        numbers = torch.arange(positions, dtype=torch.float64, device="cpu")
+        angles = numbers.unsqueeze(1) * base**-exponents
         return cls(angles.cos().float().to(device), angles.sin().float().to(device))
 
-
-class LazyRotary:
-    """A `Rotary` for the layers of a stack, computed for each device when first needed."""
-
-    def __init__(self, positions: int, k: int, base: float) -> None:
-        self._sizes = positions, k, base
-        self._made: dict[torch.device, Rotary] = {}
-
-    def on(self, device: torch.device) -> Rotary:
-        """Returns the `Rotary` on a device."""
-        if device not in self._made:
-            self._made[device] = Rotary.make(*self._sizes, device=device)
-        return self._made[device]
+    def on(self, device: torch.device) -> "Rotary":
+        """Returns a copy on a device; makes it once."""
+        if device not in self._copies:
+            self._copies[device] = Rotary(self.cos.to(device), self.sin.to(device))
+        return self._copies[device]
 
 
 def rotate(X: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
