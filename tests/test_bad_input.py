@@ -11,8 +11,8 @@ from torch import Tensor
 
 from helpers import config, model, packing, random, tokens
 from writehead import errors
-from writehead.config import AttentionConfig
-from writehead.engine import Batching, beam_search, greedy, sample
+from writehead.config import AttentionConfig, Batching
+from writehead.engine import beam_search, greedy, sample
 from writehead.errors import shown
 from writehead.model import DecoderState, KVCache, Packing, TranslationModel, make_model
 from writehead.ops.attention import attend

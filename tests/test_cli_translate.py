@@ -16,8 +16,8 @@ import pytest
 from processes import environment, run_python
 from texts import ODD, names, sentences
 from writehead.cli.resumable import ResumableFile
-from writehead.config import DecodeConfig
-from writehead.engine import Batching, Engine
+from writehead.config import Batching, DecodeConfig
+from writehead.engine import Engine
 from writehead.engine.runner import Lane
 
 # in float64, printed digits do not depend on the batch
@@ -260,7 +260,7 @@ def test_a_program_can_wait_for_each_answer(small_runs, writehead, verb, number)
 KILLED = """
 import json, os, signal, sys
 from writehead.cli import main
-from writehead.engine import Batching
+from writehead.config import Batching
 from writehead.cli.resumable import ResumableFile
 
 def commit_and_die(self, commit=ResumableFile.commit):

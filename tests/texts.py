@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from helpers import config, model
+from writehead.config import Batching
 from writehead.data.tokenizer import Tokenizer
-from writehead.engine import Batching, Engine
+from writehead.engine import Engine
 from writehead.model import quantize_run, save_run
 
 WORDS = "the a cat dog bird runs sees sings house tree small big red under over with and then now"

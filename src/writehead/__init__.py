@@ -10,9 +10,14 @@ from writehead.util.threads import wait_passively
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
-    from writehead.config import AttentionConfig, DecodeConfig, ModelConfig, matched_d_ff
-    from writehead.engine import (
+    from writehead.config import (
+        AttentionConfig,
         Batching,
+        DecodeConfig,
+        ModelConfig,
+        matched_d_ff,
+    )
+    from writehead.engine import (
         Engine,
         Hypothesis,
         Output,

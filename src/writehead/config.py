@@ -345,6 +345,22 @@ class DecodeConfig:
         return dataclasses.replace(self, beam=1 if one else beam)
 
 
+@dataclass(frozen=True)
+class Batching:
+    """The sizes of batches.
+
+    `tokens` limits slots × beam × (longest source or prompt + longest output). The default depends
+    on the device.
+    """
+
+    tokens: int | None = None
+    lines: int = 4096  # tokenized together; up to two such groups are read ahead
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_sizes(self, "tokens", "lines")
+
+
 def matched_d_ff(variant: ModelConfig, baseline: ModelConfig) -> int:
     """Returns the d_ff that gives `variant` as many parameters as `baseline` (§4.1), rounded."""
     sizes = ("task", "vocab_size", "source_vocab_size", "d", "encoder_layers", "decoder_layers")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from search_toys import random_toy
 from texts import ODD, engine, sentences, tokenizer
-from writehead.config import DecodeConfig
+from writehead.config import Batching, DecodeConfig
+from writehead.data.lines import split_line, split_text
 from writehead.data.tokenizer import normalise
-from writehead.engine import Batching, Engine, beam_search, greedy
-from writehead.engine.batching import split_line, split_text
+from writehead.engine import Engine, beam_search, greedy
 from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
 from writehead.model import save_run
 from writehead.util import devices

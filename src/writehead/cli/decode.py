@@ -17,7 +17,7 @@ from typer import Argument, Option
 from writehead import __version__
 from writehead.cli.app import app
 from writehead.cli.options import Device, Dtype, Force, Threads
-from writehead.config import DecodeConfig
+from writehead.config import Batching, DecodeConfig
 from writehead.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
@@ -126,7 +126,7 @@ def translate_command(
         )
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
     from writehead.cli import textio
-    from writehead.engine import Batching, Engine  # imports PyTorch
+    from writehead.engine import Engine  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
@@ -200,7 +200,7 @@ def generate_command(
         raise ConfigError("give either a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
     from writehead.cli import textio
-    from writehead.engine import Batching, Engine  # imports PyTorch
+    from writehead.engine import Engine  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
@@ -258,7 +258,6 @@ def _decode_config(given: dict[str, Any]) -> DecodeConfig:
 
 def _group_sizes(engine: "Engine") -> tuple[int, int]:
     """Returns the maximum number of lines to decode together, and the number in the first group."""
-    from writehead.engine import Batching
 
     if engine.model.device.type != "cpu":
         return Batching.lines, Batching.lines

@@ -1,12 +1,10 @@
 """The engine, which decodes text, and searches over any step function."""
 
-from writehead.engine.batching import Batching
 from writehead.engine.engine import Engine, Output, ScoredText
 from writehead.engine.search import Hypothesis
 from writehead.engine.stepwise import beam_search, greedy, sample
 
 __all__ = [
-    "Batching",
     "Engine",
     "Hypothesis",
     "Output",

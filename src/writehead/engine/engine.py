@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from writehead.config import DecodeConfig
+from writehead.config import Batching, DecodeConfig
+from writehead.data.lines import EXTRA_TOKENS, LINE_TOKENS, split_line
 from writehead.data.tokenizer import EOS, Tokenizer, Tokens
-from writehead.engine.batching import EXTRA_TOKENS, LINE_TOKENS, Batching, split_line
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options

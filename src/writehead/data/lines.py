@@ -1,12 +1,10 @@
-"""Batch sizes, and the splitting of long lines into pieces."""
+"""Splits lines that are too long for a model into pieces."""
 
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from writehead.data.tokenizer import MAX_PIECE
-from writehead.schema import check_sizes, check_types
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
@@ -14,22 +12,6 @@ WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script witho
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
-
-
-@dataclass(frozen=True)
-class Batching:
-    """The sizes of batches.
-
-    `tokens` limits slots × beam × (longest source or prompt + longest output). The default depends
-    on the device.
-    """
-
-    tokens: int | None = None
-    lines: int = 4096  # tokenized together; up to two such groups are read ahead
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_sizes(self, "tokens", "lines")
 
 
 def split_line(
