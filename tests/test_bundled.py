@@ -14,8 +14,9 @@ from writehead.engine import Engine
 from writehead.errors import RunError
 from writehead.model import read_config
 from writehead.model.bundled import BUNDLED, bundled_run
-from writehead.model.runs import read_quantization, run_fingerprint, sha256
+from writehead.model.runs import read_quantization, run_fingerprint
 from writehead.paper.presets import preset
+from writehead.util.checksums import sha256
 
 ROOT = Path(__file__).parents[1]
 SHORT = ("--max-length=9", "--device=cpu")

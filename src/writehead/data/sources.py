@@ -6,7 +6,6 @@ to count and sample its lines and once to encode them, but never loaded into mem
 
 import bz2
 import gzip
-import hashlib
 import io
 import lzma
 import zlib
@@ -106,6 +105,7 @@ class Embedded:
     def rows(self) -> Iterator[Row]:
         """Yields the pairs that the grammar generates."""
         from writehead.data.corpus import pairs
+from writehead.util.checksums import sha256
 
         return pairs(self.split, self.pairs, self.seed, self.max_words)
 
@@ -141,9 +141,7 @@ def file_identity(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file and cannot be read twice; save it as one")
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+        return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 

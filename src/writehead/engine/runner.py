@@ -71,18 +71,9 @@ class Lane:
     def __init__(
         self, model: Model, shape: Shape, *, vocab_size: int, eos: int, graphs: bool = True
     ) -> None:
-        self.model, self.shape, config = model, shape, model.config
+        self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
-        self.cache = KVCache(
-            config.decoder_attention,
-            layers=config.decoder_layers,
-            rows=slots * shape.beam,
-            capacity=shape.capacity,
-            beam=shape.beam,
-            padded=shape.padded,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self.cache = model.new_state(slots, shape.capacity, shape.beam, shape.padded).cache
         self.cache.live.zero_()
         self.search = Search(
             slots,

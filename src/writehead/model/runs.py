@@ -5,7 +5,6 @@ them. Reading a run executes no code from it. Matrices may be quantized; loading
 floating point.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -32,6 +31,13 @@ from writehead.model.transformer import (
     check_config,
     make_model,
 )
+from writehead.util.checksums import (
+    CHECKSUMS,
+    COPY_AGAIN,
+    check_checksum,
+    sha256,
+    write_checksums,
+)
 from writehead.util.devices import find_device
 from writehead.util.files import atomic_directory, hidden_directory, replaced_directory, sync
 from writehead.util.json_files import read_json
@@ -40,9 +46,7 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
-CHECKSUMS, MAX_CHECKSUMS = "checksums.sha256", 1 << 20  # bytes; `sha256sum --check` reads it
 FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS}
-COPY_AGAIN = "copy or save the run again"
 
 
 @dataclass(frozen=True)
@@ -185,36 +189,6 @@ def write_model(
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
     if tokenizer is not None:
         (directory / TOKENIZER).write_bytes(tokenizer)
-
-
-def write_checksums(directory: Path) -> None:
-    """Writes the checksums of all files in a folder."""
-    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
-    (directory / CHECKSUMS).write_text("".join(lines), encoding="ascii")
-
-
-def check_checksum(path: Path) -> None:
-    """Raises DamagedRun if a file does not match its checksum; accepts a folder without any."""
-    checksums = path.with_name(CHECKSUMS)
-    if not path.is_file() or not checksums.is_file():
-        return
-    try:
-        with checksums.open("rb") as file:
-            lines = file.read(MAX_CHECKSUMS).decode("ascii", "replace").splitlines()
-        line = f"{sha256(path)}  {path.name}"
-    except OSError as error:
-        raise RunError(f"{error.filename} cannot be read: {error.strerror}") from error
-    if line not in lines:
-        raise DamagedRun(
-            f"{path} does not match its SHA-256 in {CHECKSUMS}",
-            f"{COPY_AGAIN}; if you changed the file yourself, delete {CHECKSUMS}",
-        )
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file as 64 hex digits; takes about a second per gigabyte."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

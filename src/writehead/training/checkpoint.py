@@ -21,6 +21,7 @@ from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.model import runs
 from writehead.model.runs import TOKENIZER
 from writehead.training.step import Stepper
+from writehead.util.checksums import check_checksum
 from writehead.util.files import remove_directory
 from writehead.util.json_files import read_json
 
@@ -82,8 +83,8 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
             raise ValueError(f"{PROGRESS} belongs to step {progress.step}")
         batches.restore(progress.data)
         tensors = load_file(path / OPTIMIZER)
-        runs.check_checksum(path / OPTIMIZER)
-        runs.check_checksum(path / PROGRESS)
+        check_checksum(path / OPTIMIZER)
+        check_checksum(path / PROGRESS)
         options = state_dict.StateDictOptions(full_state_dict=True)
         state_dict.set_model_state_dict(model, weights, options=options)
         state = state_dict.get_optimizer_state_dict(model, optimizer, options=options)
