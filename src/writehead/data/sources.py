@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from writehead.errors import DataError
+from writehead.util.checksums import sha256
 
 MAX_LINE = 1 << 22  # bytes
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -105,7 +106,6 @@ class Embedded:
     def rows(self) -> Iterator[Row]:
         """Yields the pairs that the grammar generates."""
         from writehead.data.corpus import pairs
-from writehead.util.checksums import sha256
 
         return pairs(self.split, self.pairs, self.seed, self.max_words)
 
