@@ -7,24 +7,19 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from helpers import config as model_config
-from helpers import model as random_model
+from scheduling import EOS
+from scheduling import make as random_model
 from search_toys import Toy, assert_ranked, assert_same
 from writehead.config import DecodeConfig
 from writehead.engine import beam_search, greedy, sample
 from writehead.errors import CacheError, CacheFull
 
-VOCABULARY, EOS = 13, 1
+VOCABULARY = 13
 
 
 def make(task: str, **changes: object):
-    """A model in float64, where no two tokens are nearly equally likely, that ends some texts."""
-    sizes = {"vocab_size": VOCABULARY, "decoder_layers": 2, "logit_scale": 0.6}
-    sizes |= {"encoder_layers": 1} if task == "translation" else {}
-    model = random_model(model_config(task, **(sizes | changes)))
-    with torch.no_grad():
-        model.tokens.weight[EOS] *= 2.5
-    return model
+    """A model in float64, where no two tokens are nearly equally likely."""
+    return random_model(task, torch.float64, vocab_size=VOCABULARY, logit_scale=0.6, **changes)
 
 
 @pytest.mark.parametrize("changes", [{"g": 6}, {"window": 3}, {"g": 2, "v": 5, "window": 4}])

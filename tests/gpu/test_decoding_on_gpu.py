@@ -117,14 +117,6 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
     assert [name for name, in_parallel in compiled.items() if not in_parallel] == []
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_the_bundled_model_finds_the_tokens_of_a_cpu(beam):
-    lines, options = sentences(30, longest=20), DecodeConfig(beam=beam)
-    engines = (Engine.load(None, device, torch.float32) for device in ("cuda", "cpu"))
-    gpu, cpu = ([one.text for one in engine.translate(lines, options)] for engine in engines)
-    assert gpu == cpu
-
-
 def test_unsupported_heads_are_decoded_step_by_step_with_a_warning(caplog):
     one = Engine(engine("translation").model.to(DEVICE, torch.float32), tokenizer())
     with caplog.at_level(logging.WARNING):

@@ -64,9 +64,7 @@ def empty_device():
 
 
 def decode(loop: scheduling.Scheduler, task: Task) -> None:
-    request = task.request()
-    loop.submit([request])
-    loop.run([request])
+    [(_, request)] = run_mixed(loop, [task])
     assert len(request.result()[0].tokens) == task.max_length
 
 

@@ -22,51 +22,40 @@ from writehead.paper.listings import (
 
 b, n, h, k, v, m, d = 2, 3, 6, 7, 11, 13, 17
 
-every_kind = pytest.mark.parametrize("g", [h, 2, 1])
-every_depth = pytest.mark.parametrize("v", [k, v])
-
 
 def attention(g: int, v: int = v, **options: object) -> Attention:
     return Attention(AttentionConfig(d, h, g, k, v, **options)).double()
 
 
-@every_depth
-@every_kind
+@pytest.mark.parametrize("v", [k, v])
+@pytest.mark.parametrize("g", [h, 2, 1])
 @pytest.mark.parametrize("window", [None, 1, 4, m + 1])
-def test_self_attention_is_the_listing(window, g, v):
-    module, X, mask = attention(g, v), random(b, m, d), causal_mask(b, h, m, window)
-    Y = module(X, WholeSequence(Visibility(causal=True, window=window)))
-    assert_close(Y, MultiheadAttentionBatched(X, X, mask, *projections(module)))
-    if g == 1:
-        own = projections(module, shared=True)
-        assert_close(Y, MultiqueryAttentionBatched(X, X, mask, *own))
-
-
-@every_depth
-@every_kind
-@pytest.mark.parametrize("window", [None, 1, 4, m])
-def test_steps_through_a_cache_are_the_listings(window, g, v):
+def test_whole_sequences_and_steps_through_a_cache_are_the_listings(window, g, v):
     module, X = attention(g, v, window=window), random(b, m, d)
+    mask, own = causal_mask(b, h, m, window), projections(module)
+    right = MultiheadAttentionBatched(X, X, mask, *own)
+    assert_close(module(X, WholeSequence(Visibility(causal=True, window=window))), right)
     cache = KVCache(module.config, layers=1, rows=b, capacity=m, dtype=torch.float64)
     K, V, shared_K, shared_V = (
         random(b, *heads, 0, size) for heads in ((h,), ()) for size in (k, v)
     )
-    own, steps = projections(module), []
-    for x in X.unbind(1):
+    for i, x in enumerate(X.unbind(1)):
         cache.reserve(1)
-        steps.append(module(x.unsqueeze(1), cache.layer(0)).squeeze(1))
+        Y = module(x.unsqueeze(1), cache.layer(0)).squeeze(1)
         cache.advance(1)
+        assert_close(Y, right[:, i])
         if window is None:
             y, K, V = MultiheadSelfAttentionIncremental(x, K, V, *own)
-            assert_close(steps[-1], y)
+            assert_close(Y, y)
         if window is None and g == 1:
             y, shared_K, shared_V = MultiquerySelfAttentionIncremental(
                 x, shared_K, shared_V, *projections(module, shared=True)
             )
-            assert_close(steps[-1], y)
-    right = MultiheadAttentionBatched(X, X, causal_mask(b, h, m, window), *own)
-    assert_close(torch.stack(steps, dim=1), right)
-    assert cache.size == (window or m)
+            assert_close(Y, y)
+    if g == 1:
+        one = MultiqueryAttentionBatched(X, X, mask, *projections(module, shared=True))
+        assert_close(one, right)
+    assert cache.size == min(window or m, m)
     if window is None:
         assert_close(cache.K[0], K[:, :: h // g])
         assert_close(cache.V[0], V[:, :: h // g])

@@ -159,12 +159,12 @@ def test_large_products_on_a_gpu(columns, depth, options, rows, implementation, 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_weights_may_be_folded_and_the_residual_may_be_the_input(implementation):
-    for kind in ("rms", "layer"):
-        case = Case(4, 37, 37, f"{kind} bias relu residual scale")
+    for options in ("rms bias relu residual", "layer bias relu residual scale", "residual"):
+        case = Case(4, 37, 37, options)
         case.residual = case.X
-        given = {"activation": "relu", "residual": case.X, "implementation": implementation}
-        Y = linear(case.X, case.weight.fold(scale=0.7), **given)
-        assert_close_in(F32, Y, case.exact(), ulps=64)
+        exact, weight = case.exact(), case.weight.fold(scale=case.scale)
+        given = {"activation": case.activation, "implementation": implementation}
+        assert_close_in(F32, linear(case.X, weight, residual=case.X, **given), exact, ulps=64)
     unbiased = Weight(case.W).fold(zero_bias=True)
     assert_close_in(F32, linear(case.X, unbiased), linear(case.X, Weight(case.W)))
 

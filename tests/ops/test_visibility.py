@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import sees
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, ShapeError
 from writehead.ops.visibility import Visibility
 
 b, n, m = 2, 3, 7
@@ -44,6 +44,8 @@ def test_masks_equal_a_check_of_each_pair(segments, **limits):
         assert empty.expand(b, 1, n, 1).flatten().tolist() == sees_nothing
 
 
-def test_a_window_has_a_position():
+def test_invalid_limits_are_rejected():
     with pytest.raises(ConfigError, match="window=0 must be at least 1"):
         Visibility(window=0)
+    with pytest.raises(ShapeError, match="both query_segments and memory_segments"):
+        Visibility(query_segments=torch.ones(b, n, dtype=torch.long))
