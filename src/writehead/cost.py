@@ -244,7 +244,7 @@ def largest_batch(config: ModelConfig, setting: Setting, chip: Chip) -> int:
 
 
 def sentence_bytes(config: ModelConfig, setting: Setting) -> int:
-    """Returns the bytes to decode one sentence: K and V, the search, and the workspace."""
+    """Returns the bytes needed to decode a sentence: K and V, the search, and the workspace."""
     d, e = config.d, setting.element
     sentence = dataclasses.replace(setting, batch=1)
     inner = 3 * config.f if config.gated else config.f  # both factors and their product

@@ -53,9 +53,9 @@ def time_work(work: Call, device: torch.device, *, repeats: int) -> Times:
 
 
 def device_time(work: Call, device: torch.device) -> tuple[float | None, float]:
-    """Returns the seconds in which a GPU ran kernels of `work`, None on a CPU, and all seconds.
+    """Returns the seconds in which a GPU was busy with `work`, or None on a CPU, and all seconds.
 
-    Recording the kernels makes the work somewhat slower.
+    Profiling makes the work somewhat slower.
     """
     if device.type != "cuda":
         return None, clocked(work, device)

@@ -28,7 +28,7 @@ from writehead.util.garbage import frozen_objects
 
 OURS, FLOAT32 = "ours", "ours, float32"
 ALPHA = 0.6  # as in §4.2
-ONE_LINE = 10  # repeats of a single line
+ONE_LINE = 10  # repeats of the translation of one line
 PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
 
@@ -36,7 +36,7 @@ Translate = Callable[[list[str], int], list[str]]  # arguments: lines and beam
 
 
 class System(NamedTuple):
-    """A system that is timed; `scheduler` is that of our engine."""
+    """A system to time; `scheduler` is None for other libraries."""
 
     translate: Translate
     scheduler: Scheduler | None = None
@@ -64,10 +64,9 @@ class TranslateJob:
 def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[str, Any]:
     """Measures seconds to load and to the first sentence, and sentences and tokens per second.
 
-    For ours, a row also has the time of one line alone, and figures of the scheduler and device.
-
-    `equal_lines` counts the translations of each system that are equal to ours. If the dtype is
-    not float32, ours in float32 is one of the systems.
+    Ours also has the time of one line alone, and statistics of the scheduler and the device.
+    `equal_lines` counts the translations of each system that are equal to ours. If the dtype is not
+    float32, ours in float32 is one of the systems.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
@@ -163,7 +162,7 @@ def _measure(
 
 
 def _utilisation(scheduler: Scheduler, work: Call, device: torch.device) -> dict[str, Any]:
-    """Returns the steps of `work`, the sequences in them, and the idle time of a GPU."""
+    """Returns the steps of `work`, rows per step, occupancy, and the idle fraction of a GPU."""
     before, scheduler.stats = scheduler.stats, Stats()
     busy, seconds = device_time(work, device)
     stats, scheduler.stats = scheduler.stats, before

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.engine.engine import Progress
 
 ADVICE = "convert the text, or pass --errors replace or --errors skip"
-# lines decoded together on a CPU: in the first group, and at most
+# lines decoded together on a CPU: in the first group, and in the largest
 CPU_LINES = (32, 1024)
 
 
@@ -249,7 +249,7 @@ def _unzip(group: "Iterable[Source]") -> tuple[Iterator[str], Iterator[str]]:
 
 
 def _decode_config(given: dict[str, Any]) -> DecodeConfig:
-    """Returns the search options that are given on the command line."""
+    """Returns the search options from the command line."""
     if given["seed"] is not None and given["temperature"] is None:
         raise ConfigError("--seed is for sampling; set --temperature too")
     names = {field.name for field in dataclasses.fields(DecodeConfig)} & given.keys()

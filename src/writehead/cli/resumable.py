@@ -30,7 +30,7 @@ Source = tuple[str, str]  # an input line and the prefix of its output
 class ResumableFile:
     """A file in progress, in a hidden folder, with `done` finished lines.
 
-    `attempted` is true if an earlier attempt, maybe with other settings, has finished lines.
+    `attempted` is true if an earlier attempt, possibly with other settings, has finished lines.
     """
 
     def __init__(self, path: Path, folder: Path, descriptor: int, attempted: bool) -> None:

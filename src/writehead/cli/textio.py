@@ -203,7 +203,7 @@ class Stream:
         return 0
 
     def write(self, text: str) -> None:
-        """Writes a part of a line."""
+        """Writes part of a line."""
         self._file.write(text.encode())
         self._file.flush()
 
@@ -244,7 +244,7 @@ def writing(
         raise DataError(f"{name} could not be written: {error.strerror or error}") from error
 
 
-Counter = Callable[[float], None]  # adds finished lines; parts of long lines are fractions
+Counter = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction
 
 
 @contextmanager
@@ -326,5 +326,5 @@ def _unfinished(
     if output.done:
         say(f"resuming after line {output.done:,} of {name}")
     elif isinstance(output, ResumableFile) and output.attempted:
-        say("starting over: the interrupted attempt had other input or settings")
+        say("starting over: the interrupted attempt had different input or settings")
     yield from groups

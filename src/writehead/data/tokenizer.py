@@ -164,7 +164,7 @@ class Tokenizer:
     def encode_all(
         self, texts: Iterable[str], *, eos: bool = False, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts; by default, without EOS and with one thread per core."""
+        """Returns the ids of many texts, by default without EOS; many texts use all cores."""
         clean = [normalise(text) for text in texts]
         if threads is None:
             threads = -1 if len(clean) >= MIN_TEXTS_FOR_THREADS else 1
@@ -176,7 +176,7 @@ class Tokenizer:
         return str(self._call(self._pieces.decode, [int(i) for i in ids]))
 
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
-        """Returns the texts of many sequences of token ids, which is faster than one by one."""
+        """Returns the texts of many sequences of token ids; faster than a `decode` for each."""
         return list(self._call(self._pieces.decode, texts, num_threads=1)) if texts else []
 
     def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:

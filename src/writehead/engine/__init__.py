@@ -1,4 +1,4 @@
-"""The engine, which decodes text, and searches over any step function."""
+"""The `Engine`, which decodes text, and search functions that accept any step function."""
 
 from writehead.engine.engine import Engine, Output, ScoredText
 from writehead.engine.search import Hypothesis

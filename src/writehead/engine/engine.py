@@ -1,4 +1,4 @@
-"""The engine: decodes text in batches with a model and its tokenizer, and keeps the input order."""
+"""The `Engine`: decodes lines of text in batches, and yields the outputs in input order."""
 
 import logging
 from collections import deque
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
-BACKGROUND_LINES = 64  # fewer lines become text in the calling thread
-BACKGROUND_GROUPS = 4  # of lines that may wait to become text
-SORTED_LINES = {"cpu": 256}  # by length, because padding costs time; not on other devices
+BACKGROUND_LINES = 64  # a smaller group is detokenized in the calling thread
+BACKGROUND_GROUPS = 4  # groups of lines that may wait to be detokenized
+SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
-Progress = Callable[[float], None]  # adds finished lines; pieces of long lines are fractions
+Progress = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction
 T = TypeVar("T")
 Line = list[Request]  # the requests for one line of text: pieces or samples
 
@@ -54,7 +54,7 @@ class Output(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The first text."""
+        """The text of the first hypothesis."""
         return self.hypotheses[0].text
 
 
@@ -126,10 +126,10 @@ class Engine:
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
-        """Translates lines, in order, by default by beam search with beam=4.
+        """Translates lines and yields outputs in order; the default is beam search with beam=4.
 
         `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
-        be 50 tokens longer than its source. `first` is the index of the first line, for seeds.
+        be 50 tokens longer than its source. Lines are numbered from `first`; line i uses seed + i.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
@@ -158,10 +158,10 @@ class Engine:
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
-        """Continues prompts, in order, by default by greedy search; outputs exclude the prompts.
+        """Continues prompts, by default by greedy search; yields outputs in order, without prompts.
 
-        Without a max_length, a text ends with eos or at the last position of the model. Sample j of
-        prompt i uses seed + i × samples + j; `first` is the index of the first prompt.
+        Without a max_length, a text ends with eos or at the last position of the model. Prompts are
+        numbered from `first`; sample j of prompt i uses seed + i × samples + j.
         """
         options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
         if samples < 1:
@@ -186,7 +186,7 @@ class Engine:
     def stream_all(
         self, prompts: Iterable[str], options: DecodeConfig | None = None
     ) -> Iterator[tuple[int, str]]:
-        """Streams continuations of several prompts at once; yields pairs of index and piece."""
+        """Streams continuations of several prompts at once; yields (prompt index, piece) pairs."""
         options, texts = self._checked_prompting(options), [*_texts(prompts, "prompt")]
         if options.width > 1:
             raise ConfigError("beam search cannot stream text; use beam=1")
@@ -195,7 +195,7 @@ class Engine:
         return self._stream(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
-        """Yields pieces of text as the tokens of requests are decoded."""
+        """Submits requests; yields pieces of their text as tokens are decoded."""
         arrived: deque[tuple[int, list[int]]] = deque()
         texts = [_StreamedText(self.tokenizer, [*request.tokens[1:]]) for request in requests]
         for i, request in enumerate(requests):
@@ -227,11 +227,11 @@ class Engine:
     ) -> Iterator[list[Line]]:
         """Yields groups of lines whose requests are done, in the order of the texts.
 
-        Another thread encodes the next group of texts while this group is decoded.
+        Another thread tokenizes the next group of texts while this group is decoded.
         """
         report = progress or (lambda count: None)
         pending: deque[Line] = deque()
-        finished: deque[float] = deque()  # the fraction of its line that each finished request is
+        finished: deque[float] = deque()  # for each finished request, its fraction of a line
         waiting = 0  # unfinished requests
         try:
             for lines in _ahead(texts, encode, self.batching.lines):
@@ -256,8 +256,8 @@ class Engine:
     def _submit(self, lines: Sequence[Line], finished: Callable[[float], None]) -> int:
         """Submits requests; returns how many.
 
-        Requests that are padded to one length should have similar lengths, but the first lines
-        should also be done first, so blocks of lines are sorted.
+        Sorting requests by length reduces padding. Requests are sorted within blocks only, so that
+        the first lines are still done first.
         """
         whole = partial(finished, 1.0)
         for line in lines:
@@ -285,14 +285,14 @@ class Engine:
     def _translation_requests(
         self, line: int, text: str, prefix: str, tokens: Tokens, options: DecodeConfig
     ) -> Line:
-        """Returns a request per piece of a line; the first one starts with the prefix."""
+        """Returns a request per piece of a line; the prefix belongs to the first."""
         limit = self.model.config.source_positions - 1  # eos needs one
         pieces: list[Tokens] = [tokens] if len(tokens) > 1 else []
         if len(tokens) > limit + 1:
             split, shortened = split_line(text, self.tokenizer.encode, limit)
             pieces = [[*piece, EOS] for piece in split]
             problem = f"longer than the model's limit of {limit} source tokens"
-            problem = f"cut to {LINE_TOKENS} tokens and shorter words" if shortened else problem
+            problem = f"cut to {LINE_TOKENS} tokens, with shorter words" if shortened else problem
             log.warning("line %d is %s; translating %d pieces", line + 1, problem, len(pieces))
         forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
         requests = []
@@ -340,7 +340,7 @@ class Engine:
         results: Sequence[Sequence[Hypothesis]],
         prompts: Sequence[Tokens] | None = None,
     ) -> list[list[ScoredText]]:
-        """Decodes hypotheses, those of results[i] as continuations of prompts[i], if given."""
+        """Detokenizes hypotheses; with `prompts`, those of results[i] continue prompts[i]."""
         decode_all, skipped = self.tokenizer.decode_all, [0] * len(results)
         tokens = [one.tokens for some in results for one in some]
         if prompts is not None:
@@ -355,20 +355,20 @@ class Engine:
 
 
 class _StreamedText:
-    """Text that grows by tokens, after a prompt."""
+    """The text of a growing sequence of tokens, without the prompt that it continues."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer, self._tokens = tokenizer, list(prompt)
-        self._length = len(tokenizer.decode(prompt))  # characters of the prompt or returned
+        self._length = len(tokenizer.decode(prompt))  # characters of the prompt, and returned
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Returns the text that tokens add and that later tokens cannot change."""
+        """Appends tokens; returns the new text that later tokens cannot change."""
         self._tokens += tokens
         # the bytes of an incomplete character are decoded as replacement characters
         return self._next(self._tokenizer.decode(self._tokens).rstrip("\N{REPLACEMENT CHARACTER}"))
 
     def rest(self) -> str:
-        """Returns the text that is left after the last token."""
+        """Returns the remaining text after the last token."""
         return self._next(self._tokenizer.decode(self._tokens))
 
     def _next(self, text: str) -> str:
@@ -399,7 +399,7 @@ def _join_pieces(
 def _ahead(
     texts: Iterator[T], encode: Callable[[list[T]], list[Line]], size: int
 ) -> Iterator[list[Line]]:
-    """Yields groups of `size` encoded texts; meanwhile, a thread encodes the next group."""
+    """Yields groups of up to `size` lines; meanwhile, another thread tokenizes the next group."""
     group = list(islice(texts, size))
     if len(group) < size:
         yield encode(group)
@@ -416,7 +416,7 @@ def _ahead(
 def _in_background(
     work: Callable[[list[Line]], list[Output]], groups: Iterator[list[Line]]
 ) -> Iterator[Output]:
-    """Yields the outputs of each group; those of a large group are made in another thread."""
+    """Yields the outputs of each group; another thread detokenizes large groups."""
     made: deque[Future[list[Output]]] = deque()
     with ThreadPoolExecutor(1) as thread:
         for group in groups:
@@ -438,7 +438,7 @@ def _hypotheses(request: Request) -> Sequence[Hypothesis]:
 
 
 def _drain(finished: deque[float], report: Progress) -> int:
-    """Reports finished fractions of lines; returns how many there were."""
+    """Reports the lines of finished requests; returns the number of requests."""
     count = 0
     while finished:  # other threads may add more meanwhile
         report(finished.popleft())
@@ -447,7 +447,7 @@ def _drain(finished: deque[float], report: Progress) -> int:
 
 
 def _take_done(pending: deque[Line]) -> list[Line]:
-    """Removes and returns the first lines whose requests are all done; one that failed, alone."""
+    """Removes and returns the leading lines that are done; a line that failed comes alone."""
     done: list[Line] = []
     while pending and all(request.is_done for request in pending[0]):
         failed = any(request.error for request in pending[0])

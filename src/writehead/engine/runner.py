@@ -1,8 +1,8 @@
 """A lane: slots of one beam size, their buffers on the device, and the steps that advance them.
 
-A step runs the model and the search for the sequences in some slots. On a GPU, each number of slots
-has its own CUDA graph. All graphs of a lane use the same buffers, and a list of slots selects the
-rows. The host reads which sequences have ended a few steps late, so the device never waits for it.
+A step runs the model and the search for the sequences in some slots. On a GPU, it is a CUDA graph
+for 1, 16, 64, 256, … slots. All graphs of a lane use the same buffers, and a list of slots on the
+device selects the rows. Results are copied to the host asynchronously.
 """
 
 import logging
@@ -31,8 +31,8 @@ from writehead.util.devices import capture_stream
 log = logging.getLogger(__name__)
 
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
-MIN_GRAPH_TOKENS = 64  # of the encoder
-DENSE_FRACTION = 0.75  # of slots in use: above it, eager steps compute all slots in place
+MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
+DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
 _capturing = threading.Lock()
@@ -54,9 +54,9 @@ class Shape:
 
 
 def graph_slots(count: int) -> int:
-    """Returns how many slots the graph for `count` computes: 1, 16, 64, 256, …
+    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …
 
-    Sizes are coarse because capturing more graphs costs more time than tighter sizes save.
+    The sizes are coarse, because capturing more graphs takes more time than finer sizes save.
     """
     size = 1
     while size < count:
@@ -65,7 +65,7 @@ def graph_slots(count: int) -> int:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences; never chooses token ids >= `vocab_size`."""
+    """Buffers and steps for `shape.slots` sequences; token ids >= `vocab_size` are not chosen."""
 
     @torch.no_grad()
     def __init__(
@@ -96,8 +96,8 @@ class Lane:
         self._live_copies = deque(HostCopy(self._live) for _ in range(3))
         self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
-        self._slots: NDArray[np.int32] | None = None  # those in `_listed`
-        self._key = (0, False)  # of the graph for them: its slots, and whether any of them samples
+        self._slots: NDArray[np.int32] | None = None  # the slots in `_listed`
+        self._key = (0, False)  # of their graph: its slots, and whether any of them samples
 
     def _make_graphs(self) -> "Graphs | None":
         """Returns the graphs of this lane, or None if its steps cannot be captured."""
@@ -149,7 +149,7 @@ class Lane:
         self._slots = None
 
     def erase(self, slots: Sequence[int]) -> None:
-        """Clears K and V of `slots`: the reference masks by multiplying, which would spread NaN."""
+        """Zeroes K and V of `slots`: the reference multiplies hidden values, even NaN, by 0."""
         beam, index = self.shape.beam, self._send(slots)
         for T in (self.cache.K, self.cache.V):
             T.view(len(T), -1, beam, *T.shape[2:]).index_fill_(1, index, 0.0)
@@ -161,7 +161,7 @@ class Lane:
     def step(self, slots: NDArray[np.int32]) -> None:
         """Feeds one token of each sequence in `slots`, and chooses the next.
 
-        If no sequence has been admitted in between, the same array means the same slots.
+        Passing the same array again is faster, so its content must not change.
         """
         if self._graphs is None:
             self._step_eagerly(slots)
@@ -183,7 +183,7 @@ class Lane:
             return HostCopy(self.search.collect(slots, options))
 
     def copy_live(self) -> "HostCopy":
-        """Starts copying to the host whether each slot is live; two such copies may be unread."""
+        """Starts copying to the host which slots are live; two earlier copies may be unread."""
         self._live_copies.rotate()
         return self._live_copies[0].start(self._live)
 
@@ -293,7 +293,7 @@ class Graphs:
         self._graphs[key].replay()
 
     def capture(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Captures `work` as a graph; also runs it, which loads kernels."""
+        """Captures `work` as a graph, after a run that loads its kernels."""
         from writehead.ops.launch import compile_kernels
 
         graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
@@ -318,14 +318,14 @@ class HostCopy:
         self.start(T)
 
     def start(self, T: Tensor) -> "HostCopy":
-        """Starts to copy T again, which has the same shape."""
+        """Starts another copy; T has the same shape."""
         self._copy.copy_(T, non_blocking=True)
         if self._event is not None:
             self._event.record()
         return self
 
     def numpy(self) -> Any:
-        """Waits until the copy is complete, and returns it in memory that is not pinned."""
+        """Waits until the copy is complete; returns it in memory that is not pinned."""
         if self._event is None:
             return self._copy.numpy()
         self._event.synchronize()

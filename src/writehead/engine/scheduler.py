@@ -1,7 +1,7 @@
 """Continuous batching: requests enter free slots, advance together, and leave when they end.
 
-Requests with the same beam size share a lane; greedy search and sampling have size 1. New requests
-are encoded or prefilled between steps, a limited number of tokens at a time.
+Requests with the same beam size share a lane; greedy search and sampling use beam size 1. New
+requests are encoded or prefilled between steps, a limited number of tokens at a time.
 """
 
 import heapq
@@ -24,16 +24,16 @@ from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hyp
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
 
-# steps after which the host checks which sequences have ended, if no other requests wait
+# steps between checks for ended sequences, if no request waits or is streamed
 POLL_STEPS = {"cpu": 1, "cuda": 3}
-# of the slots must be free before new requests are encoded together
+# fraction of the slots that must be free before waiting requests are admitted
 ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
-ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources that are encoded together
-PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, between two steps
+ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted together
+PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
-MEMORY_FRACTION = 0.8  # of the device's free memory, for lanes
-MIN_POSITIONS = 64  # in a slot; capacities are powers of two
+MEMORY_FRACTION = 0.8  # of the device's free memory that lanes may use
+MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 
 
 @dataclass(eq=False, slots=True)
@@ -75,12 +75,12 @@ class Stats:
 
     @property
     def occupancy(self) -> float:
-        """The fraction of slots in use while requests waited for slots; 1 if none ever waited."""
+        """The fraction of slots in use while requests waited for slots; 1 if none waited."""
         return self.loaded_rows / self.loaded_slots if self.loaded_slots else 1.0
 
 
 class Scheduler:
-    """Decodes requests with a model; safe to call from several threads."""
+    """Decodes requests with a model; several threads may call it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Scheduler:
                 self._queues[request.config.width].has_cancelled = True
 
     def step(self) -> bool:
-        """Runs a few steps of every lane with requests; returns whether there is more to do."""
+        """Runs one or a few steps of every lane with requests; returns whether work remains."""
         with self._lock, _steady(self.model.device):
             return sum(self._step(queue) for queue in [*self._queues.values()]) > 0
 
@@ -136,7 +136,7 @@ class Scheduler:
             raise
 
     def make_room(self, wanted: float) -> float:
-        """Returns the bytes for a new lane; drops idle lanes if they are fewer than `wanted`."""
+        """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
         if self._free_memory < wanted:
             for queue in self._queues.values():
                 queue.drop_idle_lane()
@@ -153,8 +153,8 @@ class Scheduler:
             queue.abandon()  # the state of its lane is unknown
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfRoom(
-                    "the device ran out of memory while decoding; use a smaller beam, fewer tokens "
-                    "per batch, or a device that other programs use less"
+                    "the device ran out of memory while decoding; use a smaller beam or fewer "
+                    "tokens per batch, or free memory that other programs use"
                 ) from error
             raise
 
@@ -197,7 +197,7 @@ class _Waiting:
     def take(self, most: int, tokens: int, fits: Callable[[Request], bool]) -> list[Request]:
         """Removes and returns up to `most` requests; stops before one that does not fit.
 
-        They have up to `tokens` tokens in total, except a single larger one.
+        Together they have up to `tokens` tokens, unless the first alone has more.
         """
         taken: list[Request] = []
         while self._groups and len(taken) < most:
@@ -234,7 +234,7 @@ class _Queue:
         self._slots = np.zeros(0, np.int32)  # the active ones, sorted
         self._streams = 0  # active requests that are streamed
         self._steps = 0
-        self._admitted = np.zeros(0, np.int64)  # by slot: the number of steps before its first
+        self._admitted = np.zeros(0, np.int64)  # by slot: `_steps` at its admission
         self._entering: list[Request] = []  # on their way from `waiting` to `active`
         self._prefill: _Prefill | None = None
         self._polls: deque[_Poll] = deque()
@@ -242,7 +242,7 @@ class _Queue:
         self._collected: deque[_Collected] = deque()
 
     def check(self, requests: Sequence[Request]) -> None:
-        """Raises unless the vocabulary and the device's memory allow the requests."""
+        """Raises if a prefix is outside the vocabulary, or a request needs too much memory."""
         vocab_size = self.scheduler.vocab_size
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
@@ -272,13 +272,13 @@ class _Queue:
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
     def abandon(self) -> None:
-        """Ends all requests with an error after a step that failed, and drops the lane."""
+        """Ends all requests with an error, and drops the lane, which can no longer be used."""
         lost = [*self.active.values(), *self._entering, *self.waiting]
         lost += [request for collected in self._collected for request in collected.requests]
         self._reset()
         for request in lost:
             if not request.is_done:
-                request.finish(error=SearchError("decoding was interrupted; submit it again"))
+                request.finish(error=SearchError("the request was interrupted; submit it again"))
 
     @property
     def lane_bytes(self) -> float:
@@ -289,7 +289,7 @@ class _Queue:
         return shape.slots * self._slot_bytes(shape.source, shape.capacity)
 
     def drop_idle_lane(self) -> None:
-        """Gives back the memory of the lane if it has no requests."""
+        """Frees the memory of the lane if it has no requests."""
         if not self.active and not self._entering:
             self.lane = None
 
@@ -306,7 +306,7 @@ class _Queue:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
-            self._ended = []  # the next poll finds the others again
+            self._ended = []  # the next poll finds the remaining slots again
 
     def _give_back(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -321,7 +321,7 @@ class _Queue:
         return requests
 
     def _mark(self, slots: Sequence[int], step: int) -> None:
-        """Sets the step at which slots were admitted."""
+        """Sets the step at which slots were admitted, and updates the list of active slots."""
         self._admitted[[*slots]] = step
         self._slots = np.flatnonzero(self._admitted != NOT_ADMITTED).astype(np.int32)
 
@@ -384,9 +384,9 @@ class _Queue:
         self._polls.append(_Poll(self._steps, steps, slots, self.lane.copy_live(), tokens))
 
     def _poll(self) -> None:
-        """Finds out which sequences have ended; on a GPU, one poll late.
+        """Finds the sequences that have ended; on a GPU, one poll late.
 
-        The host reads the previous poll, which is complete, so that the device does not wait.
+        The host reads the previous poll while the device runs the newest steps.
         """
         stats = self.scheduler.stats
         while len(self._polls) > (self.kind == "cuda"):
@@ -406,7 +406,7 @@ class _Queue:
     def _collect(self) -> None:
         """Releases slots whose sequences have ended, and starts to copy their results.
 
-        While requests wait, this is done for as many slots together as are admitted together.
+        While requests wait, slots are released once enough of them are free to admit a batch.
         """
         assert self.lane is not None
         few = not self._streams and len(self._free) + len(self._ended) < self._least_to_admit
@@ -426,7 +426,7 @@ class _Queue:
                 request.on_tokens([token])
 
     def _deliver(self) -> None:
-        """Delivers results; on a GPU, leaves the newest, which are still being copied."""
+        """Delivers results; on a GPU, except the newest, which are still being copied."""
         late = 1 if self.kind == "cuda" and self.active else 0
         while len(self._collected) > late:
             slots, requests, packed = self._collected.popleft()
@@ -467,7 +467,7 @@ class _Queue:
         return self.lane
 
     def _plan_slots(self, source: int, capacity: int) -> int:
-        """Returns how many slots to use, by the rows that are fast and the memory there is."""
+        """Returns the default number of slots or that of `batch_tokens`, limited by free memory."""
         slots, tokens = MAX_ROWS[self.kind] // self.beam, self.scheduler.batch_tokens
         if tokens is not None:
             slots = tokens // (self.beam * (source + capacity))
@@ -533,7 +533,7 @@ def _steady(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Returns the bytes of a device that lanes may use, now that the model is loaded."""
+    """Returns the bytes of memory that lanes may use; call it after the model is loaded."""
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)

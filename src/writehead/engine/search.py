@@ -167,7 +167,7 @@ class Search:
         first: Sequence[int] | int = 0,
         lengths: Sequence[int] | int = 0,
     ) -> None:
-        """Starts a search in each of `slots`, and discards the previous one; does not wait.
+        """Starts a search in each of `slots`, which discards the previous one; does not wait.
 
         `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
         such as those of a prompt.

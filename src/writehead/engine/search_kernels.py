@@ -34,7 +34,7 @@ POOL = tl.constexpr(7)
 
 NONE = tl.constexpr(2147483647)  # no token
 LOG2E = tl.constexpr(1.4426950408889634)
-FINITE = tl.constexpr(-3.4e38)  # below any logit; -inf - -inf would be NaN
+FINITE = tl.constexpr(-3.4e38)  # a base for rows of -inf; -inf - -inf would be NaN
 
 
 class State(NamedTuple):
@@ -108,7 +108,7 @@ class Sizes(NamedTuple):
     SHIFT: int  # low bits that are equal in all logits, as float32
     BEAM: int
     TOP: int  # continuations that a step of beam search considers
-    POSITIONS: int  # of the ancestors, updated at a time
+    POSITIONS: int  # of the ancestors, to update at a time
     SIZE_N: int  # chunks of a row
     SIZE_P: int  # parts of a row
     SIZE_B: int  # beams
@@ -419,9 +419,10 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
 
 @triton.jit
 def _kept(y, earlier, theta, ties, floor, peak, rate):
-    """Returns by chunk of a tile y: the kept mass, and the tokens equal to theta before it.
+    """Returns, for each chunk of a tile y, its kept mass and the number of ties before it.
 
-    Also returns the number of tokens equal to theta up to the end; `earlier` precede the tile.
+    Ties are tokens equal to theta. Also returns their number up to the end of the tile; `earlier`
+    is their number before the tile.
     """
     is_above = (y > theta) & (y >= floor)
     mass = tl.sum(tl.where(is_above, _mass(y, peak, rate), 0.0), axis=1)
@@ -576,7 +577,7 @@ def _join_pool(pool, pool_numbers, new_score, candidate, length, lost, n_best, s
 
 @triton.jit
 def _survivors(score, parent, token, sizes):
-    """Returns the first BEAM candidates that go on, [SIZE_B] each; candidates are sorted."""
+    """Returns the first BEAM candidates that stay live, [SIZE_B] each; candidates are sorted."""
     goes_on = score > float("-inf")
     place = tl.cumsum(goes_on.to(tl.int32), axis=0) - 1
     moves = goes_on[None, :] & (place[None, :] == tl.arange(0, sizes.SIZE_B)[:, None])
@@ -587,7 +588,7 @@ def _survivors(score, parent, token, sizes):
 
 @triton.jit
 def _continue_parents(ancestors, parent, length, size, sizes):
-    """Sets the ancestors of each row of a slot to those of its parent [SIZE_B], then the parent."""
+    """Copies the ancestors of the parent [SIZE_B] of each row, and appends the parent."""
     beams = tl.arange(0, sizes.SIZE_B)
     for begin in range(0, tl.minimum(size, length + 1), sizes.POSITIONS):
         positions = begin + tl.arange(0, sizes.POSITIONS)
@@ -665,7 +666,7 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
 
 @triton.jit
 def trace_kernel(slots, state, texts, slot_stride, text_stride, capacity, BEAM: tl.constexpr):
-    """Traces one hypothesis of the pool back to its first token, per program."""
+    """Traces one hypothesis of the pool per program back to its first token."""
     place, n = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + place)
     pool = state.pool + (slot * BEAM + n) * POOL

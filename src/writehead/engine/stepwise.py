@@ -1,7 +1,7 @@
 """Greedy search, sampling and beam search over any step function.
 
-A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. The search
-is the reference of `search.py`.
+A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. All searches
+use the reference implementation of `Search`.
 """
 
 import math
@@ -105,8 +105,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Returns up to n_best hypotheses per sentence, best first.
 
-    A hypothesis that reaches its maximum length is ranked as unfinished. Scores and lengths include
-    a forced prefix.
+    A hypothesis cut at its maximum length is ranked like the others, with finished=False. Scores
+    and lengths include a forced prefix.
     """
     config = check_options(config)
     if config.temperature is not None:

@@ -1,4 +1,4 @@
-"""The models, their KV caches and their run directories."""
+"""The models, their KV caches and their run folders."""
 
 from writehead.model.attention import Attention
 from writehead.model.cache import DecoderState, KVCache

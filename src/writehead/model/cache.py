@@ -87,7 +87,7 @@ class KVCache:
         self.searched = False
 
     def _new_ancestors(self) -> Tensor | None:
-        """Returns, for each position of a row, the beam of the same sentence that holds it."""
+        """Returns the table of the beam that holds each position of a row; None with one beam."""
         if self.beam == 1:
             return None
         return torch.zeros(self.rows, self.size, dtype=torch.int32, device=self.lengths.device)
@@ -244,5 +244,5 @@ class DecoderState:
         self.cache.reorder(rows)
 
     def stop(self, rows: Tensor) -> None:
-        """Stops the rows where `rows` [rows] is true: they need no capacity, and have no logits."""
+        """Stops the rows where `rows` is true: they do not grow, and their logits are undefined."""
         self.cache.live.masked_fill_(rows, 0)

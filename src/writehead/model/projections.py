@@ -19,14 +19,14 @@ def make_projection(inputs: int, outputs: int, *, bias: bool = False) -> nn.Line
 
 
 class Projections(nn.Module):
-    """A module that joins projections of the same input, named such as "P_q P_k P_v"."""
+    """A module that joins projections of the same input, by names such as "P_q P_k P_v"."""
 
     def __init__(self) -> None:
         super().__init__()
         self.packed: dict[str, Weight] = {}
 
     def weight(self, names: str, norm: Norm | None = None) -> Weight:
-        """Returns projections, and the norm of their input, as one weight."""
+        """Returns the named projections, with the norm of their input, as one weight."""
         if names in self.packed and not torch.is_grad_enabled():
             return self.packed[names]
         first, *others = (getattr(self, name) for name in names.split())
@@ -37,7 +37,7 @@ class Projections(nn.Module):
         return Weight(W, bias, norm)
 
     def pack(self, norm: Norm | None, *names: str, streamed: bool, zero_bias: bool = False) -> None:
-        """Prepares weights for inference; the norm and the bias of zeros are for the first."""
+        """Prepares joined weights for inference; `norm` and `zero_bias` apply to the first only."""
         self.packed = {}
         for one in names:
             weight = self.weight(one, norm).fold(zero_bias=zero_bias)

@@ -1,4 +1,4 @@
-"""Run directories: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
+"""Run folders: a model on disk as `config.json`, `model.safetensors` and its tokenizer.
 
 A run appears complete or not at all. `checksums.sha256` covers all files, and loading verifies
 them. Reading a run executes no code from it. Matrices may be quantized; loading converts them to
@@ -68,7 +68,7 @@ class Quantized:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skips random initialization, which on the meta device imports PyTorch's slow compiler."""
+    """Skips random initialization, which would import PyTorch's compiler on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

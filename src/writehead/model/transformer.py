@@ -255,8 +255,8 @@ class Transformer(nn.Module):
 class TranslationModel(Transformer):
     """An encoder and a decoder. `forward` is for training; `start` and `step` are for decoding.
 
-    Source and target share one embedding, unless `source_vocab_size` is set. The output projection
-    shares the target's if `tied`.
+    Source and target share one embedding, unless `source_vocab_size` is set. If `tied`, the output
+    projection is the target's embedding.
     """
 
     task: Task = "translation"

@@ -1,4 +1,4 @@
-"""Chooses the implementation of an op, and finds out whether Triton kernels can run."""
+"""Chooses the implementation of an op, and checks whether Triton kernels can run."""
 
 import functools
 import os

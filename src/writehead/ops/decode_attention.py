@@ -58,7 +58,7 @@ class MemoryLayer:
 
 @dataclass(frozen=True, eq=False)
 class CacheLayer(MemoryLayer):
-    """One layer of a KV cache: K, V and lengths, before this step, have S beam rows."""
+    """One layer of a KV cache. K, V and lengths have S beam rows; lengths exclude this step."""
 
     ancestors: Tensor | None = None  # [S beam, m] int32, beams of the same slot
     window: int | None = None  # at least m; positions that a query sees, including its own
@@ -69,8 +69,8 @@ class CacheLayer(MemoryLayer):
 class DeferredRms:
     """The RMS norm of X [rows, 1, d], which a projection of X has left to attention.
 
-    The gain is already in the projection. What is left is one factor per row, which attention can
-    apply for less than a separate kernel would cost.
+    The gain is folded into the projection. Attention applies the remaining factor of each row, for
+    less than the cost of a separate kernel.
     """
 
     X: Tensor
@@ -95,10 +95,10 @@ def decode_attention(
 ) -> Tensor:
     """Returns the attention of n positions per row to a layer, [R beam, n, h v].
 
-    To a MemoryLayer, Q is [R beam, n, hk]. All queries of a slot see its first `lengths` positions;
-    the result is 0 if there are none. To a CacheLayer, Q is [R beam, n, hk + gk + gv], and K and V
-    are appended to it. A position sees itself and the earlier positions of its row, as far as the
-    window allows. Lengths and ancestors do not change. n > 1 requires beam = 1.
+    For a MemoryLayer, Q is [R beam, n, hk]. All queries of a slot see its first `lengths`
+    positions; the result is 0 if there are none. For a CacheLayer, Q is [R beam, n, hk + gk + gv],
+    and its K and V are appended to the cache. A position sees itself and the earlier positions of
+    its row within the window. Lengths and ancestors do not change. n > 1 requires beam = 1.
     """
     _check(Q, layer, heads)
     rows = Q.shape[1] * (heads.h // heads.g)

@@ -1,7 +1,7 @@
 """Defines Triton kernels, launches them, and compiles them in parallel.
 
 Triton is optional, so kernels import `triton` and `tl` from here. Without Triton, `triton.jit`
-returns the kernel as a plain function, which no op chooses to run.
+returns the kernel as a plain function, which no op calls.
 
 A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
 (programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
@@ -28,7 +28,7 @@ if has_triton():
 else:
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
-COMPILE_THREADS = 16  # more than a step has kernels
+COMPILE_THREADS = 16  # more than the kernels of a step
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
@@ -41,7 +41,7 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def launch_pdl(kernel: Any, grid: tuple[int, ...], T: Tensor) -> Callable[..., Any]:
-    """Returns `launch` with PDL where T's device supports it; the kernel's PDL says whether."""
+    """Returns `launch` with PDL if T's device supports it; the kernel's PDL says whether."""
     options = pdl(T)
     return functools.partial(launch(kernel, grid), PDL=bool(options), **options)
 

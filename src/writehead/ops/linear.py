@@ -8,7 +8,7 @@
       rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
       layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
 
-- "library": a norm kernel, then a cuBLAS product fused with as much as possible.
+- "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
 - "reference": plain PyTorch, with gradients.
 """
 

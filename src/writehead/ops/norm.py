@@ -11,8 +11,8 @@ from writehead.ops.available import choose_implementation, why_not_kernel
 from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
 
 MAX_DEPTH = 16384  # elements of a row, which one program holds
-MAX_ROWS_FOR_WARPS = 512  # with which several warps per row do not compete for an SM
-MIN_ROWS_FOR_PAIRS = 4096  # from here on a program owns two rows, to have more loads in flight
+MAX_ROWS_FOR_WARPS = 512  # with more rows, several warps per row would compete for an SM
+MIN_ROWS_FOR_PAIRS = 4096  # from here on, a program owns two rows, for more loads in flight
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ class Rotary:
         return cls(angles.cos().float().to(device), angles.sin().float().to(device))
 
     def on(self, device: torch.device) -> "Rotary":
-        """Returns a copy on a device; makes it once."""
+        """Returns a copy on a device, which is made once."""
         if device not in self._copies:
             self._copies[device] = Rotary(self.cos.to(device), self.sin.to(device))
         return self._copies[device]

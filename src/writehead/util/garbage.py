@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def frozen_objects() -> Iterator[None]:
     """Exempts the objects that exist now from garbage collection.
 
-    PyTorch and a model are about a million objects. Traversing them again and again takes a tenth
-    or more of the time to translate a large file on a GPU.
+    PyTorch and a model are about a million objects. Traversing them takes a tenth or more of the
+    time to translate a large file on a GPU.
     """
     gc.collect()
     gc.freeze()
