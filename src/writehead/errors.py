@@ -37,7 +37,7 @@ class SearchError(WriteheadError, RuntimeError):
 
 
 class OutOfRoom(SearchError):
-    """A batch that does not fit in device memory; the message states the largest that does."""
+    """Requests that do not fit in the device's memory."""
 
 
 class DataError(WriteheadError, ValueError):

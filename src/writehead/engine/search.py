@@ -259,8 +259,8 @@ class Search:
         samples |= numbers[:, PENALTY] != 1.0
         if samples.any() and not self.sampling:
             raise ConfigError("this search cannot sample; create it with sampling=True")
-        largest = max((token for one in options for token in one.prefix), default=self.eos)
-        if max(largest, self.eos) >= self.vocab_size:
+        largest = max((self.eos, *(token for one in options for token in one.prefix)))
+        if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
         return samples
 

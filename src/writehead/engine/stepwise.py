@@ -160,7 +160,7 @@ def make_options(
         if eos in prefix or min(prefix, default=0) < 0:
             raise TokenError(f"a forced prefix must contain only token ids, without eos={eos}")
         if config.temperature is not None and not -(2**63) <= seed < 2**64:
-            raise ConfigError(f"seed={shown(seed)} must be from 0 to 2^64 - 1")
+            raise ConfigError(f"seed={shown(seed)} must be from -2^63 to 2^64 - 1")
         options.append(Options(config, limit, tuple(prefix), seed))
     return options
 
