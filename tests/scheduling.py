@@ -122,6 +122,12 @@ def scheduler(made: Model, **options: object) -> Scheduler:
     return Scheduler(made, **({"vocab_size": made.config.vocab_size, "eos": EOS} | options))
 
 
+def run(loop: Scheduler, requests: Sequence[Request]) -> None:
+    """Steps until all requests are done."""
+    while not all(request.is_done for request in requests):
+        loop.step()
+
+
 def run_mixed(
     loop: Scheduler, tasks: Sequence[Task], *, seed: int = 0, cancels: float = 0.0, most: int = 9
 ) -> list[tuple[Task, Request]]:

@@ -144,6 +144,17 @@ def test_min_length_and_the_default_max_length(monkeypatch):
     assert not short.hypotheses[0].finished
 
 
+def test_lines_before_one_that_fails_are_translated():
+    made = engine("translation", Batching(lines=100))
+    lines, got = [*sentences(250), None], []
+    with pytest.raises(DataError, match="line 251"):
+        for output in made.translate(lines, GREEDY):
+            got.append(output.text)
+    assert got == [output.text for output in made.translate(lines[: len(got)], GREEDY)]
+    assert len(got) >= 100
+    assert not made.scheduler.step()  # nothing is left to do
+
+
 def test_running_out_of_memory_is_an_error_and_later_calls_work(monkeypatch):
     made, lines = engine("translation"), sentences(4)
     expected = list(made.translate(lines, BEAM))

@@ -19,6 +19,7 @@ from scheduling import (
     Task,
     draw_tasks,
     make,
+    run,
     run_mixed,
     scheduler,
 )
@@ -110,7 +111,7 @@ def test_a_larger_request_waits_for_a_larger_lane(monkeypatch):
         request.on_done = partial(order.append, i)
         loop.submit([request])
         loop.step()
-    loop.run(requests)
+    run(loop, requests)
     assert order == [0, 2, 1]
     for task, request in zip((small, large, small), requests, strict=True):
         alone.check(task, request)
@@ -132,7 +133,7 @@ def test_prompts_are_prefilled_in_pieces_between_steps(monkeypatch, tokens, chan
     loop.submit(requests)
     loop.step()
     assert loop.stats.steps > before  # the first request continued
-    loop.run([early, *requests])
+    run(loop, [early, *requests])
     for task, request in zip([first, *tasks], [early, *requests], strict=True):
         alone.check(task, request)
 
@@ -149,7 +150,7 @@ def test_a_cancelled_request_frees_its_slot(task):
     loop.cancel(blocking)
     loop.cancel(waiting)
     loop.cancel(waiting)
-    loop.run(others)
+    run(loop, others)
     assert loop.stats.steps <= 1 + sum(one.max_length for one in tasks)
     for one, request in zip(tasks, others, strict=True):
         alone.check(one, request)
@@ -175,7 +176,7 @@ def test_nan_ends_its_own_request_alone(task, config):
     for _ in range(2):  # the second time, in slots that held NaN
         requests = [task.request() for task in tasks]
         loop.submit(requests)
-        loop.run(requests)
+        run(loop, requests)
         for task, request in zip(tasks, requests, strict=True):
             if task is bad:
                 with pytest.raises(SearchError, match="look for NaN"):
@@ -216,7 +217,7 @@ def test_requests_that_do_not_fit_raise_before_the_work(monkeypatch):
     room = sentence_bytes(made.config, Setting(1, source=19, target=16, beam=3, element=8))
     monkeypatch.setattr(scheduling, "available_memory", lambda device: room)
     alone, loop = Alone(made), scheduler(made)
-    with pytest.raises(OutOfRoom, match=r"19 \+ 17 tokens with beam=3 .*, but 16 output tokens do"):
+    with pytest.raises(OutOfRoom, match=r"19 \+ 17 tokens with beam=3 .* max_length=16"):
         loop.submit([fits.request(), large.request()])
     assert not loop.step()
     [done] = run_mixed(loop, [fits])
@@ -264,6 +265,35 @@ def test_engines_share_a_model_whose_weights_change():
     assert texts(made) == texts(other) == texts(fresh) != before
 
 
+def test_a_request_cancelled_while_it_is_prefilled_is_not_decoded(monkeypatch):
+    monkeypatch.setitem(scheduling.PREFILL_TOKENS, "cpu", 2)
+    made = make("language", torch.float64)
+    loop, streamed = scheduler(made), []
+    task = Task((3, 4, 5, 6, 7), DecodeConfig(min_length=8), 8)
+    cancelled, other = task.request(), task.request()
+    cancelled.on_tokens = streamed.extend
+    loop.submit([cancelled, other])
+    loop.step()
+    loop.cancel(cancelled)
+    run(loop, [other])
+    assert not streamed
+    assert not cancelled.hypotheses
+    Alone(made).check(task, other)
+
+
+def test_lanes_that_do_not_fit_together_wait_for_each_other(monkeypatch):
+    made = make("translation", torch.float64)
+    tasks = [Task((3,) * 9, DecodeConfig(beam=beam, min_length=9), 9) for beam in (1, 2)]
+    room = sentence_bytes(made.config, Setting(1, source=9, target=9, beam=2, element=8))
+    monkeypatch.setattr(scheduling, "available_memory", lambda device: room)
+    loop, requests = scheduler(made), [task.request() for task in tasks]
+    loop.submit(requests)
+    loop.step()
+    run(loop, requests)
+    for task, request in zip(tasks, requests, strict=True):
+        Alone(made).check(task, request)
+
+
 def test_a_small_call_does_not_wait_for_a_large_one():
     made = make("translation")
     loop = scheduler(made, batch_tokens=FEW_SLOTS)
@@ -272,5 +302,5 @@ def test_a_small_call_does_not_wait_for_a_large_one():
     loop.submit(requests)
     loop.step()
     loop.submit([late])
-    loop.run([late])
+    run(loop, [late])
     assert sum(request.is_done for request in requests) < 30

@@ -11,7 +11,7 @@ from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
 from writehead.config import DecodeConfig
 from writehead.engine import search_kernels
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, with_tuples
 from writehead.errors import BackendError, ConfigError, TokenError
 
 # the kernels compute with minus infinity
@@ -67,7 +67,7 @@ def assert_equal_state(plain: Search, kernels: Search, slots: Sequence[int]) -> 
 def collect(search: Search, admitted: dict[int, Options]) -> list[list[Hypothesis]]:
     options = [*admitted.values()]
     found = make_hypotheses(search.collect([*admitted], options).cpu().numpy(), options)
-    return [[one.with_tuple() for one in some] for some in found]
+    return [with_tuples(some) for some in found]
 
 
 def run(

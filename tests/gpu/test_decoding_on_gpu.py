@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import DEVICE, assert_at_most_twice, tokens
-from scheduling import EOS, GREEDY, NARROW, Alone, draw_tasks, make, run_mixed, scheduler
+from scheduling import EOS, GREEDY, NARROW, Alone, draw_tasks, make, run, run_mixed, scheduler
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
@@ -56,7 +56,7 @@ def test_repeated_searches_are_bit_exact():
     for _ in range(2):
         requests = [task.request() for task in tasks]
         loop.submit(requests)
-        loop.run(requests)
+        run(loop, requests)
         results.append([request.result() for request in requests])
     assert results[0] == results[1]
 

@@ -219,7 +219,8 @@ class Memory:
         lengths = memory.lengths.tolist()
         O = slow_attend(Q, K, V, lambda row, i, j: j < lengths[slots[row]], SCALE)  # noqa: E741
         if way is None:
-            ours = decode_attention(self.Q, memory, heads, scale=SCALE, implementation="reference")
+            options = {"scale": SCALE, "implementation": "reference"}
+            ours = decode_attention(self.Q.contiguous(), memory, heads, **options)
         else:
             hide_unused(memory)
             ours = attend_triton(self.Q, memory, heads, SCALE, **way)

@@ -2,8 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -224,7 +225,7 @@ class Engine:
         texts: Iterator[T],
         encode: Callable[[list[T]], list[Line]],
         progress: Progress | None,
-    ) -> Iterator[list[Line]]:
+    ) -> Generator[list[Line]]:
         """Yields groups of lines whose requests are done, in the order of the texts.
 
         Another thread tokenizes the next group of texts while this group is decoded.
@@ -414,20 +415,32 @@ def _ahead(
 
 
 def _in_background(
-    work: Callable[[list[Line]], list[Output]], groups: Iterator[list[Line]]
+    work: Callable[[list[Line]], list[Output]], groups: Generator[list[Line]]
 ) -> Iterator[Output]:
-    """Yields the outputs of each group; another thread detokenizes large groups."""
+    """Yields the outputs of each group; another thread detokenizes large groups.
+
+    If decoding fails, the outputs before the failure come first.
+    """
     made: deque[Future[list[Output]]] = deque()
-    with ThreadPoolExecutor(1) as thread:
-        for group in groups:
+    failure: Exception | None = None
+    with closing(groups), ThreadPoolExecutor(1) as thread:
+        while True:
+            try:
+                group = next(groups, None)
+            except Exception as error:
+                failure, group = error, None
+            if group is None:
+                break
             if made or len(group) >= BACKGROUND_LINES:
                 made.append(thread.submit(work, group))
             else:
                 yield from work(group)
             while made and (made[0].done() or len(made) > BACKGROUND_GROUPS):
                 yield from made.popleft().result()
-        for outputs in made:
-            yield from outputs.result()
+        while made:
+            yield from made.popleft().result()
+    if failure is not None:
+        raise failure
 
 
 def _hypotheses(request: Request) -> Sequence[Hypothesis]:

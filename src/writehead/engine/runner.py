@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.data.tokenizer import Tokens
-from writehead.engine.search import Options, Search
+from writehead.engine.search import Options, Search, send
 from writehead.model import LanguageModel, Packing, TranslationModel
 from writehead.model.cache import EncoderMemory, KVCache
 from writehead.ops.available import has_triton
@@ -107,6 +107,11 @@ class Lane:
             log.warning("decoding without CUDA graphs, which is slower: %s", reason)
             return None
         return Graphs(self.model.device)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps are captured as CUDA graphs."""
+        return self._graphs is not None
 
     def _why_not_graphs(self) -> str | None:
         """Returns why a step cannot be captured as a CUDA graph, or None."""
@@ -216,7 +221,7 @@ class Lane:
 
     def _send(self, slots: Sequence[int]) -> Tensor:
         """Copies slots to the device as int64, without waiting."""
-        return send(torch.tensor(slots), self.model.device)
+        return send(np.array(slots), self.model.device)
 
 
 class Encoder:
@@ -243,7 +248,7 @@ class Encoder:
         device, (b, n) = self.model.device, (len(sources), lengths.max())
         padded = np.full((b, n), self.model.config.pad)
         padded[np.arange(n) < lengths[:, None]] = tokens
-        source, sent, rows = (send(torch.from_numpy(T), device) for T in (padded, lengths, index))
+        source, sent, rows = (send(T, device) for T in (padded, lengths, index))
         M = self.model.encode(source, source_lengths=None if (lengths == n).all() else sent)
         places = rows.unsqueeze(1) * self.memory.positions + torch.arange(n, device=device)
         self.memory.write(self.model.decoder.project_memory(M), places.flatten())
@@ -330,11 +335,6 @@ class HostCopy:
             return self._copy.numpy()
         self._event.synchronize()
         return self._copy.numpy().copy()
-
-
-def send(T: Tensor, device: torch.device) -> Tensor:
-    """Copies a host tensor to a device without waiting."""
-    return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T
 
 
 def launches_on(device: torch.device) -> AbstractContextManager[object]:

@@ -7,10 +7,12 @@ requests are encoded or prefilled between steps, a limited number of tokens at a
 import heapq
 import math
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -19,8 +21,15 @@ import torch
 
 from writehead import cost
 from writehead.data.tokenizer import Tokens
-from writehead.engine.runner import HostCopy, Lane, Model, Shape, send
-from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
+from writehead.engine.runner import HostCopy, Lane, Model, Shape
+from writehead.engine.search import (
+    Hypothesis,
+    Options,
+    make_hypotheses,
+    no_hypothesis,
+    send,
+    with_tuples,
+)
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
 
@@ -52,12 +61,14 @@ class Request(Options):
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
-        return [one.with_tuple() for one in self.hypotheses]
+        return with_tuples(self.hypotheses)
 
     def finish(
         self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
     ) -> None:
-        """Sets the result."""
+        """Sets the result, unless the request was cancelled."""
+        if self.is_cancelled:
+            return
         self.hypotheses, self.error, self.is_done = hypotheses, error, True
         if self.on_done is not None:
             self.on_done()
@@ -71,7 +82,6 @@ class Stats:
     rows: int = 0  # sequences that had not ended
     loaded_rows: int = 0  # the same, in steps while other requests waited for slots
     loaded_slots: int = 0  # slots in those steps
-    requests: int = 0
 
     @property
     def occupancy(self) -> float:
@@ -93,7 +103,7 @@ class Scheduler:
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
         self.batch_tokens, self.graphs = batch_tokens, graphs
-        self.memory = available_memory(model.device)  # bytes for all lanes
+        self.memory = 0.0  # bytes for all lanes
         self.stats = Stats()
         self._queues: dict[int, _Queue] = {}
         self._lock = threading.RLock()
@@ -124,16 +134,6 @@ class Scheduler:
         """Runs one or a few steps of every lane with requests; returns whether work remains."""
         with self._lock, _steady(self.model.device):
             return sum(self._step(queue) for queue in [*self._queues.values()]) > 0
-
-    def run(self, requests: Sequence[Request]) -> None:
-        """Steps until all `requests` are done; those of other threads advance too."""
-        try:
-            while not all(request.is_done for request in requests):
-                self.step()
-        except BaseException:
-            for request in requests:
-                self.cancel(request)
-            raise
 
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
@@ -169,7 +169,8 @@ class Scheduler:
         if self._packed is not None and self._packed is not model.packed_output:
             for queue in self._queues.values():
                 queue.abandon()
-        self._packed = model.packed_output
+        if self._packed is not model.packed_output:
+            self._packed, self.memory = model.packed_output, available_memory(model.device)
 
 
 class _Waiting:
@@ -223,6 +224,7 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
+        self._fitting: set[tuple[int, int]] = set()  # sizes of requests that memory holds
         self._reset()
 
     def _reset(self) -> None:
@@ -247,18 +249,21 @@ class _Queue:
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
-        sizes, room = [self._sizes(request) for request in requests], self.scheduler.memory
-        if self._slot_bytes(*map(max, zip(*sizes, strict=True))) <= room:
-            return
-        for source, capacity in sizes:
-            if self._slot_bytes(source, capacity) > room:
-                least, more = (self._slot_bytes(source, n) for n in (1, 2))
-                longest = max(0, 1 + math.floor((room - least) / (more - least)))
-                raise OutOfRoom(
-                    f"{source} + {capacity} tokens with beam={self.beam} do not fit in the "
-                    f"device's memory, but {longest} output tokens do; use a smaller beam or "
-                    f"max_length"
-                )
+        room = self.scheduler.memory
+        for request in requests:
+            (source, capacity), output = self._sizes(request), request.max_length
+            if (source, capacity) not in self._fitting:
+                fits = partial(self._slot_bytes, source)
+                longest = bisect_right(range(1, capacity + 1), room, key=fits)
+                if longest < capacity:
+                    most = longest - (capacity - output)
+                    advice = f"use max_length={most} or less" if most > 0 else "shorten the input"
+                    beams = f" with beam={self.beam}" if self.beam > 1 else ""
+                    raise OutOfRoom(
+                        f"{len(request.tokens)} + {output} tokens{beams} do not fit in the "
+                        f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
+                    )
+                self._fitting.add((source, capacity))
 
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
@@ -296,17 +301,20 @@ class _Queue:
     def _drop_cancelled(self) -> None:
         if not self.has_cancelled:
             return
-        self.has_cancelled = False
         self.waiting.drop_cancelled()
         if self._prefill is not None and all(one.is_cancelled for one in self._entering):
             self._give_back(self._prefill.slots)
             self._prefill, self._entering = None, []
+        # the others are dropped when they are active
+        self.has_cancelled = any(one.is_cancelled for one in self._entering)
         slots = [slot for slot, request in self.active.items() if request.is_cancelled]
         if slots and self.lane is not None:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
             self._ended = []  # the next poll finds the remaining slots again
+        if not self.active:
+            self._polls.clear()
 
     def _give_back(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -332,6 +340,8 @@ class _Queue:
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
+        if lane is None:  # the lanes of other beam sizes use the memory
+            return
         if self.active and len(self._free) < self._least_to_admit:
             return
         # a larger request waits for a larger lane, which is made when this one is empty
@@ -422,16 +432,16 @@ class _Queue:
     def _stream(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         for slot in slots:
             request, token = self.active[slot], int(tokens[slot * self.beam])
-            if request.on_tokens is not None and token != self.scheduler.eos:
+            if token != self.scheduler.eos and request.on_tokens and not request.is_cancelled:
                 request.on_tokens([token])
 
     def _deliver(self) -> None:
         """Delivers results; on a GPU, except the newest, which are still being copied."""
-        late = 1 if self.kind == "cuda" and self.active else 0
+        # without graphs, the reference may run, and a slot with NaN must be erased before its reuse
+        late = 1 if self.active and self.lane is not None and self.lane.has_graphs else 0
         while len(self._collected) > late:
             slots, requests, packed = self._collected.popleft()
             found = make_hypotheses(packed.numpy(), requests)
-            self.scheduler.stats.requests += len(requests)
             for slot, request, hypotheses in zip(slots, requests, found, strict=True):
                 request.finish(hypotheses, None if hypotheses else no_hypothesis())
                 if not hypotheses and slot in self._free and self.lane is not None:
@@ -443,7 +453,7 @@ class _Queue:
             return len(request.tokens), request.max_length
         return 0, len(request.tokens) + request.max_length - 1
 
-    def _prepare_lane(self) -> Lane:
+    def _prepare_lane(self) -> Lane | None:
         """Returns the lane; replaces it if it is idle and too small for the next request."""
         sizes = [self._sizes(self.waiting.next)]
         if self.lane is not None:
@@ -458,12 +468,16 @@ class _Queue:
         each = self._slot_bytes(source, capacity)
         if each > self.scheduler.make_room(each):  # the requests do not fit in one lane together
             source, capacity = sizes[0]
+            each = self._slot_bytes(source, capacity)
+            if each > self.scheduler.make_room(each):
+                return None
         own, slots = self.scheduler, self._plan_slots(source, capacity)
         shape = Shape(slots, self.beam, source, capacity)
         self.lane = Lane(
             self.model, shape, vocab_size=own.vocab_size, eos=own.eos, graphs=own.graphs
         )
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
+        self._polls.clear()
         return self.lane
 
     def _plan_slots(self, source: int, capacity: int) -> int:
@@ -507,8 +521,8 @@ class _Prefill:
         tokens = np.full((len(requests), max(self.lengths)), model.config.pad)
         for row, request in zip(tokens, requests, strict=True):
             row[: len(request.tokens) - 1] = request.tokens[:-1]
-        self._tokens = send(torch.from_numpy(tokens), model.device)
-        self._counts = send(torch.tensor(self.lengths), model.device)
+        self._tokens = send(tokens, model.device)
+        self._counts = send(np.array(self.lengths), model.device)
         self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
         self._fed = 0
 

@@ -12,7 +12,7 @@ A slot is done when no live hypothesis can still enter its n-best list.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,10 +44,6 @@ class Hypothesis(NamedTuple):
     score: float
     log_probability: float
     finished: bool
-
-    def with_tuple(self) -> "Hypothesis":
-        """Returns this hypothesis with its tokens as a tuple of integers."""
-        return self._replace(tokens=tuple(map(int, self.tokens)))
 
 
 @dataclass(eq=False, slots=True)
@@ -265,11 +261,13 @@ class Search:
         return samples
 
     def _send(self, array: NDArray[Any]) -> Tensor:
-        """Copies an array to the device, without waiting."""
-        T = torch.from_numpy(array)
-        if self.tokens.is_cuda:
-            T = T.pin_memory()
-        return T.to(self.tokens.device, non_blocking=True)
+        return send(array, self.tokens.device)
+
+
+def send(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copies an array to a device without waiting."""
+    T = torch.from_numpy(array)
+    return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T.to(device)
 
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
@@ -324,6 +322,11 @@ def make_hypotheses(
     flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
     limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]
     return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
+
+
+def with_tuples(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Returns hypotheses whose tokens are tuples of integers."""
+    return [one._replace(tokens=tuple(map(int, one.tokens))) for one in hypotheses]
 
 
 def no_hypothesis() -> SearchError:

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
+from writehead.engine.search import (
+    Hypothesis,
+    Options,
+    Search,
+    make_hypotheses,
+    no_hypothesis,
+    with_tuples,
+)
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 
 
@@ -221,4 +228,4 @@ def _search(
     found = make_hypotheses(search.collect(range(len(options)), options).cpu().numpy(), options)
     if not all(found):
         raise no_hypothesis()
-    return [[one.with_tuple() for one in some] for some in found]
+    return [with_tuples(some) for some in found]

@@ -70,11 +70,11 @@ def compile_kernels(work: Callable[[], object]) -> None:
 
 def pdl(T: Tensor) -> dict[str, bool]:
     """Returns the launch options for PDL on T's device; empty where PDL is not supported."""
-    return {"launch_pdl": True} if T.is_cuda and _is_hopper(T.device) else {}
+    return {"launch_pdl": True} if T.is_cuda and _supports_pdl(T.device) else {}
 
 
 @functools.cache
-def _is_hopper(device: torch.device) -> bool:
+def _supports_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
