@@ -91,7 +91,7 @@ EVALUATE = [
     (f"{SCORE} --source=two", "--source with --reference"),
     (f"{SCORE} --dataset=data --text=two", "give one of"),
     (f"{SCORE} --split=dev --text=two", "--split needs --dataset"),
-    (f"{SCORE} --source=three --reference=two", "3 source lines and 2 reference lines"),
+    (f"{SCORE} --source=three --reference=two", "3 source lines have 2 references"),
     (f"{SCORE} --source=none --reference=two", "cannot be read"),
     (f"{SCORE} --source=two --reference=two --output=.", "not a regular file"),
     (f"{SCORE} --text=two", "scored on pairs"),

@@ -157,6 +157,9 @@ def test_processors_change_the_logits_by_the_tokens_so_far(name):
     got = SEARCHES[name](toy.step, toy.start(*range(6)), config, **given)
     for one in [best for [best] in got] if name == "beam" else got:
         assert sorted(one.tokens) == [1, 2, 3, 4]
+    given["processors"] = [lambda tokens, logits: None]
+    with pytest.raises(ShapeError, match=r"a processor must return logits .* not None"):
+        SEARCHES[name](toy.step, toy.start(1), config, **given)
 
 
 @every_search

@@ -135,7 +135,7 @@ def test_a_split_of_a_dataset_is_scored_as_its_lines_are(dataset, text, tmp_path
     assert by_split["ln_ppl"] == pytest.approx(by_files["ln_ppl"])
     for name in ("sentences", "tokens", "bleu"):
         assert by_split[name] == by_files[name]
-    assert "only train and dev" in writehead(*command, "--dataset", dataset)[2]
+    assert "choose train or dev" in writehead(*command, "--dataset", dataset)[2]
     go(text, tmp_path / "language", replace(CONFIG, steps=2), LANGUAGE)
     command = ("evaluate", tmp_path / "language", "--json", "--dataset", text, "--split=dev", CPU)
     assert json.loads(writehead(*command)[1])["lines"] == len(Dataset.open(text).split("dev"))

@@ -75,7 +75,7 @@ def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
 
 def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):
     for data, model, task in ((text, MODEL, "language"), (dataset, LANGUAGE, "translation")):
-        with pytest.raises(ConfigError, match=f"preset for {task}"):
+        with pytest.raises(ConfigError, match=f"dataset is for {task}"):
             go(data, tmp_path / "new", model=model)
     assert not (tmp_path / "new").exists()
     (tmp_path / "thesis").mkdir()

@@ -109,7 +109,7 @@ class Dataset:
         """Maps a split into memory."""
         if name not in self.info["splits"]:
             raise DataError(
-                f"{self.directory} has no split {name!r}, only {' and '.join(self.splits)}"
+                f"{self.directory} has no split {name!r}; choose {' or '.join(self.splits)}"
             )
         return Split(name, {side: self._side(name, side) for side in SIDES[self.task]})
 

@@ -11,17 +11,21 @@ SPACE = re.compile(r"\s+")
 WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script without spaces
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
-LINE_TOKENS = 32_768  # about 15 pages, with EXTRA_TOKENS for each sentence
+LINE_TOKENS = 32_768  # of a line and its translation
 
 
 def split_line(
     text: str, encode: Callable[[str], list[int]], limit: int
 ) -> tuple[list[list[int]], bool]:
-    """Splits a line like `split_text`; also returns whether it was shortened, to bound its time."""
-    most = max(limit + EXTRA_TOKENS, LINE_TOKENS)
+    """Splits a line like `split_text`; also returns whether text was left out, to bound the time.
+
+    The pieces and their translations have about LINE_TOKENS tokens, if a translation is twice as
+    long as its source or EXTRA_TOKENS longer, whichever is less.
+    """
+    most = max(2 * limit, LINE_TOKENS)
     short = LONG_WORD.sub(lambda word: word[0][:WORD_CHARACTERS], text[: most * MAX_PIECE])
     pieces = split_text(short, encode, limit)
-    totals = itertools.accumulate(len(piece) + EXTRA_TOKENS for piece in pieces)
+    totals = itertools.accumulate(len(piece) + min(len(piece), EXTRA_TOKENS) for piece in pieces)
     kept = [piece for piece, total in zip(pieces, totals, strict=True) if total <= most]
     return kept, len(short) < len(text) or len(kept) < len(pieces)
 

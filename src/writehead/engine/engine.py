@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from writehead.config import Batching, DecodeConfig
-from writehead.data.lines import EXTRA_TOKENS, LINE_TOKENS, split_line
+from writehead.data.lines import EXTRA_TOKENS, split_line
 from writehead.data.tokenizer import EOS, Tokenizer, Tokens
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
@@ -290,11 +290,14 @@ class Engine:
         limit = self.model.config.source_positions - 1  # eos needs one
         pieces: list[Tokens] = [tokens] if len(tokens) > 1 else []
         if len(tokens) > limit + 1:
-            split, shortened = split_line(text, self.tokenizer.encode, limit)
+            split, is_cut = split_line(text, self.tokenizer.encode, limit)
             pieces = [[*piece, EOS] for piece in split]
-            problem = f"longer than the model's limit of {limit} source tokens"
-            problem = f"cut to {LINE_TOKENS} tokens, with shorter words" if shortened else problem
-            log.warning("line %d is %s; translating %d pieces", line + 1, problem, len(pieces))
+            rest = ", without the rest of long words and of the line" if is_cut else ""
+            log.warning(
+                "line %d is longer than the model's limit of %d source tokens; translating %d "
+                "pieces%s",
+                *(line + 1, limit, len(pieces), rest),
+            )
         forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
         requests = []
         for piece in pieces:

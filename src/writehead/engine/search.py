@@ -332,8 +332,8 @@ def with_tuples(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
 def no_hypothesis() -> SearchError:
     """Returns the error for a slot without hypotheses."""
     return SearchError(
-        "the model's logits allow no token; look for NaN in its weights, or for a forced prefix or "
-        "min_length that has zero probability"
+        "the model's logits allow no token; look for NaN in its weights, or for a forced prefix, "
+        "min_length or processor that leaves no token"
     )
 
 

@@ -206,7 +206,12 @@ def _search(
             tokens = search.tokens
         logits = step(tokens, state)
         for process in processors:
-            logits = process(texts, logits)
+            shape, logits = logits.shape, process(texts, logits)
+            if not isinstance(logits, Tensor) or logits.shape != shape:
+                raise ShapeError(
+                    f"a processor must return logits {list(shape)}, not {shown(logits)}; return "
+                    f"the logits that it changed"
+                )
         if logits.dim() != 2 or len(logits) != len(tokens):
             raise ShapeError(
                 f"the step function returned logits {list(logits.shape)}; they must be "

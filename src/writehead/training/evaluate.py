@@ -72,7 +72,7 @@ def text_likelihood(
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
-                f"{len(sources)} source lines and {len(targets)} reference lines must be as many"
+                f"{len(sources)} source lines have {len(targets)} references; pass one for each"
             )
         sides["source"] = _encode(engine.tokenizer, sources)
     result = likelihood(model, model.config, Split("given", sides), model.device)

@@ -28,7 +28,9 @@ CHANGEABLE = {
 def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """Returns the model config with the dataset's vocabulary; raises if they do not fit."""
     if data.task != model.task:
-        raise ConfigError(f"the dataset is not for {model.task}; choose a preset for {data.task}")
+        raise ConfigError(
+            f"the dataset is for {data.task}, not {model.task}; choose another preset"
+        )
     if (model.pad, model.bos, model.eos) != (PAD, BOS, EOS):
         raise ConfigError(f"the dataset needs model.pad={PAD}, model.bos={BOS}, model.eos={EOS}")
     lengths = {"target": (config.target_length, model.target_positions)}
