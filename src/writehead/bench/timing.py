@@ -52,13 +52,11 @@ def time_work(work: Call, device: torch.device, *, repeats: int) -> Times:
     return Times(tuple(clocked(work, device) for _ in range(repeats)))
 
 
-def device_time(work: Call, device: torch.device) -> tuple[float | None, float]:
-    """Returns the seconds in which a GPU was busy with `work`, or None on a CPU, and all seconds.
+def idle_fraction(work: Call, device: torch.device) -> float:
+    """Returns the fraction of the time in which a GPU runs no kernel of `work`.
 
-    Profiling makes the work somewhat slower.
+    Recording the kernels makes the work somewhat slower.
     """
-    if device.type != "cuda":
-        return None, clocked(work, device)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         seconds = clocked(work, device)
     events = (one.time_range for one in recorded.events() if one.device_type.name == "CUDA")
@@ -66,7 +64,7 @@ def device_time(work: Call, device: torch.device) -> tuple[float | None, float]:
     for times in sorted(events, key=lambda times: times.start):
         busy += max(0.0, times.end - max(times.start, end))
         end = max(end, times.end)
-    return busy / 1e6, seconds
+    return 1.0 - busy / 1e6 / seconds
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
-from writehead.bench.timing import device_time, time_work
+from writehead.bench.timing import idle_fraction, time_work
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
@@ -143,6 +143,9 @@ def _measure(
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
         work = partial(translate, job.lines, beam)
+        stats = Stats()
+        if scheduler is not None:
+            scheduler.stats = stats
         with frozen_objects():  # as in `writehead translate`
             times = time_work(work, job.device, repeats=job.repeats)
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
@@ -154,25 +157,25 @@ def _measure(
             "equal_lines": sum(map(str.__eq__, texts, ours.setdefault(search, texts))),
         }
         if scheduler is not None:
+            scheduler.stats = Stats()
             alone = time_work(partial(translate, one_line, beam), job.device, repeats=ONE_LINE)
             result["searches"][search] |= {
                 "one_line_ms": alone.to_json(1e-3),
-                **_utilisation(scheduler, translate, job, beam),
+                **_utilisation(stats, translate, job, beam),
             }
     return result
 
 
 def _utilisation(
-    scheduler: Scheduler, translate: Translate, job: TranslateJob, beam: int
+    stats: Stats, translate: Translate, job: TranslateJob, beam: int
 ) -> dict[str, Any]:
-    """Returns the number of steps, the sequences in them, and how long a GPU is idle."""
-    before, scheduler.stats = scheduler.stats, Stats()
-    translate(job.lines, beam)
-    stats, scheduler.stats = scheduler.stats, before
+    """Returns the steps of one pass, the sequences in them, and how long a GPU is idle."""
     figures: dict[str, Any] = {
-        "steps": stats.steps,
+        "steps": stats.steps // job.repeats,
         "rows_per_step": stats.rows / max(stats.steps, 1),
         "occupancy": stats.occupancy,
     }
-    busy, seconds = device_time(partial(translate, job.lines[:PROFILED], beam), job.device)
-    return figures if busy is None else figures | {"device_idle": 1.0 - busy / seconds}
+    if job.device.type == "cuda":
+        work = partial(translate, job.lines[:PROFILED], beam)
+        figures["device_idle"] = idle_fraction(work, job.device)
+    return figures

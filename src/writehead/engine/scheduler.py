@@ -224,7 +224,6 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self._fitting: set[tuple[int, int]] = set()  # sizes of requests that memory holds
         self._reset()
 
     def _reset(self) -> None:
@@ -249,21 +248,23 @@ class _Queue:
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
-        room = self.scheduler.memory
-        for request in requests:
-            (source, capacity), output = self._sizes(request), request.max_length
-            if (source, capacity) not in self._fitting:
-                fits = partial(self._slot_bytes, source)
-                longest = bisect_right(range(1, capacity + 1), room, key=fits)
-                if longest < capacity:
-                    most = longest - (capacity - output)
-                    advice = f"use max_length={most} or less" if most > 0 else "shorten the input"
-                    beams = f" with beam={self.beam}" if self.beam > 1 else ""
-                    raise OutOfRoom(
-                        f"{len(request.tokens)} + {output} tokens{beams} do not fit in the "
-                        f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
-                    )
-                self._fitting.add((source, capacity))
+        room, sizes = self.scheduler.memory, [self._sizes(request) for request in requests]
+        if self._slot_bytes(*map(max, zip(*sizes, strict=True))) <= room:
+            return
+        for request, (source, capacity) in zip(requests, sizes, strict=True):
+            each = partial(self._slot_bytes, source)
+            longest = bisect_right(range(1, capacity + 1), room, key=each)
+            if longest < capacity:
+                raise self._out_of_room(request, request.max_length - (capacity - longest))
+
+    def _out_of_room(self, request: Request, longest: int) -> OutOfRoom:
+        """Returns the error for a request that fits with up to `longest` output tokens."""
+        advice = f"use max_length={longest} or less" if longest > 0 else "shorten the input"
+        beams = f" with beam={self.beam}" if self.beam > 1 else ""
+        return OutOfRoom(
+            f"{len(request.tokens)} + {request.max_length} tokens{beams} do not fit in the "
+            f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
+        )
 
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
