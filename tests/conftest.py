@@ -117,5 +117,5 @@ def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundled(monkeypatch: pytest.MonkeyPatch, small_runs: Path) -> Path:
     """The folder of a small run that replaces the bundled model."""
-    monkeypatch.setattr("writehead.model.bundled.BUNDLED", small_runs / "quantized")
+    monkeypatch.setattr("writehead.runs.bundled.BUNDLED", small_runs / "quantized")
     return small_runs / "quantized"

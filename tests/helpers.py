@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from writehead.config import ModelConfig
-from writehead.model import Attention, LanguageModel, Packing, TranslationModel, runs
+from writehead.model import Attention, LanguageModel, Packing, TranslationModel
 from writehead.ops.visibility import Visibility
+from writehead.runs.folder import CHECKSUMS, CONFIG, WEIGHTS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter computes bfloat16 products incorrectly
@@ -158,15 +159,15 @@ def projections(module: Attention, *, shared: bool = False) -> tuple[Tensor, ...
 
 def edit_weights(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     """Changes the weights of a run, and removes its checksums."""
-    weights = load_file(run / runs.WEIGHTS)
+    weights = load_file(run / WEIGHTS)
     change(weights)
-    save_file(weights, run / runs.WEIGHTS)
-    (run / runs.CHECKSUMS).unlink(missing_ok=True)
+    save_file(weights, run / WEIGHTS)
+    (run / CHECKSUMS).unlink(missing_ok=True)
 
 
 def edit_config(run: Path, change: Callable[[dict[str, object]], object]) -> None:
     """Changes the config of a run, and removes its checksums."""
-    data = json.loads((run / runs.CONFIG).read_text())
+    data = json.loads((run / CONFIG).read_text())
     change(data)
-    (run / runs.CONFIG).write_text(json.dumps(data))
-    (run / runs.CHECKSUMS).unlink(missing_ok=True)
+    (run / CONFIG).write_text(json.dumps(data))
+    (run / CHECKSUMS).unlink(missing_ok=True)

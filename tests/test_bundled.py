@@ -12,10 +12,10 @@ from texts import sentences
 from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
 from writehead.errors import RunError
-from writehead.model import read_config
-from writehead.model.bundled import BUNDLED, bundled_run
-from writehead.model.runs import read_quantization, run_fingerprint
 from writehead.paper.presets import preset
+from writehead.runs import read_config
+from writehead.runs.bundled import BUNDLED, bundled_run
+from writehead.runs.folder import read_quantization, run_fingerprint
 from writehead.util.checksums import sha256
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_translate_uses_the_bundled_model_by_default(writehead, bundled):
 
 
 def test_a_missing_bundled_model_is_an_error(refused, monkeypatch, tmp_path):
-    monkeypatch.setattr("writehead.model.bundled.BUNDLED", tmp_path / "none")
+    monkeypatch.setattr("writehead.runs.bundled.BUNDLED", tmp_path / "none")
     command = ("translate", *SHORT, "--output", tmp_path / "out")
     assert str(tmp_path / "none") in refused(*command, stdin=b"the cat.")
     assert not (tmp_path / "out").exists()

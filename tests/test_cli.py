@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from processes import environment
 from writehead.cli import app, main
-from writehead.model import make_model, save_run
+from writehead.model import make_model
 from writehead.paper.presets import preset, preset_names
+from writehead.runs import save_run
 
 
 def command(

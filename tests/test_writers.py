@@ -10,8 +10,8 @@ import torch
 from texts import engine, names
 from writehead.bench.record import check_output, write_result
 from writehead.errors import RunError
-from writehead.model import load_run, quantize_run, runs, save_run
-from writehead.model.runs import read_quantization
+from writehead.runs import folder, load_run, quantize_run, save_run
+from writehead.runs.folder import read_quantization
 from writehead.util.environment import environment
 
 
@@ -21,13 +21,13 @@ def run(small_runs):
 
 
 def test_the_first_of_two_writers_of_a_run_wins(run, tmp_path, monkeypatch, refused):
-    place, quantize = tmp_path / "new", runs.quantize_tensors
+    place, quantize = tmp_path / "new", folder.quantize_tensors
 
     def slow(*given):
         save_run(place, engine("language").model)  # as another process would meanwhile
         return quantize(*given)
 
-    monkeypatch.setattr(runs, "quantize_tensors", slow)
+    monkeypatch.setattr(folder, "quantize_tensors", slow)
     assert f"another process has written {place}" in refused("quantize", run, place)
     assert load_run(place).model.config.task == "language"
     assert names(tmp_path) == ["new"]

@@ -27,17 +27,11 @@ if TYPE_CHECKING:
         sample,
     )
     from writehead.errors import WriteheadError
-    from writehead.model import (
-        LanguageModel,
-        Run,
-        TranslationModel,
-        load_run,
-        make_model,
-        save_run,
-    )
+    from writehead.model import LanguageModel, TranslationModel, make_model
     from writehead.ops.attention import attend
     from writehead.ops.visibility import Visibility
     from writehead.paper.presets import preset, preset_names
+    from writehead.runs import Run, load_run, save_run
 
 __version__ = "0.1.0"
 
@@ -70,7 +64,7 @@ __all__ = [
     "save_run",
 ]
 
-_MODULES = ("config", "errors", "paper.presets", "ops.attention", "model", "engine")
+_MODULES = ("config", "errors", "paper.presets", "ops.attention", "model", "runs", "engine")
 
 
 def __getattr__(name: str) -> object:

@@ -13,7 +13,7 @@ from writehead.config import DecodeConfig
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.engine import Engine
-from writehead.model.runs import run_bytes, run_fingerprint
+from writehead.runs.folder import run_bytes, run_fingerprint
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from writehead.data.lines import split_line, split_text
 from writehead.data.tokenizer import normalise
 from writehead.engine import Engine, beam_search, greedy
 from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
-from writehead.model import save_run
+from writehead.runs import save_run
 from writehead.util import devices
 
 EOS = 1

@@ -19,7 +19,7 @@ from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.engine import Engine
 from writehead.errors import ConfigError, RunError, TrainingError
-from writehead.model.runs import load_run
+from writehead.runs.folder import load_run
 from writehead.training import loop
 from writehead.training.checkpoint import average_run
 from writehead.training.evaluate import Likelihood

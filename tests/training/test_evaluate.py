@@ -15,7 +15,7 @@ from trainings import CONFIG, LANGUAGE, go
 from writehead.data.dataset import Dataset
 from writehead.engine import Engine
 from writehead.errors import DataError
-from writehead.model.runs import run_bytes, run_fingerprint
+from writehead.runs.folder import run_bytes, run_fingerprint
 from writehead.training import evaluate
 from writehead.training.evaluate import SEARCHES, bleu, text_likelihood
 

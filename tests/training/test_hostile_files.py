@@ -14,8 +14,8 @@ from trainings import CONFIG, go, last_checkpoint
 from writehead.data.dataset import Dataset
 from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError, WriteheadError
-from writehead.model import load_run
 from writehead.paper.report import make_report
+from writehead.runs import load_run
 from writehead.training.journal import read_log
 from writehead.training.plan import read_plan
 

@@ -10,7 +10,7 @@ import pytest
 
 from processes import environment
 from trainings import CONFIG, MODEL, assert_alike, curve, go, last_checkpoint
-from writehead.model.runs import load_run
+from writehead.runs.folder import load_run
 
 PLAIN = replace(MODEL, dropout=0.0)  # each process has its own dropout noise
 ADAMW = replace(CONFIG, optimizer="adamw", learning_rate=1e-3)

@@ -7,7 +7,7 @@ from typing import Any
 
 from writehead import cost
 from writehead.errors import RunError
-from writehead.model.runs import read_config, read_quantization, run_bytes, run_fingerprint
+from writehead.runs.folder import read_config, read_quantization, run_bytes, run_fingerprint
 from writehead.util.files import hidden_directory, link_target, write_file
 from writehead.util.json_files import read_json
 

@@ -21,8 +21,8 @@ from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
-from writehead.model.bundled import name_of
-from writehead.model.runs import TOKENIZER, read_config
+from writehead.runs.bundled import name_of
+from writehead.runs.folder import TOKENIZER, read_config
 from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects
 

@@ -126,7 +126,7 @@ def translate_command(
     """
     from writehead.bench.translate import TranslateJob, bench_translate
     from writehead.cli.textio import read_lines
-    from writehead.model.bundled import bundled_run
+    from writehead.runs.bundled import bundled_run
 
     record = _Record("translate", device, output, force, dtype=dtype, input=input_path)
     job = TranslateJob(

@@ -270,8 +270,8 @@ def _open_output(
 ) -> "Iterator[textio.Output]":
     """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
     from writehead.cli import textio
-    from writehead.model.bundled import bundled_run
-    from writehead.model.runs import run_fingerprint
+    from writehead.runs.bundled import bundled_run
+    from writehead.runs.folder import run_fingerprint
 
     run, path, force = (context.params[name] for name in ("run", "output_path", "force"))
 

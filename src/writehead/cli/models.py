@@ -101,7 +101,7 @@ def explain_command(
 def _find_model(name: str) -> ModelConfig:
     """Returns the config of a run if the folder exists, else that of a preset."""
     if Path(name).is_dir():
-        from writehead.model.runs import read_config  # imports PyTorch
+        from writehead.runs.folder import read_config  # imports PyTorch
 
         return read_config(name)
     if name not in [*preset_names(), *FAMILIES]:
@@ -131,7 +131,7 @@ def quantize_command(
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.model.runs import quantize_run  # imports PyTorch, which takes seconds
+    from writehead.runs.folder import quantize_run  # imports PyTorch, which takes seconds
 
     check_new_run(output, force)
     done = quantize_run(run, output, config, overwrite=force)

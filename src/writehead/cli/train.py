@@ -101,8 +101,8 @@ def evaluate_command(
     from writehead.bench.record import check_output, finite, run_facts
     from writehead.cli import textio
     from writehead.engine import Engine
-    from writehead.model.bundled import bundled_run, name_of
-    from writehead.model.runs import FILES
+    from writehead.runs.bundled import bundled_run, name_of
+    from writehead.runs.folder import FILES
     from writehead.training import evaluate
     from writehead.util.environment import environment
 

@@ -19,8 +19,9 @@ from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
-from writehead.model import LanguageModel, TranslationModel, load_run
-from writehead.model.bundled import bundled_run
+from writehead.model import LanguageModel, TranslationModel
+from writehead.runs import load_run
+from writehead.runs.bundled import bundled_run
 from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
 from writehead.util.threads import use_threads

@@ -1,8 +1,7 @@
-"""The models, their KV caches and their run folders."""
+"""The models and their KV caches."""
 
 from writehead.model.attention import Attention
 from writehead.model.cache import DecoderState, KVCache
-from writehead.model.runs import Run, load_run, quantize_run, read_config, save_run
 from writehead.model.transformer import LanguageModel, Packing, TranslationModel, make_model
 
 __all__ = [
@@ -11,11 +10,6 @@ __all__ = [
     "KVCache",
     "LanguageModel",
     "Packing",
-    "Run",
     "TranslationModel",
-    "load_run",
     "make_model",
-    "quantize_run",
-    "read_config",
-    "save_run",
 ]

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from writehead.errors import RunError
-from writehead.model.bundled import BUNDLED
-from writehead.model.runs import run_bytes, run_fingerprint
 from writehead.paper.results import ENVIRONMENT, SIZE, Result
+from writehead.runs.bundled import BUNDLED
+from writehead.runs.folder import run_bytes, run_fingerprint
 from writehead.training.evaluate import SEARCHES
 from writehead.util.json_files import read_json
 

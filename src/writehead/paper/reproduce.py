@@ -24,9 +24,9 @@ from writehead.data.prepare import prepare
 from writehead.engine import Engine
 from writehead.errors import RunError
 from writehead.model import LanguageModel
-from writehead.model.runs import read_config
 from writehead.paper.experiments import Experiment, Text, read_lines
 from writehead.paper.results import FORMAT, Result, check_results, result_path, setting_differences
+from writehead.runs.folder import read_config
 from writehead.training import evaluate
 from writehead.training.journal import read_log
 from writehead.training.loop import train

@@ -18,8 +18,14 @@ from torch.distributed.checkpoint import state_dict
 from writehead.config import MAX_STEPS, ModelConfig
 from writehead.data.batches import PackedBatches
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
-from writehead.model import runs
-from writehead.model.runs import TOKENIZER
+from writehead.runs.folder import (
+    TOKENIZER,
+    check_place,
+    read_config,
+    read_model,
+    run_directory,
+    write_model,
+)
 from writehead.training.step import Stepper
 from writehead.util.checksums import check_checksum
 from writehead.util.files import remove_directory
@@ -64,8 +70,8 @@ def save_checkpoint(run: Path, stepper: Stepper, tokenizer: bytes, progress: Pro
         )
     state = state_dict.get_optimizer_state_dict(model, stepper.optimizer, options=options)
     if world.is_first:
-        with runs.run_directory(checkpoint_path(run, progress.step), overwrite=False) as folder:
-            runs.write_model(folder, stepper.model_config, weights, tokenizer)
+        with run_directory(checkpoint_path(run, progress.step), overwrite=False) as folder:
+            write_model(folder, stepper.model_config, weights, tokenizer)
             save_file(_flatten(state), folder / OPTIMIZER)
             (folder / OPTIMIZER).chmod(0o644)  # safetensors makes it private
             (folder / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
@@ -76,7 +82,7 @@ def load_checkpoint(path: Path, stepper: Stepper, batches: PackedBatches) -> Pro
     """Restores the model, the optimizer and the position in the data; returns the progress."""
     model, optimizer = stepper.model, stepper.optimizer
     try:
-        weights: Any = runs.read_model(path, stepper.model_config).state_dict()
+        weights: Any = read_model(path, stepper.model_config).state_dict()
         data = read_json(path / PROGRESS, PROGRESS_SHAPE, RunError, allow_nan=True)
         progress = Progress(**{name: data[name] for name in PROGRESS_SHAPE})
         if checkpoint_path(path.parents[1], progress.step) != path:
@@ -140,7 +146,7 @@ def average_weights(paths: list[Path], config: ModelConfig) -> dict[str, torch.T
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            weights = runs.read_model(path, config).state_dict()
+            weights = read_model(path, config).state_dict()
         except DamagedRun as error:
             raise _damaged(path, error) from error
         for name, T in weights.items():
@@ -158,9 +164,9 @@ def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) 
             f"{run} has {len(paths)} of the {last} checkpoints to average; average fewer, or train "
             f"with a larger train.keep"
         )
-    runs.check_place(output, overwrite)
-    config = runs.read_config(paths[-1])
+    check_place(output, overwrite)
+    config = read_config(paths[-1])
     weights = average_weights(paths, config)
-    with runs.run_directory(output, overwrite=overwrite) as folder:
-        runs.write_model(folder, config, weights, (paths[-1] / TOKENIZER).read_bytes())
+    with run_directory(output, overwrite=overwrite) as folder:
+        write_model(folder, config, weights, (paths[-1] / TOKENIZER).read_bytes())
     return paths

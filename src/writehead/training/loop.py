@@ -12,7 +12,7 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.errors import RunError, TrainingError
-from writehead.model.runs import CONFIG, finish_run
+from writehead.runs.folder import CONFIG, finish_run
 from writehead.training import checkpoint
 from writehead.training.checkpoint import average_weights, list_checkpoints
 from writehead.training.distributed import World, join_world

@@ -10,7 +10,7 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.tokenizer import BOS, EOS, PAD
 from writehead.errors import ConfigError, RunError, shown
-from writehead.model.runs import CONFIG
+from writehead.runs.folder import CONFIG
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
 from writehead.util.files import write_file

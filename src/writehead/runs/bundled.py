@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from writehead.errors import RunError
-from writehead.model.runs import CONFIG
+from writehead.runs.folder import CONFIG
 
 BUNDLED = Path(__file__).parents[1] / "bundled" / "en-de"
 

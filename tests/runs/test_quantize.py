@@ -8,8 +8,9 @@ import torch
 import helpers
 from writehead.config import QuantizationConfig
 from writehead.errors import RunError
-from writehead.model import load_run, make_model, quantize_run, runs, save_run
-from writehead.model.quantization import dequantize, pack, quantize, unpack
+from writehead.model import make_model
+from writehead.runs import load_run, quantize_run, save_run, folder
+from writehead.runs.quantization import dequantize, pack, quantize, unpack
 
 FOUR = QuantizationConfig(bits=4, group=8)
 
@@ -70,7 +71,7 @@ def test_a_quantized_run_is_as_small_as_its_bits_and_close_to_the_original(tmp_p
     weights = sum(P.numel() for P in matrices)
     scales = sum(P.shape[0] * -(-P.shape[1] // (config.group or P.shape[1])) for P in matrices)
     exact = weights * bits / 8 + scales * 2
-    assert exact <= (tmp_path / "small" / runs.WEIGHTS).stat().st_size <= 1.2 * exact
+    assert exact <= (tmp_path / "small" / folder.WEIGHTS).stat().st_size <= 1.2 * exact
     assert exact <= done.bytes_after < done.bytes_before
     small, inputs = load_run(tmp_path / "small").model, [helpers.tokens(3, 11)] * 2
     W, found = (model.state_dict()[done.matrix] for model in (made, small))
@@ -94,8 +95,8 @@ def test_a_quantized_run_is_complete_and_nothing_is_overwritten(run, small):
         quantize_run(run, run, overwrite=True)
     assert sorted(path.name for path in run.parent.iterdir()) == ["run", "small"]
     save_run(small.parent / "plain", loaded.model)
-    assert runs.read_quantization(small) == FOUR
-    assert runs.read_quantization(small.parent / "plain") is None
+    assert folder.read_quantization(small) == FOUR
+    assert folder.read_quantization(small.parent / "plain") is None
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e20])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import helpers
-from writehead.model import save_run
+from writehead.runs import save_run
 
 
 @pytest.fixture

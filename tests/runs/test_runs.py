@@ -8,7 +8,8 @@ import torch
 
 from helpers import config, edit_config, edit_weights, tokens
 from writehead.errors import ConfigError, DamagedRun, RunError
-from writehead.model import load_run, make_model, runs, save_run
+from writehead.model import make_model
+from writehead.runs import load_run, save_run, folder
 
 TINY = config("translation", bias=True)
 NAMES = ("config.json", "model.safetensors", "tokenizer.model")
@@ -39,7 +40,7 @@ def test_a_run_loads_as_it_was_saved(tmp_path, task, positions):
 
 def test_a_run_of_format_1_loads(run):
     def change(data):
-        names = {new: old for old, new in runs.FORMAT_1_NAMES.items()}
+        names = {new: old for old, new in folder.FORMAT_1_NAMES.items()}
         data["model"] = {names.get(name, name): value for name, value in data["model"].items()}
         data["format"] = 1
 
@@ -67,7 +68,7 @@ def test_an_existing_run_is_replaced_whole_and_only_with_overwrite(run, linked):
     for words in ("more than a run", "is not a run"):
         with pytest.raises(RunError, match=words):
             save_run(run, model, overwrite=True)
-        (run / runs.CONFIG).unlink(missing_ok=True)
+        (run / folder.CONFIG).unlink(missing_ok=True)
     assert (run / "chapter1.tex").exists()
 
 
@@ -83,11 +84,11 @@ def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, m
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        runs.finish_run(run, TINY, weights, b"tokens")
+        folder.finish_run(run, TINY, weights, b"tokens")
     now = embeddings(run)  # of one of them, whose checksum is that of the other at no moment
     assert torch.equal(now, before) or torch.equal(now, weights["tokens.weight"])
     monkeypatch.undo()
-    runs.finish_run(run, TINY, weights, b"tokens")
+    folder.finish_run(run, TINY, weights, b"tokens")
     assert torch.equal(embeddings(run), weights["tokens.weight"])
 
 
@@ -98,7 +99,7 @@ def test_a_missing_run_is_an_error_with_a_hint(run, tmp_path):
     ):
         with pytest.raises(RunError, match=words):
             load_run(place)
-    for name in (runs.WEIGHTS, runs.CONFIG):
+    for name in (folder.WEIGHTS, folder.CONFIG):
         (run / name).unlink()
         with pytest.raises(RunError, match=f"has no {name}"):
             load_run(run)
@@ -140,9 +141,9 @@ def test_wrong_names_and_dtypes_of_weights_are_errors(run):
 @pytest.mark.parametrize("kept", [0, 200, None])
 def test_truncated_or_pickled_weights_are_errors(run, kept):
     if kept is None:
-        torch.save({"tokens.weight": torch.zeros(1)}, run / runs.WEIGHTS)
+        torch.save({"tokens.weight": torch.zeros(1)}, run / folder.WEIGHTS)
     else:
-        os.truncate(run / runs.WEIGHTS, kept)
+        os.truncate(run / folder.WEIGHTS, kept)
     with pytest.raises(RunError, match="damaged or truncated"):
         load_run(run)
 
@@ -150,18 +151,18 @@ def test_truncated_or_pickled_weights_are_errors(run, kept):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_byte_of_any_file_does_not_match_its_sha256sum(run, name):
     lines = [f"{hashlib.sha256((run / n).read_bytes()).hexdigest()}  {n}\n" for n in NAMES]
-    assert (run / runs.CHECKSUMS).read_text() == "".join(lines)
+    assert (run / folder.CHECKSUMS).read_text() == "".join(lines)
     content = (run / name).read_bytes()
-    last = b" " if name == runs.CONFIG else bytes([content[-1] ^ 1])  # JSON as good as before
+    last = b" " if name == folder.CONFIG else bytes([content[-1] ^ 1])  # JSON as good as before
     (run / name).write_bytes(content[:-1] + last)
     with pytest.raises(DamagedRun, match=f"{name} does not match"):
         load_run(run)
-    (run / runs.CHECKSUMS).unlink()  # as in a run that was made by hand
+    (run / folder.CHECKSUMS).unlink()  # as in a run that was made by hand
     load_run(run)
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"0" * 64 + b"  model.safetensors", b"\0" * 2**21])
 def test_a_file_without_a_valid_checksum_is_an_error(run, text):
-    (run / runs.CHECKSUMS).write_bytes(text)
+    (run / folder.CHECKSUMS).write_bytes(text)
     with pytest.raises(DamagedRun, match="does not match"):
         load_run(run)
