@@ -66,7 +66,9 @@ def assert_equal_state(plain: Search, kernels: Search, slots: Sequence[int]) -> 
 
 def collect(search: Search, admitted: dict[int, Options]) -> list[list[Hypothesis]]:
     options = [*admitted.values()]
-    found = make_hypotheses(search.collect([*admitted], options).cpu().numpy(), options)
+    n_best = max(one.config.n_best for one in options)
+    packed = search.collect(torch.tensor([*admitted], device=DEVICE), n_best)
+    found = make_hypotheses(packed.cpu().numpy(), options)
     return [with_tuples(some) for some in found]
 
 

@@ -9,7 +9,7 @@ import helpers
 from writehead.config import QuantizationConfig
 from writehead.errors import RunError
 from writehead.model import make_model
-from writehead.runs import load_run, quantize_run, save_run, folder
+from writehead.runs import folder, load_run, quantize_run, save_run
 from writehead.runs.quantization import dequantize, pack, quantize, unpack
 
 FOUR = QuantizationConfig(bits=4, group=8)

@@ -9,7 +9,7 @@ import torch
 from helpers import config, edit_config, edit_weights, tokens
 from writehead.errors import ConfigError, DamagedRun, RunError
 from writehead.model import make_model
-from writehead.runs import load_run, save_run, folder
+from writehead.runs import folder, load_run, save_run
 
 TINY = config("translation", bias=True)
 NAMES = ("config.json", "model.safetensors", "tokenizer.model")

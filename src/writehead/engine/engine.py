@@ -32,6 +32,7 @@ BEAM = 4  # default for translation, as in §4.2
 
 BACKGROUND_LINES = 64  # a smaller group is detokenized in the calling thread
 BACKGROUND_GROUPS = 4  # groups of lines that may wait to be detokenized
+BULK_STEPS = 4  # scheduler steps at a time while more lines wait
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
 Progress = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction
@@ -241,7 +242,7 @@ class Engine:
                 waiting += self._submit(lines, finished.append)
                 pending.extend(lines)
                 while waiting > self.batching.lines // 2:
-                    self.scheduler.step()
+                    self.scheduler.step(BULK_STEPS)
                     waiting -= _drain(finished, report)
                     if done := _take_done(pending):
                         yield done

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
+STAGING_BUFFERS = 8  # inputs of graphs that can be on their way to the device
+HOST_COPIES = 3  # of each tensor; all but the newest may still be unread
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -92,8 +94,8 @@ class Lane:
         if isinstance(model, TranslationModel):
             self.memory = model.new_memory(slots, shape.source)
             self.encoder = Encoder(model, self.memory, self._graphs)
-        self._live = self.cache.live.view(-1, shape.beam)[:, 0]
-        self._live_copies = deque(HostCopy(self._live) for _ in range(3))
+        self.live = self.cache.live.view(-1, shape.beam)[:, 0]  # whether each slot is searched
+        self._copies: dict[int, deque[HostCopy]] = {}  # by the address of the tensor
         self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._slots: NDArray[np.int32] | None = None  # the slots in `_listed`
@@ -131,8 +133,7 @@ class Lane:
         """Encodes sources into the memory of `slots`."""
         assert self.encoder is not None
         self._sources[[*slots]] = [len(source) for source in sources]
-        with launches_on(self.model.device):
-            self.encoder.encode(slots, sources)
+        self.encoder.encode(slots, sources)
 
     @torch.no_grad()
     def copy_prompts(self, slots: Sequence[int], prompts: KVCache) -> None:
@@ -149,7 +150,9 @@ class Lane:
         lengths: Sequence[int] | int = 0,
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
-        self.search.admit(slots, options, first, lengths)
+        rows = self.search.pack(slots, options, first, lengths)
+        self._call("admit", self.search.start, rows)
+        self.search.send_sequences(slots, options)
         self._lengths[[*slots]] = lengths
         self._slots = None
 
@@ -162,7 +165,6 @@ class Lane:
             self.memory.K.index_fill_(1, index, 0.0)
             self.memory.V.index_fill_(1, index, 0.0)
 
-    @torch.no_grad()
     def step(self, slots: NDArray[np.int32]) -> None:
         """Feeds one token of each sequence in `slots`, and chooses the next.
 
@@ -184,13 +186,35 @@ class Lane:
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> "HostCopy":
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
-        with launches_on(self.model.device):
-            return HostCopy(self.search.collect(slots, options))
+        n_best = max(one.config.n_best for one in options)
+        rows = np.array(slots, np.int32).reshape(-1, 1)
+        return self.copy(self._call(f"collect {n_best}", partial(self._collect, n_best), rows))
 
-    def copy_live(self) -> "HostCopy":
-        """Starts copying to the host which slots are live; two earlier copies may be unread."""
-        self._live_copies.rotate()
-        return self._live_copies[0].start(self._live)
+    def copy(self, T: Tensor) -> "HostCopy":
+        """Starts copying a tensor of this lane to the host."""
+        if self._graphs is None:
+            return HostCopy(T)
+        copies = self._copies.setdefault(T.data_ptr(), deque())
+        if len(copies) < HOST_COPIES:
+            copies.append(HostCopy(T))
+        else:
+            copies.rotate(-1)
+            copies[-1].start(T)
+        return copies[-1]
+
+    def _collect(self, n_best: int, rows: Tensor) -> Tensor:
+        return self.search.collect(rows[:, 0], n_best)
+
+    def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
+        """Calls `work` with one row per slot, which starts with the slot; by a graph if possible.
+
+        Graphs have fixed sizes, so rows of the unused slot follow.
+        """
+        if self._graphs is None:
+            with launches_on(self.model.device):
+                return work(send(rows, self.model.device))
+        padding = [self.shape.slots, *[0] * (rows.shape[1] - 1)]
+        return self._graphs.call((name, graph_slots(len(rows))), work, rows, padding)
 
     def _step_eagerly(self, slots: NDArray[np.int32]) -> None:
         self.cache.bound = int(self._lengths[slots].max())
@@ -206,7 +230,7 @@ class Lane:
 
     def _run(self, listed: Tensor | None, count: int, samples: bool = True) -> None:
         """Runs the model and the search for the slots in `listed`, by default the first `count`."""
-        with launches_on(self.model.device):
+        with launches_on(self.model.device), torch.no_grad():
             tokens = self.search.tokens
             tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
             logits = self.model.decode(tokens, self.cache, self.memory, listed)
@@ -214,9 +238,8 @@ class Lane:
 
     def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""
-        array = np.full(len(self._listed), self.shape.slots, np.int32)
-        array[: len(slots)] = slots
-        self._listed.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        assert self._graphs is not None
+        self._graphs.send(slots.reshape(-1, 1), self._listed.view(-1, 1), [self.shape.slots])
         self._slots = slots
 
     def _send(self, slots: Sequence[int]) -> Tensor:
@@ -235,20 +258,25 @@ class Encoder:
         self, model: TranslationModel, memory: EncoderMemory, graphs: "Graphs | None"
     ) -> None:
         self.model, self.memory, self._graphs = model, memory, graphs
-        self._inputs: dict[int, Tensor] = {}  # of the graphs, by length
 
-    @torch.no_grad()
     def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
         """Encodes sources into `slots`."""
         lengths, index = np.array([len(source) for source in sources]), np.array(slots)
         tokens = np.concatenate(sources)
         if self._graphs is not None:
             self._encode_row(tokens, lengths, index)
-            return
-        device, (b, n) = self.model.device, (len(sources), lengths.max())
+        else:
+            with launches_on(self.model.device), torch.no_grad():
+                self._encode_padded(tokens, lengths, index)
+
+    def _encode_padded(
+        self, tokens: NDArray[Any], lengths: NDArray[Any], slots: NDArray[Any]
+    ) -> None:
+        """Encodes sources as padded rows."""
+        device, (b, n) = self.model.device, (len(lengths), lengths.max())
         padded = np.full((b, n), self.model.config.pad)
         padded[np.arange(n) < lengths[:, None]] = tokens
-        source, sent, rows = (send(T, device) for T in (padded, lengths, index))
+        source, sent, rows = (send(T, device) for T in (padded, lengths, slots))
         M = self.model.encode(source, source_lengths=None if (lengths == n).all() else sent)
         places = rows.unsqueeze(1) * self.memory.positions + torch.arange(n, device=device)
         self.memory.write(self.model.decoder.project_memory(M), places.flatten())
@@ -258,24 +286,16 @@ class Encoder:
         """Encodes sources as the segments of one row."""
         assert self._graphs is not None
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
-        # tokens, segments, positions, slots; the rest of the row is padding in the unused slot
-        padding = [[0], [0], [0], [len(self.memory.lengths) - 1]]
-        if size not in self._inputs:
-            self._inputs[size] = torch.tensor(padding, device=self.model.device).repeat(1, size)
-            inputs = self._inputs[size].unsqueeze(1)
-            self._graphs.capture(("encode", size), partial(self._run_row, inputs))
-        pinned = torch.empty(4, size, dtype=torch.int32, pin_memory=True)
-        table = pinned.numpy()
-        table[:, len(tokens) :] = padding
         sentences = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
-        table[:, : len(tokens)] = tokens, sentences + 1, positions, slots[sentences]
-        self._inputs[size].copy_(pinned.to(self.model.device, non_blocking=True))
-        self._graphs.replay(("encode", size))
+        rows = np.stack([tokens, sentences + 1, positions, slots[sentences]], axis=1)
+        # the rest of the row is padding: segment 0, in the unused slot
+        padding = [0, 0, 0, len(self.memory.lengths) - 1]
+        self._graphs.call(("encode", size), self._run_row, rows, padding)
 
-    def _run_row(self, inputs: Tensor) -> None:
-        """Encodes a row, given by its tokens, segments, positions and slots, [4, 1, n]."""
-        tokens, segments, positions, slots = inputs.unbind()
+    def _run_row(self, rows: Tensor) -> None:
+        """Encodes n tokens, each given by [token, segment, position, slot]: [n, 4]."""
+        tokens, segments, positions, slots = rows.t().contiguous().long().unsqueeze(1).unbind()
         M = self.model.encode(tokens, packing=Packing(segments, positions))
         slots, positions = slots.flatten(), positions.flatten()
         KV = self.model.decoder.project_memory(M)
@@ -284,11 +304,14 @@ class Encoder:
 
 
 class Graphs:
-    """CUDA graphs of one device that share a memory pool."""
+    """CUDA graphs of one device that share a memory pool, with their inputs and outputs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._inputs: dict[Hashable, Tensor] = {}
+        self._outputs: dict[Hashable, Any] = {}
+        self._staging = deque(_Staging() for _ in range(STAGING_BUFFERS))
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
@@ -297,12 +320,36 @@ class Graphs:
         """Runs a captured graph."""
         self._graphs[key].replay()
 
-    def capture(self, key: Hashable, work: Callable[[], object]) -> None:
+    def call(
+        self,
+        key: tuple[str, int],
+        work: Callable[[Tensor], Any],
+        rows: NDArray[Any],
+        padding: Sequence[int],
+    ) -> Any:
+        """Runs `work` as a graph on `rows` and padding, as many rows as key[1]; returns its result.
+
+        The next call with this key overwrites the result. Capturing runs `work` on padding.
+        """
+        if key not in self:
+            row = torch.tensor(padding, dtype=torch.int32, device=self._device)
+            self._inputs[key] = row.expand(key[1], -1).contiguous()
+            self.capture(key, partial(work, self._inputs[key]))
+        self.send(rows, self._inputs[key], padding)
+        self.replay(key)
+        return self._outputs[key]
+
+    def send(self, rows: NDArray[Any], to: Tensor, padding: Sequence[int]) -> None:
+        """Copies rows, followed by padding, to a tensor on the device; does not wait."""
+        self._staging.rotate()
+        self._staging[0].send(rows, to, padding)
+
+    def capture(self, key: Hashable, work: Callable[[], Any]) -> None:
         """Captures `work` as a graph, after a run that loads its kernels."""
         from writehead.ops.launch import compile_kernels
 
         graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
-        with launches_on(self._device):
+        with launches_on(self._device), torch.no_grad():
             compile_kernels(work)
             work()
             # other threads may use the device meanwhile, but captures share a stream
@@ -310,8 +357,27 @@ class Graphs:
                 torch.cuda.synchronize(self._device)
                 mode = "thread_local"
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
-                    work()
+                    self._outputs[key] = work()
         self._graphs[key] = graph
+
+
+class _Staging:
+    """Pinned memory for one copy to a device at a time."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.int32)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, rows: NDArray[Any], to: Tensor, padding: Sequence[int]) -> None:
+        """Copies rows and padding to a tensor; waits only for the previous copy."""
+        self._copied.synchronize()
+        if len(self._memory) < to.numel():
+            self._memory = torch.empty(to.numel(), dtype=torch.int32, pin_memory=True)
+        staged = self._memory[: to.numel()].view(to.shape)
+        array = staged.numpy()
+        array[: len(rows)], array[len(rows) :] = rows, padding
+        to.copy_(staged, non_blocking=True)
+        self._copied.record()
 
 
 class HostCopy:

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -130,10 +130,17 @@ class Scheduler:
                 request.is_cancelled = request.is_done = True
                 self._queues[request.config.width].has_cancelled = True
 
-    def step(self) -> bool:
-        """Runs one or a few steps of every lane with requests; returns whether work remains."""
+    def step(self, times: int = 1) -> bool:
+        """Runs one or a few steps of every lane with requests; returns whether work remains.
+
+        Repeating this in one call, `times` times, has less overhead than several calls.
+        """
+        remains = True
         with self._lock, _steady(self.model.device):
-            return sum(self._step(queue) for queue in [*self._queues.values()]) > 0
+            while remains and times > 0:
+                remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
+                times -= 1
+        return remains
 
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
@@ -391,8 +398,9 @@ class _Queue:
             self.lane.step(self._slots)
         self._steps += steps
         slots = steps * self.lane.shape.slots if self.waiting else 0
-        tokens = HostCopy(self.lane.search.tokens) if self._streams else None
-        self._polls.append(_Poll(self._steps, steps, slots, self.lane.copy_live(), tokens))
+        tokens = self.lane.copy(self.lane.search.tokens) if self._streams else None
+        live = self.lane.copy(self.lane.live)
+        self._polls.append(_Poll(self._steps, steps, slots, live, tokens))
 
     def _poll(self) -> None:
         """Finds the sequences that have ended; on a GPU, one poll late.
@@ -541,9 +549,12 @@ class _Prefill:
 @contextmanager
 def _steady(device: torch.device) -> Iterator[None]:
     """Makes steps independent of the caller's autograd mode and CUDA stream."""
-    on_gpu = device.type == "cuda"
-    stream = torch.cuda.stream(torch.cuda.default_stream(device)) if on_gpu else nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), stream:
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(device)))
         yield
 
 

@@ -168,24 +168,51 @@ class Search:
         `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
         such as those of a prompt.
         """
+        self.start(self._send(self.pack(slots, options, first, lengths)))
+        self.send_sequences(slots, options)
+
+    def pack(
+        self,
+        slots: Sequence[int],
+        options: Sequence[Options],
+        first: Sequence[int] | int,
+        lengths: Sequence[int] | int,
+    ) -> NDArray[np.int32]:
+        """Returns the rows that `start` takes; raises if this search does not support a request."""
         table = _pack(options)
         samples = self._check(options, table)
-        columns = np.empty((len(slots), 3 + table.shape[1]), np.int32)
-        columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3:] = slots, first, lengths, table
-        self.samples[columns[:, 0]] = samples
-        sent = self._send(columns)
-        index, tokens, positions = sent[:, :3].long().unbind(1)
-        self.option_table.index_copy_(0, index, sent[:, 3:])
-        self.pool_table.index_copy_(0, index, self._empty.expand(len(slots), -1, -1))
-        for T, value in ((self.tokens, tokens), (self.lengths, positions)):
+        rows = np.empty((len(slots), 4 + table.shape[1]), np.int32)
+        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:] = (
+            slots,
+            first,
+            lengths,
+            1,
+            table,
+        )
+        self.samples[rows[:, 0]] = samples
+        return rows
+
+    def start(self, rows: Tensor) -> None:
+        """Starts the searches of `rows` [R, …]: slot, first token, length, live, and options."""
+        index, *values = rows[:, :4].long().unbind(1)
+        self.option_table.index_copy_(0, index, rows[:, 4:])
+        self.pool_table.index_copy_(0, index, self._empty.expand(len(rows), -1, -1))
+        for T, value in zip((self.tokens, self.lengths, self.live), values, strict=True):
             T.view(-1, self.beam).index_copy_(0, index, value.unsqueeze(1).expand(-1, self.beam))
-        self.live.view(-1, self.beam).index_fill_(0, index, 1)
         if self.ancestors is not None:  # prompts are in the rows of the first beams
             self.ancestors.view(self.slots, -1).index_fill_(0, index, 0)
-        if width := table[:, PREFIX_LENGTH].max():
+
+    def send_sequences(self, slots: Sequence[int], options: Sequence[Options]) -> None:
+        """Copies forced prefixes and random numbers, which few requests have."""
+        width = max(len(one.prefix) for one in options)
+        samples = self.samples[[*slots]].any()
+        if not width and not samples:
+            return
+        index = self._send(np.array(slots, np.int64))
+        if width:
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
             self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
-        if samples.any():
+        if samples:
             self.seen.index_fill_(0, index, 0)
             draws = self._send(_draws(options))
             self.draws[:, : draws.shape[1]].index_copy_(0, index, draws)
@@ -224,16 +251,14 @@ class Search:
         else:
             _extend(self, x, slots[live].long())
 
-    def collect(self, slots: Sequence[int], options: Sequence[Options]) -> Tensor:
-        """Returns results for `make_hypotheses`, int32 [R, n, …] on the device; does not wait."""
-        n = max(one.config.n_best for one in options)
-        longest = max(one.max_length for one in options)
-        index = self._send(np.array(slots, np.int64))
-        packed = index.new_zeros(len(slots), n, HEADER + longest, dtype=torch.int32)
-        packed[:, :, :HEADER] = self.pool_table[index, :n, :HEADER]
+    def collect(self, slots: Tensor, n_best: int) -> Tensor:
+        """Returns the results of `slots` [R], for `make_hypotheses`: int32 [R, n_best, …]."""
+        index = slots.long()
+        packed = index.new_zeros(len(index), n_best, HEADER + self.capacity, dtype=torch.int32)
+        packed[:, :, :HEADER] = self.pool_table[index, :n_best, :HEADER]
         texts = packed[:, :, HEADER:]
         if self.beam == 1:
-            texts[:, 0] = self.history_tokens[index, :longest, 0]
+            texts[:, 0] = self.history_tokens[index, :, 0]
         elif self.implementation == "triton":
             from writehead.engine import search_kernels
 

@@ -230,7 +230,8 @@ def _search(
             )
             search.admit(range(len(options)), options)
         search.advance(logits)
-    found = make_hypotheses(search.collect(range(len(options)), options).cpu().numpy(), options)
+    packed = search.collect(torch.arange(len(options), device=tokens.device), config.n_best)
+    found = make_hypotheses(packed.cpu().numpy(), options)
     if not all(found):
         raise no_hypothesis()
     return [with_tuples(some) for some in found]

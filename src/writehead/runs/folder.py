@@ -23,7 +23,6 @@ from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.layers import Stack
-from writehead.runs.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
 from writehead.model.transformer import (
     LanguageModel,
     Transformer,
@@ -31,6 +30,7 @@ from writehead.model.transformer import (
     check_config,
     make_model,
 )
+from writehead.runs.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
 from writehead.util.checksums import (
     CHECKSUMS,
     COPY_AGAIN,
