@@ -25,6 +25,7 @@ from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_atten
 from writehead.ops.heads import Heads
 from writehead.ops.linear import Weight, linear
 from writehead.ops.loss import label_loss
+from writehead.ops.norm import DeferredRms
 from writehead.ops.visibility import Visibility
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -116,6 +117,9 @@ def compile_products() -> None:
         shape = {"gated": gated, "residual": zeros(rows, 1280 // (1 + gated))}
         linear(X, weight, activation=activation, implementation="small_rows", **shape)
     linear(zeros(300, 1024), Weight(zeros(1280, 1024)), activation="silu", gated=True)
+    X = zeros(16, 1024)
+    for deferred in (None, DeferredRms(X, 1e-6)):
+        linear(zeros(16, 5440), Weight(zeros(1024, 5440)), residual=X, deferred=deferred)
 
 
 def compile_decode_attention() -> None:

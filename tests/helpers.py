@@ -22,8 +22,15 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32][DEVICE == "cpu" :]
 
 # every kernel that decoding and training launch
 KERNELS = {
-    *("embed_kernel", "linear_kernel", "_gate_kernel", "_normalize_kernel", "attend_kernel"),
-    *("combine_kernel", "scan_kernel", "sample_kernel", "top_kernel", "beam_kernel"),
+    *("embed_kernel", "linear_kernel", "_gate_kernel", "_sum_kernel", "_normalize_kernel"),
+    *(
+        "attend_kernel",
+        "combine_kernel",
+        "scan_kernel",
+        "sample_kernel",
+        "top_kernel",
+        "beam_kernel",
+    ),
     *("trace_kernel", "loss_kernel", "loss_gradient_kernel", "packed_forward_kernel"),
     *("packed_dq_kernel", "packed_dkv_kernel"),
 }

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from helpers import DEVICE, assert_at_most_twice, assert_close_in, randn
 from writehead.errors import BackendError, ConfigError, ShapeError
-from writehead.ops.linear import IMPLEMENTATIONS, Epilogue, Tile, Weight, linear, small_rows
-from writehead.ops.norm import Norm
+from writehead.ops.linear import Epilogue, Tile, Weight, linear, small_rows
+from writehead.ops.norm import DeferredRms, Norm
 
 pytest.importorskip("triton", reason="Triton is not installed")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -20,6 +20,9 @@ ACTIVATIONS = {
     "gelu_tanh": lambda Z: Z / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (Z + 0.044715 * Z**3))),
     "silu": lambda Z: Z / (1 + torch.exp(-Z)),
 }
+
+
+IMPLEMENTATIONS = ["reference", "library", "small_rows"]  # split_depth has fewer options
 
 
 class Case:
@@ -112,6 +115,23 @@ def test_every_tile_equals_the_formula_where_nothing_divides_anything(method, op
     assert_close_in(F32, Y, case.exact(), ulps=64)
 
 
+@pytest.mark.parametrize("rows", [2, 70])
+@pytest.mark.parametrize("depth", [4, 300, 1500])
+@pytest.mark.parametrize("options", ["", "bias relu scale", "bias gelu residual", "deferred"])
+def test_split_depth_equals_the_formula(options, depth, rows):
+    case = Case(rows, 21, depth, options)
+    if options == "deferred":
+        X = 3 + randn(rows, 21)
+        factors = (X.double().square().mean(1, keepdim=True) + 0.3).rsqrt()
+        exact = X + factors * case.exact()
+        for name in ("split_depth", "reference"):
+            named = {"residual": X.clone(), "deferred": DeferredRms(X, 0.3)}
+            Y = linear(case.X, case.weight, implementation=name, **named)
+            assert_close_in(F32, Y, exact, ulps=64)
+    else:
+        assert_close_in(F32, case.run("split_depth"), case.exact(), ulps=64)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "columns", "depth", "options"),
@@ -137,8 +157,8 @@ def test_small_rows_errs_at_most_twice_as_much_as_pytorch(rows, columns, depth, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("implementation", ["small_rows", "library"])
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 256])
+@pytest.mark.parametrize("implementation", ["small_rows", "library", "auto"])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 128, 256])
 @pytest.mark.parametrize(
     ("columns", "depth", "options"),
     [
@@ -210,6 +230,10 @@ def test_auto_never_raises_and_names_do():
             linear(case.X, weight, implementation="small_rows")
     assert linear(case.X.to("meta"), Weight(case.W.to("meta")), gated=False).shape == (4, 21)
     assert linear(case.X[:0], Weight(case.W[:20]), gated=True).shape == (0, 10)
+    for rows, weight in ((1, Weight(case.W)), (4, case.weight), (4, Weight(case.W[:, 1:]))):
+        X = randn(rows, weight.W.shape[1])
+        with pytest.raises(BackendError, match=r"rows|norms|aligned"):
+            linear(X, weight, implementation="split_depth")
     with pytest.raises(BackendError, match="gradient"):
         linear(case.X.requires_grad_(True), case.weight, implementation="library")
     with pytest.raises(ConfigError, match="library"):

@@ -14,10 +14,10 @@ from torch import Tensor
 from writehead.config import AttentionConfig
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.attention import attend, check_implementation
-from writehead.ops.decode_attention import CacheLayer, DeferredRms, MemoryLayer, decode_attention
+from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads, split_heads
 from writehead.ops.linear import Weight, can_defer_norm, linear
-from writehead.ops.norm import Norm
+from writehead.ops.norm import DeferredRms, Norm
 from writehead.ops.rotary import Rotary, rotate
 from writehead.ops.visibility import Visibility
 

@@ -1,6 +1,7 @@
 """Norms, feed-forward layers, and the layer stacks of the encoder and the decoder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,8 @@ from writehead.config import AttentionConfig, ModelConfig
 from writehead.model.attention import Attention, Context, dropout_factors
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
-from writehead.ops.linear import linear
-from writehead.ops.norm import Norm, normalize
+from writehead.ops.linear import Weight, can_defer_norm, can_split_depth, linear
+from writehead.ops.norm import DeferredRms, Norm, normalize
 from writehead.ops.rotary import Rotary
 
 NormModule = nn.RMSNorm | nn.LayerNorm
@@ -47,6 +48,8 @@ class FeedForward(Projections):
             self.gate = make_projection(config.d, config.f, bias=config.bias)
         self.narrow = make_projection(config.f, config.d, bias=config.bias)
         self.activation, self.gated = config.activation, config.gated
+        # relu(r x) = r relu(x) for r > 0, so the factor of an RMS norm may follow the activation
+        self.can_defer = config.activation == "relu" and not config.gated and not config.bias
         self.wide = "gate widen" if config.gated else "widen"
         self.dropout = SharedDropout(config.dropout)
 
@@ -54,13 +57,23 @@ class FeedForward(Projections):
         self, X: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + feed-forward of norm(X): [b, n, d] -> [b, n, d]."""
-        widen = self.weight(self.wide, norm)
+        widen, deferred = self.weight(self.wide, norm), None
         if self.training and self.activation == "relu" and not self.gated:
             # with dropout first, the backward pass needs only the output of relu, which is saved
             H = torch.relu(self.dropout(linear(X, widen)))
         else:
+            if self._defers(X, widen) and norm is not None:
+                deferred, widen = DeferredRms(X, norm.epsilon), replace(widen, norm=None)
             H = self.dropout(linear(X, widen, activation=self.activation, gated=self.gated))
-        return linear(H, self.weight("narrow"), residual=residual)
+        return linear(H, self.weight("narrow"), residual=residual, deferred=deferred)
+
+    def _defers(self, X: Tensor, widen: Weight) -> bool:
+        """Returns whether the factors of the norm of X are best applied by the last product."""
+        return (
+            self.can_defer
+            and can_defer_norm(X, widen)
+            and can_split_depth(X, self.weight("narrow"))
+        )
 
 
 class Layer(nn.Module):

@@ -29,6 +29,7 @@ from writehead.ops.attention import attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
 from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.norm import DeferredRms
 from writehead.ops.rotary import Rotary, rotate
 
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
@@ -63,24 +64,6 @@ class CacheLayer(MemoryLayer):
     ancestors: Tensor | None = None  # [S beam, m] int32, beams of the same slot
     window: int | None = None  # at least m; positions that a query sees, including its own
     counts: Tensor | None = None  # [R], how many of the n new positions to write; None: all
-
-
-@dataclass(frozen=True, eq=False)
-class DeferredRms:
-    """The RMS norm of X [rows, 1, d], which a projection of X has left to attention.
-
-    The gain is folded into the projection. Attention applies the remaining factor of each row, for
-    less than the cost of a separate kernel.
-    """
-
-    X: Tensor
-    epsilon: float
-
-    def apply(self, Q: Tensor) -> Tensor:
-        """Multiplies each row of the projection Q [rows, 1, columns] by 1 / RMS."""
-        X = self.X.to(torch.promote_types(self.X.dtype, torch.float32))
-        factors = (X.square().mean(dim=2, keepdim=True) + self.epsilon).rsqrt()
-        return (Q * factors).to(Q.dtype)
 
 
 def decode_attention(

@@ -8,6 +8,9 @@
       rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
       layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
 
+- "split_depth": for 2 to 128 rows and a weight with more depth than columns. One program for each
+  tile of the result would not fill a GPU, so several divide its depth among themselves, and a
+  second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
 - "reference": plain PyTorch, with gradients.
 """
@@ -24,7 +27,7 @@ from torch.nn import functional as F
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
 from writehead.ops.launch import launch_dependents, launch_pdl, pdl, tl, triton, wait_for_previous
-from writehead.ops.norm import Norm, normalize
+from writehead.ops.norm import DeferredRms, Norm, normalize
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -35,7 +38,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 MAX_SMALL_ROWS = 256
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
-MAX_SMALL_DEPTH = 1024  # of a weight, for more than 16 rows
+MAX_SMALL_DEPTH = 1024  # of a weight
+MAX_SPLIT_ROWS = 128
 CACHE_LINE = 128  # bytes
 GATE_COLUMNS = 1024  # per program of `_gate`
 TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
@@ -90,6 +94,7 @@ class Epilogue(NamedTuple):
     gated: bool
     residual: Tensor | None  # [rows, columns]
     scale: float
+    deferred: DeferredRms | None = None
 
 
 def linear(
@@ -100,11 +105,13 @@ def linear(
     gated: bool = False,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    deferred: DeferredRms | None = None,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns residual + activation(scale * norm(X) W^T + bias), for X [..., depth].
 
     gated: W has 2 f rows; the activation of the first f columns is multiplied by the last f.
+    deferred: a norm whose factors multiply the rows of norm(X) W^T; see `can_split_depth`.
     Without gradients, the result may overwrite `residual`.
     """
     if X.shape[-1] != weight.W.shape[1]:
@@ -112,24 +119,34 @@ def linear(
     shape = (*X.shape[:-1], len(weight.W) // 2 if gated else len(weight.W))
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
-    chosen = _choose(implementation, X, weight, residual)
-    return IMPLEMENTATIONS[chosen](X, weight, Epilogue(activation, gated, residual, scale))
+    epilogue = Epilogue(activation, gated, residual, scale, deferred)
+    return IMPLEMENTATIONS[_choose(implementation, X, weight, epilogue)](X, weight, epilogue)
 
 
-def _choose(name: str, X: Tensor, weight: Weight, residual: Tensor | None) -> str:
+def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
     rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
-    is_narrow = columns <= MAX_SMALL_COLUMNS and (depth <= MAX_SMALL_DEPTH or rows <= 16)
+    is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
     is_small = rows == 1 or (is_narrow and X.dtype != torch.float32)
-    reason = _why_not_library(X, weight, residual)
+    reason = _why_not_library(X, weight, epilogue.residual)
+    other = reason or (epilogue.deferred and "it does not apply a deferred norm") or None
     reasons = {
-        "small_rows": reason or _why_not_small_rows(rows, weight),
-        "library": reason,
+        "small_rows": other or _why_not_small_rows(rows, weight),
+        "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
+        "library": other,
         "reference": None,
     }
-    if name == "auto" and not is_small:
-        del reasons["small_rows"]
+    if name == "auto":
+        unwanted = {"small_rows": not is_small, "split_depth": not _is_deep(weight)}
+        reasons = {key: reason for key, reason in reasons.items() if not unwanted.get(key)}
     return choose_implementation("linear", name, reasons)
+
+
+def _is_deep(weight: Weight) -> bool:
+    """Returns whether "split_depth" is faster than the library, if it can run."""
+    columns, depth = weight.W.shape
+    is_deep = columns <= MAX_SMALL_COLUMNS and depth > max(columns, MAX_SMALL_DEPTH)
+    return is_deep and weight.W.dtype != torch.float32
 
 
 def _why_not_library(X: Tensor, weight: Weight, residual: Tensor | None) -> str | None:
@@ -154,6 +171,25 @@ def _why_not_small_rows(rows: int, weight: Weight) -> str | None:
     return None if weight.W.is_contiguous() else "it needs a contiguous W"
 
 
+def _why_not_split_depth(rows: int, weight: Weight, gated: bool) -> str | None:
+    """Returns why the depth cannot be split, or None."""
+    W = weight.W
+    if not 2 <= rows <= MAX_SPLIT_ROWS:
+        return f"it takes 2 to {MAX_SPLIT_ROWS} rows, not {rows}"
+    if weight.norm is not None or gated:
+        return "it supports neither norms nor gates"
+    alignments = W.data_ptr(), W.shape[1] * W.element_size()
+    if not W.is_contiguous() or any(one % TMA_ALIGNMENT for one in alignments):
+        return f"it needs a contiguous W whose rows are aligned to {TMA_ALIGNMENT} bytes"
+    return None
+
+
+def can_split_depth(X: Tensor, weight: Weight) -> bool:
+    """Returns whether a product with as many rows as X applies a deferred norm at no cost."""
+    rows = X.numel() // X.shape[-1]
+    return _is_deep(weight) and _why_not_split_depth(rows, weight, gated=False) is None
+
+
 def can_defer_norm(X: Tensor, weight: Weight) -> bool:
     """Returns whether a projection may leave its norm to the attention kernel (`DeferredRms`).
 
@@ -171,7 +207,10 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
         X = normalize(X, weight.norm, implementation="reference")
     if epilogue.scale != 1.0:
         X = X * epilogue.scale
-    return _finish(F.linear(X, weight.W, weight.bias), epilogue)
+    if epilogue.deferred is None:
+        return _finish(F.linear(X, weight.W, weight.bias), epilogue)
+    Y = epilogue.deferred.apply(F.linear(X, weight.W))
+    return _finish(Y if weight.bias is None else Y + weight.bias, epilogue)
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
@@ -225,6 +264,7 @@ class Tile(NamedTuple):
     depth: elements per iteration; for "split", per warp.
     ahead: whether to load the first weights before the previous kernel has ended.
     prefetch: elements of each row of W to fetch into L2 before the previous kernel has ended.
+    splits: parts of the depth, for different programs.
     """
 
     method: Literal["vector", "split", "tile"]
@@ -235,6 +275,7 @@ class Tile(NamedTuple):
     stages: int
     ahead: bool = False
     prefetch: int = 0
+    splits: int = 1
 
 
 def choose_tile(X: Tensor, W: Tensor) -> Tile:
@@ -248,7 +289,7 @@ def choose_tile(X: Tensor, W: Tensor) -> Tile:
         return Tile("split", 16, 16, 16, 4, 2)
     if rows <= 16:
         deep = Tile("split", 16, 8, 128, 4, 4)
-        return deep if depth > 1024 else Tile("split", 16, 8, 256, 4, 1, ahead=True)
+        return deep if depth > MAX_SMALL_DEPTH else Tile("split", 16, 8, 256, 4, 1, ahead=True)
     alignments = X.data_ptr(), W.data_ptr(), depth * W.element_size()
     if any(one % TMA_ALIGNMENT for one in alignments):
         return Tile("split", 32, 8, 128, 4, 3)
@@ -257,12 +298,17 @@ def choose_tile(X: Tensor, W: Tensor) -> Tile:
 
 def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
     """Computes `linear` with one kernel."""
-    W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
-    columns = len(W) // 2 if gated else len(W)
+    columns = len(weight.W) // 2 if epilogue.gated else len(weight.W)
     Y = torch.empty(*X.shape[:-1], columns, dtype=X.dtype, device=X.device)
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    rows, depth = X.shape
-    tile = tile or choose_tile(X, W)
+    _multiply(X, weight, epilogue, tile or choose_tile(X, weight.W), Y)
+    return Y
+
+
+def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tensor) -> None:
+    """Launches the product of X [rows, depth], with an epilogue unless the depth is split."""
+    W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
+    (rows, depth), columns = X.shape, Y.shape[-1]
     own = tile.columns // 2 if gated else tile.columns  # columns of Y per program
     x_tiles = w_tiles = None
     if tile.method == "tile":
@@ -273,21 +319,53 @@ def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None 
     constants = tl.constexpr(epilogue.activation or ""), tl.constexpr(gated)
     residual = None if residual is None else residual.contiguous()
     lines = triton.cdiv(min(tile.prefetch, depth) * W.element_size(), CACHE_LINE)
-    launch_pdl(linear_kernel, (triton.cdiv(rows, tile.rows), triton.cdiv(columns, own)), X)(
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(columns, own), tile.splits
+    launch_pdl(linear_kernel, grid, X)(
         *(X, W, x_tiles, w_tiles, weight.bias, weight.column_sums, Y, rows, columns, depth),
         0.0 if norm is None else norm.epsilon,
         Epilogue(*constants, residual, float(epilogue.scale)),
         Tile(*map(tl.constexpr, tile)),
         NORM="" if norm is None else norm.kind,
-        LINES=triton.next_power_of_2(lines) if pdl(X) else 0,
+        LINES=triton.next_power_of_2(lines) if pdl(X) and tile.splits == 1 else 0,
         EVICTION="evict_first" if weight.streamed and rows == 1 else "",
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+
+
+SPLIT_TILE = Tile("tile", 64, 64, 128, 4, 4, splits=8)
+
+
+def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile = SPLIT_TILE) -> Tensor:
+    """Computes `linear` by programs that each read a part of the depth, and a sum."""
+    columns, shape = len(weight.W), X.shape[:-1]
+    X = X.reshape(-1, X.shape[-1]).contiguous()
+    parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
+    _multiply(X, Weight(weight.W), Epilogue(None, False, None, 1.0), tile, parts)
+    Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
+    norm, residual = epilogue.deferred, epilogue.residual
+    given = None
+    if norm is not None:
+        d = norm.X.shape[-1]
+        size = tl.constexpr(triton.next_power_of_2(d))
+        given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    launch_pdl(_sum_kernel, (len(X),), X)(
+        *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
+        *(len(X), columns, float(epilogue.scale)),
+        SPLITS=tile.splits,
+        SIZE=triton.next_power_of_2(columns),
+        ACTIVATION=epilogue.activation or "",
+        num_warps=4,
+    )
     return Y
 
 
-IMPLEMENTATIONS = {"reference": _reference, "library": _library, "small_rows": small_rows}
+IMPLEMENTATIONS = {
+    "reference": _reference,
+    "library": _library,
+    "small_rows": small_rows,
+    "split_depth": split_depth,
+}
 
 
 @triton.jit
@@ -298,7 +376,7 @@ def linear_kernel(
     w_tiles,
     bias,
     column_sums,
-    Y,  # [rows, columns]
+    Y,  # [rows, columns], or parts [splits, rows, columns]
     rows,
     columns,
     depth,
@@ -356,23 +434,26 @@ def linear_kernel(
         first = first_row, first_column
         y, total, squares = _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM)
 
-    if NORM == "layer":
-        mean = total / depth
-        y = y - mean[:, None] * w_sum[None, :]
-        squares = tl.maximum(squares - total * mean, 0.0)
-    if NORM != "":
-        y = y * tl.rsqrt(squares / depth + epsilon)[:, None]
-    y = y * epilogue.scale
-    if bias is not None:
-        y += b[None, :]
-    if epilogue.gated:
-        y, gate = tl.split(tl.reshape(y, [tile.rows, OWN, 2]))
-        y = _activate_tile(y, epilogue.activation) * gate
+    if tile.splits > 1:
+        tl.store(Y + tl.program_id(2).to(tl.int64) * rows * columns + out, y, mask=is_out)
     else:
-        y = _activate_tile(y, epilogue.activation)
-    if epilogue.residual is not None:
-        y += r.to(tl.float32)
-    tl.store(Y + out, y.to(Y.dtype.element_ty), mask=is_out)
+        if NORM == "layer":
+            mean = total / depth
+            y = y - mean[:, None] * w_sum[None, :]
+            squares = tl.maximum(squares - total * mean, 0.0)
+        if NORM != "":
+            y = y * tl.rsqrt(squares / depth + epsilon)[:, None]
+        y = y * epilogue.scale
+        if bias is not None:
+            y += b[None, :]
+        if epilogue.gated:
+            y, gate = tl.split(tl.reshape(y, [tile.rows, OWN, 2]))
+            y = _activate_tile(y, epilogue.activation) * gate
+        else:
+            y = _activate_tile(y, epilogue.activation)
+        if epilogue.residual is not None:
+            y += r.to(tl.float32)
+        tl.store(Y + out, y.to(Y.dtype.element_ty), mask=is_out)
 
 
 @triton.jit
@@ -428,7 +509,12 @@ def _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM: tl.cons
     OWN: tl.constexpr = tile.columns // 2 if epilogue.gated else tile.columns
     acc, gate = tl.zeros([ROWS, OWN], tl.float32), tl.zeros([ROWS, OWN], tl.float32)
     total, squares = tl.zeros([ROWS, 16], tl.float32), tl.zeros([ROWS, ROWS], tl.float32)
-    for at in range(0, depth, tile.depth):
+    begin, end = 0, depth
+    if tile.splits > 1:
+        size = tl.cdiv(tl.cdiv(depth, tile.splits), tile.depth) * tile.depth
+        begin = tl.program_id(2) * size
+        end = tl.minimum(begin + size, depth)
+    for at in range(begin, end, tile.depth):
         x = x_tiles.load([first_row, at])
         w = w_tiles.load([first_column, at])
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
@@ -463,6 +549,43 @@ def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _sum_kernel(
+    parts,
+    bias,
+    deferred,
+    residual,
+    Y,
+    rows,
+    columns,
+    scale,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Sums the parts of one row per program; deferred: X, d and epsilon of an RMS norm."""
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    mask = at < columns
+    y = tl.zeros([SIZE], tl.float32)
+    for part in tl.static_range(SPLITS):
+        y += tl.load(parts + (part * rows + row) * columns + at, mask=mask, other=0.0)
+    y = y * scale
+    if deferred is not None:
+        X, d, epsilon, SIZE_D = deferred
+        i = tl.arange(0, SIZE_D)
+        x = tl.load(X + row * d + i, mask=i < d, other=0.0).to(tl.float32)
+        y = y * tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+    if bias is not None:
+        y += tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
+    y = _activate_tile(y, ACTIVATION)
+    if residual is not None:
+        y += tl.load(residual + row * columns + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(Y + row * columns + at, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @triton.jit

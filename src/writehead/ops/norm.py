@@ -36,6 +36,24 @@ class Norm:
         return cls("rms", module.weight, None, epsilon)
 
 
+@dataclass(frozen=True, eq=False)
+class DeferredRms:
+    """The RMS norm of X [..., d], which a projection of X has left to a later op.
+
+    The gain is folded into the projection. The later op multiplies each row by the remaining
+    factor, for less than the cost of a separate kernel.
+    """
+
+    X: Tensor
+    epsilon: float
+
+    def apply(self, Y: Tensor) -> Tensor:
+        """Multiplies each row of Y [..., columns] by 1 / RMS of its row of X."""
+        X = self.X.to(torch.promote_types(self.X.dtype, torch.float32))
+        factors = (X.square().mean(dim=-1, keepdim=True) + self.epsilon).rsqrt()
+        return (Y * factors).to(Y.dtype)
+
+
 def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str = "auto") -> Tensor:
     """Returns scale * norm(X), for X [..., d]."""
     reasons = {"triton": _why_not_triton(X, norm), "reference": None}
