@@ -118,8 +118,8 @@ def compile_products() -> None:
         linear(X, weight, activation=activation, implementation="small_rows", **shape)
     linear(zeros(300, 1024), Weight(zeros(1280, 1024)), activation="silu", gated=True)
     X = zeros(16, 1024)
-    for deferred in (None, DeferredRms(X, 1e-6)):
-        linear(zeros(16, 5440), Weight(zeros(1024, 5440)), residual=X, deferred=deferred)
+    given = {"residual": X, "deferred": DeferredRms(X, 1e-6), "relu_input": True}
+    linear(zeros(16, 5440), Weight(zeros(1024, 5440)), **given)
 
 
 def compile_decode_attention() -> None:

@@ -334,8 +334,9 @@ def make_hypotheses(
 ) -> list[list[Hypothesis]]:
     """Converts the result of `Search.collect`: up to n_best hypotheses of each request.
 
-    A request whose logits allow no token has none.
+    A request whose logits allow no token has none. Rows after those of the requests are ignored.
     """
+    packed = packed[: len(options)]
     n, floats = packed.shape[1], packed.view(np.float32)
     scores, log_p = floats[:, :, 2], floats[:, :, 3]
     exists = scores != NEVER

@@ -57,23 +57,21 @@ class FeedForward(Projections):
         self, X: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + feed-forward of norm(X): [b, n, d] -> [b, n, d]."""
-        widen, deferred = self.weight(self.wide, norm), None
+        widen, narrow = self.weight(self.wide, norm), self.weight("narrow")
         if self.training and self.activation == "relu" and not self.gated:
             # with dropout first, the backward pass needs only the output of relu, which is saved
             H = torch.relu(self.dropout(linear(X, widen)))
+        elif norm is not None and self._defers(X, widen, narrow):
+            H = linear(X, replace(widen, norm=None, bias=None))
+            deferred = DeferredRms(X, norm.epsilon)
+            return linear(H, narrow, residual=residual, deferred=deferred, relu_input=True)
         else:
-            if self._defers(X, widen) and norm is not None:
-                deferred, widen = DeferredRms(X, norm.epsilon), replace(widen, norm=None)
             H = self.dropout(linear(X, widen, activation=self.activation, gated=self.gated))
-        return linear(H, self.weight("narrow"), residual=residual, deferred=deferred)
+        return linear(H, narrow, residual=residual)
 
-    def _defers(self, X: Tensor, widen: Weight) -> bool:
-        """Returns whether the factors of the norm of X are best applied by the last product."""
-        return (
-            self.can_defer
-            and can_defer_norm(X, widen)
-            and can_split_depth(X, self.weight("narrow"))
-        )
+    def _defers(self, X: Tensor, widen: Weight, narrow: Weight) -> bool:
+        """Returns whether the second product can apply the norm of the first, and its relu."""
+        return self.can_defer and can_defer_norm(X, widen) and can_split_depth(X, narrow)
 
 
 class Layer(nn.Module):

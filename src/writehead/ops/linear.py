@@ -18,7 +18,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,7 @@ class Epilogue(NamedTuple):
     residual: Tensor | None  # [rows, columns]
     scale: float
     deferred: DeferredRms | None = None
+    relu_input: bool = False
 
 
 def linear(
@@ -106,12 +107,14 @@ def linear(
     residual: Tensor | None = None,
     scale: float = 1.0,
     deferred: DeferredRms | None = None,
+    relu_input: bool = False,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns residual + activation(scale * norm(X) W^T + bias), for X [..., depth].
 
     gated: W has 2 f rows; the activation of the first f columns is multiplied by the last f.
-    deferred: a norm whose factors multiply the rows of norm(X) W^T; see `can_split_depth`.
+    deferred: a norm whose factors multiply the rows of norm(X) W^T. relu_input: relu(X) replaces X.
+    These two are for products that `can_split_depth`.
     Without gradients, the result may overwrite `residual`.
     """
     if X.shape[-1] != weight.W.shape[1]:
@@ -119,7 +122,7 @@ def linear(
     shape = (*X.shape[:-1], len(weight.W) // 2 if gated else len(weight.W))
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
-    epilogue = Epilogue(activation, gated, residual, scale, deferred)
+    epilogue = Epilogue(activation, gated, residual, scale, deferred, relu_input)
     return IMPLEMENTATIONS[_choose(implementation, X, weight, epilogue)](X, weight, epilogue)
 
 
@@ -129,7 +132,9 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
     is_small = rows == 1 or (is_narrow and X.dtype != torch.float32)
     reason = _why_not_library(X, weight, epilogue.residual)
-    other = reason or (epilogue.deferred and "it does not apply a deferred norm") or None
+    other = reason
+    if other is None and (epilogue.deferred is not None or epilogue.relu_input):
+        other = "it supports neither a deferred norm nor an activation of its input"
     reasons = {
         "small_rows": other or _why_not_small_rows(rows, weight),
         "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
@@ -203,6 +208,8 @@ def can_defer_norm(X: Tensor, weight: Weight) -> bool:
 
 
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
+    if epilogue.relu_input:
+        X = torch.relu(X)
     if weight.norm is not None:
         X = normalize(X, weight.norm, implementation="reference")
     if epilogue.scale != 1.0:
@@ -317,13 +324,14 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
         x_tiles = TensorDescriptor.from_tensor(X, [tile.rows, tile.depth])
         w_tiles = TensorDescriptor.from_tensor(W, [own, tile.depth])
     constants = tl.constexpr(epilogue.activation or ""), tl.constexpr(gated)
+    relu: Any = tl.constexpr(epilogue.relu_input)
     residual = None if residual is None else residual.contiguous()
     lines = triton.cdiv(min(tile.prefetch, depth) * W.element_size(), CACHE_LINE)
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(columns, own), tile.splits
     launch_pdl(linear_kernel, grid, X)(
         *(X, W, x_tiles, w_tiles, weight.bias, weight.column_sums, Y, rows, columns, depth),
         0.0 if norm is None else norm.epsilon,
-        Epilogue(*constants, residual, float(epilogue.scale)),
+        Epilogue(*constants, residual, float(epilogue.scale), None, relu),
         Tile(*map(tl.constexpr, tile)),
         NORM="" if norm is None else norm.kind,
         LINES=triton.next_power_of_2(lines) if pdl(X) and tile.splits == 1 else 0,
@@ -333,15 +341,21 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
     )
 
 
-SPLIT_TILE = Tile("tile", 64, 64, 128, 4, 4, splits=8)
+def choose_split_tile(rows: int) -> Tile:
+    """Returns the tile of a product with a split depth, by measurements on an H200."""
+    if rows <= 16:
+        return Tile("tile", 16, 32, 128, 4, 4, splits=8)
+    return Tile("tile", 64, 32, 128, 4, 4, splits=6 if rows <= 64 else 4)
 
 
-def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile = SPLIT_TILE) -> Tensor:
+def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
+    tile = tile or choose_split_tile(len(X))
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
-    _multiply(X, Weight(weight.W), Epilogue(None, False, None, 1.0), tile, parts)
+    product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
+    _multiply(X, Weight(weight.W), product, tile, parts)
     Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
     norm, residual = epilogue.deferred, epilogue.residual
     given = None
@@ -516,6 +530,8 @@ def _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM: tl.cons
         end = tl.minimum(begin + size, depth)
     for at in range(begin, end, tile.depth):
         x = x_tiles.load([first_row, at])
+        if epilogue.relu_input:
+            x = tl.where(x < 0.0, tl.zeros_like(x), x)  # keeps NaN
         w = w_tiles.load([first_column, at])
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
         if epilogue.gated:
@@ -576,8 +592,7 @@ def _sum_kernel(
         y += tl.load(parts + (part * rows + row) * columns + at, mask=mask, other=0.0)
     y = y * scale
     if deferred is not None:
-        X, d, epsilon, SIZE_D = deferred
-        i = tl.arange(0, SIZE_D)
+        X, d, epsilon, i = deferred[0], deferred[1], deferred[2], tl.arange(0, deferred[3])
         x = tl.load(X + row * d + i, mask=i < d, other=0.0).to(tl.float32)
         y = y * tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
     if bias is not None:
