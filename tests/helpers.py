@@ -77,17 +77,14 @@ def assert_at_most_twice(ours: Tensor, plain: Tensor, exact: Tensor) -> None:
 def sees(visibility: Visibility) -> Sees:
     """A function that tells whether query i of a row may read memory position j."""
 
-    def look_up(table: Tensor | None, row: int, index: int) -> int:
-        return index if table is None else int(table[row, index])
-
     def answer(row: int, i: int, j: int) -> bool:
-        query = look_up(visibility.query_positions, row, i)
-        memory = look_up(visibility.memory_positions, row, j)
-        if memory < 0 or (visibility.lengths is not None and j >= visibility.lengths[row]):
+        positions = visibility.query_positions
+        query = i if positions is None else int(positions[row, i])
+        if visibility.lengths is not None and j >= visibility.lengths[row]:
             return False
-        if visibility.causal and memory > query:
+        if visibility.causal and j > query:
             return False
-        if visibility.window is not None and query - memory >= visibility.window:
+        if visibility.window is not None and query - j >= visibility.window:
             return False
         if visibility.query_segments is None:
             return True

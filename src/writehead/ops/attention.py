@@ -31,47 +31,33 @@ def attend(
     """Returns softmax(scale Q K^T) V: [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, h, n, v].
 
     Read-head i reads write-head i // (h/g). The softmax is computed in float32 or better. A query
-    that sees no position returns zeros. If K and V have fewer rows than Q, each row of K and V
-    serves consecutive rows of Q, such as the beams of a sentence, and `visibility` describes the
-    rows of K and V. noise [b, g, m] multiplies the weights of each memory position; it has no
-    gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are views of, if it is
-    given; its gradient may then be computed as one tensor.
+    that sees no position returns zeros. noise [b, g, m] multiplies the weights of each memory
+    position; it has no gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are
+    views of, if it is given; its gradient may then be computed as one tensor.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)
-    b, h, n, k = Q.shape
-    beam = b // K.shape[0]
-    if beam > 1:  # the beams of a sentence become queries of one row
-        Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
-    chosen = _choose(implementation, Q, K, V, visibility)
-    if chosen == "packed" and fused is not None:
-        return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
-    O = IMPLEMENTATIONS[chosen](Q, K, V, visibility, scale, noise)  # noqa: E741
-    if beam > 1:
-        O = O.view(-1, h, beam, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
-    return O
-
-
-def check_implementation(name: str) -> None:
-    """Raises unless `name` is "auto" or an implementation of `attend`."""
-    choose_implementation("attention", name, dict.fromkeys(IMPLEMENTATIONS))
-
-
-def _choose(name: str, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str:
     k, v = Q.shape[3], V.shape[3]
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility),
         "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
         "eager": None,
     }
-    return choose_implementation("attention", name, reasons)
+    chosen = choose_implementation("attention", implementation, reasons)
+    if chosen == "packed":
+        return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
+    if noise is not None:  # multiplying the values has the same effect
+        V = (V * noise.unsqueeze(3)).to(V.dtype)
+    return (_attend_sdpa if chosen == "sdpa" else _attend_eager)(Q, K, V, visibility, scale)
 
 
-def _attend_eager(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
-) -> Tensor:
+def check_implementation(name: str) -> None:
+    """Raises unless `name` is "auto" or an implementation of `attend`."""
+    choose_implementation("attention", name, dict.fromkeys(("packed", "sdpa", "eager")))
+
+
+def _attend_eager(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float) -> Tensor:
     """Computes read-heads that share a write-head as one product, without repeating K and V."""
-    V = _scale_values(V, noise)
     b, h, n, k = Q.shape
     g, m, v = K.shape[1], K.shape[2], V.shape[3]
     Q = Q.reshape(b, g, h // g * n, k)
@@ -87,13 +73,11 @@ def _attend_eager(
     return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)
 
 
-def _attend_sdpa(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
-) -> Tensor:
+def _attend_sdpa(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float) -> Tensor:
     n, m = Q.shape[2], K.shape[2]
-    causal = visibility.causal and visibility.has_only_causal_limit and n == m
+    causal = visibility.is_only_causal and n == m
     mask = None if causal else visibility.mask(n, m, Q.device)
-    O = attend_sdpa(Q, K, _scale_values(V, noise), mask, scale, causal=causal)  # noqa: E741
+    O = attend_sdpa(Q, K, V, mask, scale, causal=causal)  # noqa: E741
     fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
     return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
 
@@ -121,15 +105,6 @@ def attend_sdpa(
     return O.reshape(b, h, n, v)
 
 
-def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
-    """Returns V times noise, which has the same effect as multiplying the attention weights."""
-    return V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
-
-
-# "auto" chooses the first that supports the arguments; K and V have as many rows as Q
-IMPLEMENTATIONS = {"packed": packed_attention.attend, "sdpa": _attend_sdpa, "eager": _attend_eager}
-
-
 def _check(
     Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
 ) -> None:
@@ -143,30 +118,21 @@ def _check(
             raise ShapeError(f"{name} is {T.dtype}; Q, K and V must have one floating-point type")
         if T.device != Q.device:
             raise ShapeError(f"{name} is on {T.device} and Q on {Q.device}; move them together")
-    if K.shape[:3] != V.shape[:3] or Q.shape[3] != K.shape[3]:
+    (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
+    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]):
         raise ShapeError(
             f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
-            f"the same [b, g, m], and Q and K the same k"
+            f"the same [b, g, m], and Q and K the same b and k"
         )
-    (b, h, n, _), (rows, g, m, _) = Q.shape, K.shape
     if h % g:
         raise ShapeError(f"{g} write-heads cannot serve {h} read-heads; g must divide h")
-    if b % rows:
-        raise ShapeError(
-            f"{rows} rows of K and V cannot serve {b} rows of Q; the number must divide {b}"
-        )
     if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
         raise ShapeError(
             f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
-            f"[b, g, m] = {[rows, g, m]}"
+            f"[b, g, m] = {[b, g, m]}"
         )
     if noise is not None and noise.device != Q.device:
         raise ShapeError(f"noise is on {noise.device} and Q on {Q.device}; move them together")
     if not scale > 0.0:
         raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
-    if b != rows and not visibility.is_same_for_all_queries:
-        raise ShapeError(
-            "rows of Q that share K and V must see the same memory; causal, window, query "
-            "positions and segments need a row of K and V for each row of Q"
-        )
-    visibility.check(rows, n, m, Q.device)
+    visibility.check(b, n, m, Q.device)
