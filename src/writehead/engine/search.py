@@ -26,6 +26,7 @@ from writehead.data.tokenizer import Tokens
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
+from writehead.util.transfer import send
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
@@ -144,17 +145,14 @@ class Search:
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
         self.samples = np.zeros(slots, bool)  # on the host: whether a slot needs sampling
-        reasons = {"triton": self._why_not_triton(), "reference": None}
+        why_not = None
+        if not runs_triton(self.tokens):
+            why_not = "the kernels need a GPU and Triton"
+        elif beam > MAX_KERNEL_BEAM:
+            why_not = f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {beam}"
+        reasons = {"triton": why_not, "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
         self._scratch: Any = None  # of the kernels
-
-    def _why_not_triton(self) -> str | None:
-        """Returns why the kernels cannot run, or None."""
-        if not runs_triton(self.tokens):
-            return "the kernels need a GPU and Triton"
-        if self.beam > MAX_KERNEL_BEAM:
-            return f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {self.beam}"
-        return None
 
     def admit(
         self,
@@ -182,13 +180,9 @@ class Search:
         table = _pack(options)
         samples = self._check(options, table)
         rows = np.empty((len(slots), 4 + table.shape[1]), np.int32)
-        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:] = (
-            slots,
-            first,
-            lengths,
-            1,
-            table,
-        )
+        for column, values in enumerate((slots, first, lengths, 1)):
+            rows[:, column] = values
+        rows[:, 4:] = table
         self.samples[rows[:, 0]] = samples
         return rows
 
@@ -287,12 +281,6 @@ class Search:
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         return send(array, self.tokens.device)
-
-
-def send(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to a device without waiting."""
-    T = torch.from_numpy(array)
-    return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T.to(device)
 
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:

@@ -308,7 +308,7 @@ class TranslationModel(Transformer):
         shared = self.config.source_vocab_size is None
         E, stack = (self.tokens if shared else self.source_tokens).weight, self.encoder
         M = self._run_whole("source", source, E, stack, packing, lengths=source_lengths)
-        return self.encoder.finish(M)
+        return stack.finish(M)
 
     @torch.no_grad()
     def start(
@@ -324,14 +324,32 @@ class TranslationModel(Transformer):
 
         source_lengths [b] are for a padded source. See `KVCache` for `padded`.
         """
-        M = self.encode(source, source_lengths=source_lengths)
+        vocab_size = self.config.source_vocab_size or self.config.vocab_size
+        self._check_tokens("source", source, vocab_size)
         b, m = source.shape
         memory = self.new_memory(b, m)
-        memory.write(self.decoder.project_memory(M), torch.arange(b * m, device=source.device))
-        memory.lengths.fill_(m)
-        if source_lengths is not None:
-            memory.lengths.copy_(source_lengths)
+        self.fill(memory, torch.arange(b, device=self.device), source, source_lengths)
         return replace(self.new_state(b, max_length, beam, padded), memory=memory)
+
+    @torch.no_grad()
+    def fill(
+        self, memory: EncoderMemory, rows: Tensor, source: Tensor, lengths: Tensor | None
+    ) -> None:
+        """Encodes source [b, m], padded if lengths [b] are given, into `rows` [b] of a memory."""
+        KV = self.decoder.project_memory(self.encode(source, source_lengths=lengths))
+        positions = torch.arange(source.shape[1], device=self.device)
+        memory.write(KV, (rows.unsqueeze(1) * memory.positions + positions).flatten())
+        whole = torch.full_like(rows, source.shape[1])
+        memory.lengths.index_copy_(0, rows, whole if lengths is None else lengths.long())
+
+    @torch.no_grad()
+    def fill_packed(self, memory: EncoderMemory, tokens: Tensor) -> None:
+        """Encodes n tokens, each given by [token, segment, position, row of the memory]: [n, 4]."""
+        source, *packing, rows = tokens.t().contiguous().long().unsqueeze(1).unbind()
+        KV = self.decoder.project_memory(self.encode(source, packing=Packing(*packing)))
+        rows, positions = rows.flatten(), packing[1].flatten()
+        memory.write(KV, rows * memory.positions + positions)
+        memory.lengths.scatter_reduce_(0, rows, positions + 1, "amax", include_self=False)
 
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
         """Returns an empty memory for the encoder's K and V."""
