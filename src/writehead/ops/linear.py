@@ -363,12 +363,10 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
         d = norm.X.shape[-1]
         size = tl.constexpr(triton.next_power_of_2(d))
         given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
     launch_pdl(_sum_kernel, (len(X),), X)(
         *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
-        *(len(X), columns, float(epilogue.scale)),
-        SPLITS=tile.splits,
-        SIZE=triton.next_power_of_2(columns),
-        ACTIVATION=epilogue.activation or "",
+        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
         num_warps=4,
     )
     return Y
@@ -569,23 +567,12 @@ def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
 
 @triton.jit
 def _sum_kernel(
-    parts,
-    bias,
-    deferred,
-    residual,
-    Y,
-    rows,
-    columns,
-    scale,
-    SPLITS: tl.constexpr,
-    SIZE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, bias, deferred, residual, Y, columns, scale, SPLITS, SIZE, ACTIVATION, PDL: tl.constexpr
 ):
     """Sums the parts of one row per program; deferred: X, d and epsilon of an RMS norm."""
     wait_for_previous(PDL)
     launch_dependents(PDL)
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    row, rows, at = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, SIZE)
     mask = at < columns
     y = tl.zeros([SIZE], tl.float32)
     for part in tl.static_range(SPLITS):
