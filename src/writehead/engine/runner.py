@@ -22,7 +22,6 @@ from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Options, Search
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.cache import KVCache
-from writehead.ops.available import has_triton
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
 from writehead.util.devices import capture_stream, launches_on
@@ -84,9 +83,7 @@ class Lane:
             vocab_size=vocab_size,
             eos=eos,
             device=model.device,
-            live=self.cache.live,
-            lengths=self.cache.lengths,
-            ancestors=self.cache.ancestors,
+            cache=self.cache,
             sampling=shape.beam == 1,
         )
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
@@ -111,10 +108,8 @@ class Lane:
 
     def _why_not_graphs(self) -> str | None:
         """Returns why a step cannot be captured as a CUDA graph, or None."""
-        if not has_triton():
-            return "Triton is not installed"
-        if self.search.implementation != "triton":
-            return f"the search kernels do not support beam={self.shape.beam}"
+        if reason := self.search.why_not_triton:
+            return reason
         config, probe = self.model.config, self.search.tokens.to(self.model.dtype)
         beams = ((config.decoder_attention, 1), (config.cross_attention, self.shape.beam))
         for attention, beam in beams:

@@ -24,6 +24,7 @@ from torch import Tensor
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokens
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
 from writehead.util.transfer import send
@@ -97,8 +98,8 @@ class Pool:
 class Search:
     """Searches in `slots` slots of `beam` rows, with up to `capacity` tokens each.
 
-    Beam j of slot s is row s × beam + j. If given, `live` [rows], `lengths` [rows] and `ancestors`
-    [rows, size] are tensors of a KV cache, and `advance` updates them.
+    Beam j of slot s is row s × beam + j. `advance` updates the live rows, lengths and ancestors of
+    the KV cache, if there is one.
     """
 
     def __init__(
@@ -110,9 +111,7 @@ class Search:
         vocab_size: int,
         eos: int,
         device: torch.device | str,
-        live: Tensor | None = None,
-        lengths: Tensor | None = None,
-        ancestors: Tensor | None = None,
+        cache: KVCache | None = None,
         sampling: bool = False,
         implementation: str = "auto",
     ) -> None:
@@ -124,9 +123,9 @@ class Search:
         rows = slots * beam
         self.tokens = zeros(rows, dtype=torch.long)  # to feed next
         self.parents = torch.arange(rows, device=device)  # the row that each row continues
-        self.live = zeros(rows, dtype=torch.long) if live is None else live
-        self.lengths = zeros(rows, dtype=torch.long) if lengths is None else lengths
-        self.ancestors = ancestors
+        self.live = zeros(rows, dtype=torch.long) if cache is None else cache.live
+        self.lengths = zeros(rows, dtype=torch.long) if cache is None else cache.lengths
+        self.ancestors = None if cache is None else cache.ancestors
         self._all = torch.arange(slots, dtype=torch.int32, device=device)
         # one table of int32 and float32 columns, which the kernels read
         self.option_table = zeros(slots, 11)
@@ -145,12 +144,12 @@ class Search:
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
         self.samples = np.zeros(slots, bool)  # on the host: whether a slot needs sampling
-        why_not = None
+        self.why_not_triton = None
         if not runs_triton(self.tokens):
-            why_not = "the kernels need a GPU and Triton"
+            self.why_not_triton = "the kernels need a GPU and Triton"
         elif beam > MAX_KERNEL_BEAM:
-            why_not = f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {beam}"
-        reasons = {"triton": why_not, "reference": None}
+            self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
+        reasons = {"triton": self.why_not_triton, "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
         self._scratch: Any = None  # of the kernels
 

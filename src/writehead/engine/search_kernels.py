@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.ops.launch import launch, launch_dependents, pdl, wait_for_previous
+from writehead.ops.launch import launch, pdl, wait_for_previous
 
 if TYPE_CHECKING:
     from writehead.engine.search import Search
@@ -161,7 +161,6 @@ def _early_eos(state, slot, eos):
 def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
     """Reads one part of a row per program; in greedy search, the last one chooses the token."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     # the logits written last may still be in the L2 cache
     part = sizes.PARTS - 1 - tl.program_id(1)
@@ -449,7 +448,6 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
 def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
     """Chooses the token of one row per program, by greedy search or sampling."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r).to(tl.int64)
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
@@ -481,7 +479,6 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
 def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
     """Finds the 2 × BEAM best tokens of one row per program."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     is_live = tl.load(state.live + slot * sizes.BEAM)
@@ -580,7 +577,6 @@ def _continue_parents(ancestors, parent, length, size, sizes):
 def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes, size):
     """Extends the hypotheses of one slot per program."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     place = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + place).to(tl.int64)
     row, first_row = place * sizes.BEAM, slot * sizes.BEAM  # in the logits, and in the state

@@ -165,11 +165,6 @@ class Stack(nn.Module):
         table = self.positions.weight if self.kind == "learned" else self.get_buffer("table")
         return table[self.offset :]
 
-    @property
-    def final_norm(self) -> Norm | None:
-        """The norm after the last layer."""
-        return None if self.norm is None else Norm.of(self.norm)
-
     def finish(self, X: Tensor) -> Tensor:
         """Applies the final norm and dropout to the output X [b, n, d] of the last layer."""
         Y: Tensor = self.dropout(X if self.norm is None else normalize(X, Norm.of(self.norm)))

@@ -16,6 +16,7 @@ from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import embed
 from writehead.ops.linear import Weight, linear
+from writehead.ops.norm import Norm
 from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
@@ -242,8 +243,8 @@ class Transformer(nn.Module):
 
     def _output_weight(self) -> Weight:
         W = self.tokens.weight if self.config.tied else self.output.weight
-        bias = self.output_bias if self.config.output_bias else None
-        return Weight(W, bias, self.decoder.final_norm)
+        bias, norm = self.output_bias if self.config.output_bias else None, self.decoder.norm
+        return Weight(W, bias, None if norm is None else Norm.of(norm))
 
     def _check_tokens(self, name: str, tokens: Tensor, vocab_size: int) -> None:
         if isinstance(tokens, Tensor) and (tokens.dim() != 2 or 0 in tokens.shape):

@@ -28,7 +28,7 @@ from writehead.errors import ShapeError
 from writehead.ops.attention import attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
 from writehead.ops.rotary import Rotary, rotate
 
@@ -443,7 +443,6 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     if sizes.PREFETCH:
         k, v = _load_tile(K, V, stored, own, first_row, begin, end, sizes)
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     is_query = queries < TOKENS * GROUP
     start, mask = (row * q_stride + heads * sizes.SIZE_K)[:, None], (is_query & alive)[:, None]
     q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, sizes)
@@ -607,7 +606,6 @@ def _attend_tile(q, k, v, largest, total, acc, seen, scale):
 def combine_kernel(parts, O, count, SPLITS, SIZE_S, SIZE_V, PDL: tl.constexpr):  # noqa: E741
     """Combines the parts of one row and read-head: their mean, weighted by their sums."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     index = tl.program_id(0).to(tl.int64)
     part_O, part_statistics = parts
     part, vs = tl.arange(0, SIZE_S), tl.arange(0, SIZE_V)
