@@ -75,11 +75,10 @@ def test_parameters_by_part_are_those_of_the_modules_with_that_name(cfg):
 def test_a_decoder_step_counts_what_a_real_step_does(cfg, beam, position):
     setting = Setting(2, 7 if cfg.encoder_layers else 0, 11, beam, element=4)
     model, state = run_to(cfg, setting, position)
-    caches = {"self": state.cache, "encoder": state.memory}
-    allocated = {name: one.K.nbytes + one.V.nbytes if one else 0 for name, one in caches.items()}
+    allocated = {"self": state.cache.nbytes, "encoder": state.nbytes - state.cache.nbytes}
     kv = cost.kv_bytes(cfg, setting)
     assert {name: kv[name] for name in allocated} == allocated
-    assert kv["total"] == sum(allocated.values())
+    assert kv["total"] == state.nbytes
 
     with Recorder() as read, FlopCounterMode(display=False) as flops:
         model.step(state.first, state)

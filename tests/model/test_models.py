@@ -220,9 +220,9 @@ def test_packed_sentences_equal_themselves_alone(window):
 def test_the_encoders_k_and_v_exist_once_per_sentence(g):
     made, beam = model(config("translation", g=g)), 4
     cfg, state = made.config, made.start(tokens(b, m), n, beam=beam)
-    for one in (state, made.start(tokens(b, m), n).expand(beam)):
-        elements = sum(T.numel() for part in (one.cache, one.memory) for T in (part.K, part.V))
-        assert elements == 3 * (b * m + b * beam * n) * g * (cfg.k + cfg.v)
+    positions = b * m + b * beam * n
+    assert state.nbytes == 3 * positions * g * (cfg.k + cfg.v) * 8
+    assert made.start(tokens(b, m), n).expand(beam).nbytes == state.nbytes
     assert state.first.tolist() == [cfg.bos] * b * beam
 
 

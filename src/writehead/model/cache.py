@@ -97,6 +97,11 @@ class KVCache:
         """Rows per step: sentences × beam."""
         return len(self.lengths)
 
+    @property
+    def nbytes(self) -> int:
+        """Allocated bytes of K and V."""
+        return self.K.nbytes + self.V.nbytes
+
     def layer(
         self, index: int, slots: Tensor | None = None, counts: Tensor | None = None
     ) -> CacheLayer:
@@ -214,6 +219,12 @@ class DecoderState:
     def beam(self) -> int:
         """Rows per sentence."""
         return self.cache.beam
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all K and V."""
+        memory = self.memory
+        return self.cache.nbytes + (memory.K.nbytes + memory.V.nbytes if memory else 0)
 
     def expand(self, beam: int) -> "DecoderState":
         """Returns a state with `beam` rows per row of this one; do not use this one afterwards."""
