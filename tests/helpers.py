@@ -94,7 +94,14 @@ def sees(visibility: Visibility) -> Sees:
     return answer
 
 
-def slow_attend(Q: Tensor, K: Tensor, V: Tensor, may_see: Sees, scale: float) -> Tensor:
+def slow_attend(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    may_see: Sees,
+    scale: float,
+    bias: Callable[[int, int, int, int], float] = lambda row, head, i, j: 0.0,
+) -> Tensor:
     """Attention one scalar at a time, [b,h,n,k] [b,g,m,k] [b,g,m,v] -> [b,h,n,v]."""
     b, h, n, _ = Q.shape
     g, m, v = V.shape[1:]
@@ -102,7 +109,9 @@ def slow_attend(Q: Tensor, K: Tensor, V: Tensor, may_see: Sees, scale: float) ->
     for row, head, i in product(range(b), range(h), range(n)):
         write_head = head // (h // g)
         seen = [j for j in range(m) if may_see(row, i, j)]
-        exps = [math.exp(scale * float(Q[row, head, i] @ K[row, write_head, j])) for j in seen]
+        logits = [scale * float(Q[row, head, i] @ K[row, write_head, j]) for j in seen]
+        biases = [bias(row, head, i, j) for j in seen]
+        exps = [math.exp(sum(both)) for both in zip(logits, biases, strict=True)]
         for weight, j in zip(exps, seen, strict=True):
             O[row, head, i] += weight / sum(exps) * V[row, write_head, j]
     return O

@@ -80,6 +80,21 @@ def test_attend_equals_a_loop_over_scalars(g, n, m, visibility, implementation):
 
 @every_implementation
 @every_kind
+@pytest.mark.parametrize("visibility", LIMITS)
+def test_a_bias_is_added_to_the_logits_of_each_distance(visibility, g, implementation):
+    Q, K, V = inputs(implementation, g)
+    table, positions = random(h, 9), visibility.query_positions  # distances -4 to 4
+    O = attend(Q, K, V, visibility, scale=SCALE, bias=table, implementation=implementation)  # noqa: E741
+
+    def bias(row: int, head: int, i: int, j: int) -> float:
+        query = i if positions is None else int(positions[row, i])
+        return float(table[head, 4 + max(-4, min(query - j, 4))])
+
+    assert_close(O, slow_attend(Q, K, V, sees(visibility), SCALE, bias))
+
+
+@every_implementation
+@every_kind
 def test_attend_on_a_fused_projection_equals_attend_on_its_parts(g, implementation):
     Q, K, V = inputs(implementation, g, n=m)
     QKV = torch.cat([T.transpose(1, 2).flatten(2) for T in (Q, K, V)], dim=2)
@@ -97,6 +112,13 @@ def test_gradients_equal_finite_differences(g, implementation):
     visibility = Visibility(causal=True, query_positions=torch.tensor([[1, 2]]))
     options = {"scale": SCALE, "implementation": implementation}
     assert torch.autograd.gradcheck(lambda *T: attend(*T, visibility, **options), tensors)
+    # the second query sees nothing
+    segments = torch.tensor([[1, 0]]), torch.tensor([[1, 1, 2]])
+    visibility = Visibility(query_segments=segments[0], memory_segments=segments[1])
+    tensors.append(random(h, 3).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda *T: attend(*T[:3], visibility, bias=T[3], **options), tensors
+    )
 
 
 def test_invalid_arguments_are_rejected():
@@ -106,6 +128,8 @@ def test_invalid_arguments_are_rejected():
             attend(Q, K, V, scale=SCALE, noise=noise)
     with pytest.raises(ShapeError, match="noise is on meta and Q on cpu"):
         attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
+    with pytest.raises(ShapeError, match=r"table \[h, 2 limit \+ 1\]"):
+        attend(Q, K, V, scale=SCALE, bias=random(h, 4))
     for shape in ((b, n, 77), (n, 78)):
         with pytest.raises(ShapeError, match=r"need \[b, n, 78\]"):
             Heads(h, 2, k, v).split(random(*shape))

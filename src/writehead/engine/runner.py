@@ -101,21 +101,15 @@ class Lane:
         """Returns the graphs of this lane, or None if its steps cannot be captured."""
         if self.model.device.type != "cuda":
             return None
-        if reason := self._why_not_graphs():
-            log.warning("decoding without CUDA graphs, which is slower: %s", reason)
-            return None
-        return Graphs(self.model.device)
-
-    def _why_not_graphs(self) -> str | None:
-        """Returns why a step cannot be captured as a CUDA graph, or None."""
-        if reason := self.search.why_not_triton:
-            return reason
-        config, probe = self.model.config, self.search.tokens.to(self.model.dtype)
+        config, reason = self.model.config, self.search.why_not_triton
+        probe = self.search.tokens.to(self.model.dtype)
         beams = ((config.decoder_attention, 1), (config.cross_attention, self.shape.beam))
         for attention, beam in beams:
             heads = Heads(attention.h, attention.g, attention.k, attention.v)
-            if reason := why_not_triton(probe, heads, beam * heads.h // heads.g):
-                return reason
+            reason = reason or why_not_triton(probe, heads, beam * heads.h // heads.g)
+        if reason is None:
+            return Graphs(self.model.device)
+        log.warning("decoding without CUDA graphs, which is slower: %s", reason)
         return None
 
     def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
@@ -130,7 +124,8 @@ class Lane:
         index, tokens = np.array(slots), np.concatenate(sources)
         lengths = np.array([len(source) for source in sources])
         self._sources[index] = lengths
-        if self.graphs is None:
+        # attention over packed rows is slow with relative positions
+        if self.graphs is None or model.config.positions == "relative":
             used = np.arange(lengths.max()) < lengths[:, None]
             padded = np.full(used.shape, model.config.pad)
             padded[used] = tokens
@@ -142,8 +137,7 @@ class Lane:
         sentences = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
         table = np.stack([tokens, sentences + 1, positions, index[sentences]], axis=1)
-        # the rest of the row is padding: segment 0, in the unused slot
-        padding = [0, 0, 0, self.shape.slots]
+        padding = [0, 0, 0, self.shape.slots]  # segment 0, in the unused slot
         self.graphs.call(("encode", size), partial(model.fill_packed, memory), table, padding)
 
     @torch.no_grad()
@@ -196,12 +190,8 @@ class Lane:
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> HostCopy:
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
         n_best = max(one.config.n_best for one in options)
-        rows = np.array(slots, np.int32).reshape(-1, 1)
-
-        def work(rows: Tensor) -> Tensor:
-            return self.search.collect(rows[:, 0], n_best)
-
-        return self.copy(self._call(f"collect {n_best}", work, rows))
+        rows, work = np.array(slots, np.int32), partial(self.search.collect, n_best=n_best)
+        return self.copy(self._call(f"collect {n_best}", work, rows.reshape(-1, 1)))
 
     def copy(self, T: Tensor) -> HostCopy:
         """Starts copying a tensor of this lane to the host."""

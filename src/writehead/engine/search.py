@@ -245,8 +245,8 @@ class Search:
             _extend(self, x, slots[live].long())
 
     def collect(self, slots: Tensor, n_best: int) -> Tensor:
-        """Returns the results of `slots` [R], for `make_hypotheses`: int32 [R, n_best, …]."""
-        index = slots.long()
+        """Returns the results of R slots, for `make_hypotheses`: int32 [R, n_best, …]."""
+        index = slots.long().flatten()
         packed = index.new_zeros(len(index), n_best, HEADER + self.capacity, dtype=torch.int32)
         packed[:, :, :HEADER] = self.pool_table[index, :n_best, :HEADER]
         texts = packed[:, :, HEADER:]

@@ -146,9 +146,11 @@ class Transformer(nn.Module):
             weights = (*self.decoder.layers.parameters(), output.W)
             streamed = sum(W.nbytes for W in weights) > L2_RESIDENT_FRACTION * size
         with torch.no_grad():
-            for layer in self.modules():
-                if isinstance(layer, Layer):
-                    layer.pack(streamed=streamed)
+            for module in self.modules():
+                if isinstance(module, Layer):
+                    module.pack(streamed=streamed)
+                elif isinstance(module, Stack):
+                    module.packed_bias = module.bias()
             packed = output.fold(scale=self.config.effective_logit_scale)
             self.packed_output = replace(packed, streamed=streamed)
         return self.eval()
@@ -159,6 +161,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Projections):
                 module.packed = {}
+            elif isinstance(module, Stack):
+                module.packed_bias = None
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, which drops packed weights."""
@@ -186,7 +190,8 @@ class Transformer(nn.Module):
         """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
         layers = range(self.config.decoder_layers)
         memories = None if memory is None else [memory.layer(i, cache, slots) for i in layers]
-        contexts = [cache.layer(i, slots, counts) for i in layers]
+        bias = self.decoder.bias()
+        contexts = [cache.layer(i, slots, counts, bias) for i in layers]
         Y: Tensor = self.decoder(X, contexts, memories)
         return Y
 
@@ -228,7 +233,7 @@ class Transformer(nn.Module):
                 check_integers(f"the packing of {name}", T, [b, n], device, most=most)
         limits = {"query_segments": segments, "memory_segments": segments}
         visibility = Visibility(stack.causal, stack.window, lengths, **limits)
-        contexts = [WholeSequence(visibility, positions)] * len(stack.layers)
+        contexts = [WholeSequence(visibility, positions, stack.bias())] * len(stack.layers)
         X: Tensor = stack(self._embed(tokens, E, stack, positions), contexts, memories)
         return X
 
@@ -325,8 +330,8 @@ class TranslationModel(Transformer):
 
         source_lengths [b] are for a padded source. See `KVCache` for `padded`.
         """
-        vocab_size = self.config.source_vocab_size or self.config.vocab_size
-        self._check_tokens("source", source, vocab_size)
+        config = self.config
+        self._check_tokens("source", source, config.source_vocab_size or config.vocab_size)
         b, m = source.shape
         memory = self.new_memory(b, m)
         self.fill(memory, torch.arange(b, device=self.device), source, source_lengths)

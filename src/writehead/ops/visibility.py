@@ -71,12 +71,10 @@ class Visibility:
 
     def fully_masked(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether a query sees nothing, broadcastable to [b, 1, n, 1]; None as `mask`."""
-
-        def compute() -> Tensor | None:
-            mask = self.mask(n, m, device)
-            return None if mask is None else ~mask.any(dim=-1, keepdim=True)
-
-        return self.cached(("fully_masked", n, m, device), compute)
+        mask = self.mask(n, m, device)
+        if mask is None:
+            return None
+        return self.cached(("fully_masked", n, m, device), lambda: ~mask.any(dim=-1, keepdim=True))
 
     def cached(self, key: Hashable, compute: Callable[[], Result]) -> Result:
         """Returns the result of `compute`, computed once for each key."""
