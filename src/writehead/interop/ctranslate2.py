@@ -69,6 +69,10 @@ def check_exportable(config: ModelConfig) -> None:
             f"cross_g={config.cross_g} with g={config.g} cannot be exported: in CTranslate2, a "
             f"decoder has one number of write-heads"
         )
+    if config.positions == "relative" or config.attention_scale is not None:
+        raise ConfigError(
+            "relative positions and attention_scale cannot be exported to CTranslate2 yet"
+        )
     unsupported = {"norm_place": "post", "gated": True, "positions": "rotary"}
     for name, value in unsupported.items():
         if getattr(config, name) == value:
