@@ -223,7 +223,7 @@ def _close_codes(code: str, known: Iterable[str]) -> str:
     """Returns a hint with the codes that are most like an unknown one."""
     codes, start = sorted(known), code[:2].lower()
     close = [one for one in codes if one.startswith(start)] if start else []
-    close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.4)
+    close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.6)
     some = [*dict.fromkeys(close)][:8]
     if some:
         return f"close codes: {', '.join(map(shown, some))}"

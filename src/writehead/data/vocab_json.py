@@ -92,8 +92,8 @@ class VocabTokenizer(Tokenizer):
 
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids."""
-        pieces = [self._visible(np.asarray(text).tolist()) for text in texts]
-        decoded = self._call(self._spm.decode, pieces, num_threads=1) if pieces else []
+        pieces = (self._visible(np.asarray(text).tolist()) for text in texts)
+        decoded = (self._call(self._spm.decode_pieces, some) if some else "" for some in pieces)
         return [text.replace(SPACE, " ").strip() for text in decoded]
 
     def _visible(self, ids: list[int]) -> list[str]:
@@ -160,9 +160,8 @@ class MarianTokenizer(VocabTokenizer):
         if not is_target:
             self._target = MarianTokenizer(files, origin, is_target=True)
             # Marian itself has no padding token
-            self.suppressed = self._target.suppressed = tuple(
-                {*self._target.suppressed, self._target._id("pad_token", "<pad>")}
-            )
+            forbidden = {*self._target.suppressed, self._target._id("pad_token", "<pad>")}
+            self.suppressed = self._target.suppressed = tuple(sorted(forbidden))
             self.target_languages = {
                 piece[2:-2]: i
                 for piece, i in self._vocab.items()
