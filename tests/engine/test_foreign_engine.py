@@ -31,7 +31,7 @@ def foreign_engine(folder, name, task, **changes):
         sizes |= {"source_positions": 41, "encoder_layers": 1}
         if ours.target is not ours:
             sizes["source_vocab_size"] = ours.vocab_size
-    bos = theirs.pad_token_id if theirs.bos_token_id is None else theirs.bos_token_id
+    bos = max(ours.suppressed, default=theirs.bos_token_id or theirs.pad_token_id)
     sizes |= {"bos": bos, "eos": theirs.eos_token_id, "logit_scale": 0.2}
     torch.manual_seed(3)
     made = model(config(task, **(sizes | changes)))
@@ -54,7 +54,7 @@ def test_translations_equal_a_search_over_what_transformers_encodes(tmp_path, na
     if name == "marian":
         lines = [f">>{target}<<{line}" for line in LINES]
     elif target:
-        theirs.src_lang = source
+        theirs.src_lang, theirs.tgt_lang = source, target
         forced = [made.tokenizer.target_languages[target]]
         code = f"__{target}__" if name == "m2m" else target
         assert theirs.convert_ids_to_tokens(forced) == [code]

@@ -7,7 +7,7 @@ A folder holds the files of one tokenizer: ours, `tokenizer.json`, or sentencepi
 import difflib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ class Tokenizer(ABC):
     unknown: int | None = None
     prompt_start: tuple[int, ...] = ()  # the tokens before a prompt
     suppressed: tuple[int, ...] = ()  # tokens that a model must not generate
+    unsettled: Set[int] = frozenset()  # tokens whose text can change with the tokens after them
     source_languages: Mapping[str, int] = {}  # the tokens of language codes such as eng_Latn
     target_languages: Mapping[str, int] = {}
 

@@ -23,6 +23,7 @@ from writehead.data.tokenizer import (
 from writehead.errors import ConfigError, DataError, one_line
 
 LANGUAGE = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # NLLB's codes, such as eng_Latn
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 DEFAULT_SOURCE = "eng_Latn"
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class JsonTokenizer(Tokenizer):
             raise DataError(f"{origin}/{JSON_FILE} has {self._size:,} tokens; copy it again")
         unknown = getattr(self._tokenizer.model, "unk_token", None) or ""
         self.unknown = vocab.get(token_text(self._settings, "unk_token", unknown))
+        if b'"ByteFallback"' in content:  # adjacent bytes become text together, or none of them
+            self.unsettled = {i for piece, i in vocab.items() if BYTE.fullmatch(piece)}
         self.suppressed = read_suppressed(files, origin, self._size)
         added = self._tokenizer.get_added_tokens_decoder()
         codes = {one.content: i for i, one in added.items() if LANGUAGE.fullmatch(one.content)}
