@@ -1,4 +1,4 @@
-"""Small tokenizers of other model families, written by transformers as their folders are."""
+"""Small tokenizers of other model families, in folders that transformers writes."""
 
 import json
 import random
@@ -7,11 +7,15 @@ from pathlib import Path
 
 import sentencepiece
 import tokenizers
+import torch
 import transformers
 from tokenizers import normalizers, pre_tokenizers
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
+from helpers import config, model
 from texts import sentences
+from writehead.data.tokenizer import load_tokenizer
+from writehead.engine import Engine
 
 SCRIPTS = [
     *("the cat sees 1,234.5 birds", "Über straße naïve Œuvre", "мир и война", "日本語のテキスト"),
@@ -163,3 +167,24 @@ MAKERS: dict[str, Callable[[Path], transformers.PreTrainedTokenizerBase]] = {
     "nllb-legacy": lambda folder: nllb(folder, legacy=True),
     "marian-separate": lambda folder: marian(folder, separate=True),
 }
+
+
+def foreign_engine(
+    folder: Path, name: str, task: str, **changes: object
+) -> tuple[Engine, transformers.PreTrainedTokenizerBase]:
+    """An engine with random weights, and transformers' tokenizer."""
+    folder.mkdir()
+    theirs = MAKERS[name](folder)
+    ours = load_tokenizer(folder)
+    sizes = {"vocab_size": ours.target.vocab_size + 3, "target_positions": 40, "decoder_layers": 1}
+    if task == "translation":
+        sizes |= {"source_positions": 41, "encoder_layers": 1}
+        if ours.target is not ours:
+            sizes["source_vocab_size"] = ours.vocab_size
+    bos = max(ours.suppressed, default=theirs.bos_token_id or theirs.pad_token_id)
+    sizes |= {"bos": bos, "eos": theirs.eos_token_id, "logit_scale": 0.2}
+    torch.manual_seed(3)
+    made = model(config(task, **(sizes | changes)))
+    with torch.no_grad():
+        made.tokens.weight[made.config.eos] *= 3.0  # the end token
+    return Engine(made, ours), theirs

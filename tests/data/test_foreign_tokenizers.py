@@ -70,7 +70,7 @@ def test_each_id_has_its_piece_and_equal_files_an_equal_fingerprint(pair, tmp_pa
         ("nllb", ("fra_Latn", "deu_Lat"), r"'deu_Lat' is unknown; close codes: 'deu_Latn'"),
         ("nllb", ("en", "deu_Latn"), "source_lang='en' is unknown; close codes: .*'eng_Latn'"),
         ("nllb", (None, None), "translates between 202 languages; set target_lang, such as"),
-        ("m2m", (None, None), "translates between 100 languages; set target_lang, such as de"),
+        ("m2m", (None, None), "translates between 100 languages; set target_lang, such as zu"),
         ("m2m", (None, "qq9"), "'qq9' is unknown; choose from af, am"),
         ("marian", ("en", None), "source_lang='en': this model has no such codes"),
         ("marian", (None, "de"), "'de' is unknown; close codes: 'deu'"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foreign_tokenizers
-from helpers import config, model
+from foreign_tokenizers import foreign_engine
 from texts import sentences
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
@@ -19,25 +19,6 @@ LINES = [*sentences(5), "日本 🙂", "a </s> b", *sentences(3, seed=1)]
 OPTIONS = [DecodeConfig(max_length=9, beam=1), DecodeConfig(max_length=9, beam=3, n_best=3)]
 LANGUAGES = {"m2m": ("fr", "de"), "nllb": ("fra_Latn", "deu_Latn"), "marian": (None, "deu")}
 TRANSLATORS = ["marian", "marian-separate", "m2m", "nllb", "nllb-legacy", "t5"]
-
-
-def foreign_engine(folder, name, task, **changes):
-    """An engine with random weights, and transformers' tokenizer."""
-    folder.mkdir()
-    theirs = foreign_tokenizers.MAKERS[name](folder)
-    ours = load_tokenizer(folder)
-    sizes = {"vocab_size": ours.target.vocab_size + 3, "target_positions": 40, "decoder_layers": 1}
-    if task == "translation":
-        sizes |= {"source_positions": 41, "encoder_layers": 1}
-        if ours.target is not ours:
-            sizes["source_vocab_size"] = ours.vocab_size
-    bos = max(ours.suppressed, default=theirs.bos_token_id or theirs.pad_token_id)
-    sizes |= {"bos": bos, "eos": theirs.eos_token_id, "logit_scale": 0.2}
-    torch.manual_seed(3)
-    made = model(config(task, **(sizes | changes)))
-    with torch.no_grad():
-        made.tokens.weight[made.config.eos] *= 3.0  # the end token
-    return Engine(made, ours), theirs
 
 
 def without(tokens):

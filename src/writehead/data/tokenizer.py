@@ -43,7 +43,10 @@ class Frame(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Converts text to token ids and back; `files` are the contents of its files by name."""
+    """Converts text to token ids and back.
+
+    `files` are the contents of its files by name, and `origin` is their place, for messages.
+    """
 
     eos: int | None = None  # None: the model's config decides
     unknown: int | None = None
@@ -54,7 +57,7 @@ class Tokenizer(ABC):
     target_languages: Mapping[str, int] = {}
 
     def __init__(self, files: Files, origin: str) -> None:
-        self.files, self._origin = files, origin
+        self.files, self.origin = files, origin
 
     @property
     @abstractmethod
@@ -200,6 +203,31 @@ def read_suppressed(files: Files, origin: str, vocab_size: int) -> tuple[int, ..
     return tuple(
         sorted({token for token in found if type(token) is int and 0 <= token < vocab_size})
     )
+
+
+def choose_languages(
+    tokenizer: Tokenizer, source: int | None, target: int | None, default: str
+) -> tuple[int, int]:
+    """Returns the tokens of both languages, by default those of the tokenizer's settings.
+
+    `default` is the source language if the settings name none.
+    """
+    files, origin, codes = tokenizer.files, tokenizer.origin, tokenizer.target_languages
+    settings = read_settings(files, origin)
+    if source is None:
+        source = codes.get(str(settings.get("src_lang")), codes.get(default))
+    if target is None:
+        forced = read_object(files, SETTINGS[2], origin).get("forced_bos_token_id")
+        target = codes.get(str(settings.get("tgt_lang")), forced)
+    for side, token in (("source", source), ("target", target)):
+        if token not in codes.values():
+            raise ConfigError(
+                f"this model translates between {len(codes)} languages; set {side}_lang, such as "
+                f"{max(codes)}"
+            )
+    assert source is not None
+    assert target is not None
+    return source, target
 
 
 def threads_for(texts: Sequence[str], threads: int | None) -> int:
