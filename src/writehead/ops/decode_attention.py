@@ -16,7 +16,6 @@ parts, and a second kernel combines the results. New positions arrive with the q
 of the first part adds them to its softmax and writes them to the cache.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,14 +27,13 @@ from writehead.errors import ShapeError
 from writehead.ops.attention import add_bias, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
 # The tiles and these limits were chosen by measurements on an H200.
-NUM_SMS = 132
 PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
 PROGRAMS_TO_HIDE_LATENCY = 8192  # with at least this many, programs hide each other's loads
 MAX_SPLITS = 128  # with more, the second kernel would take longer than the first
@@ -325,15 +323,6 @@ def choose_splits(shape: Shape, tile: Tile) -> int:
     return max(1, min(most, shape.positions // (2 * tile.positions)))
 
 
-@functools.cache
-def _shared_memory(device: torch.device) -> float:
-    """Returns the bytes of shared memory that a program may use."""
-    if device.type != "cuda":
-        return math.inf
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
 class Stored(NamedTuple):
     """A layer as the kernel reads it."""
 
@@ -393,7 +382,7 @@ def attend_triton(
     shape = Shape(depth, K.element_size(), programs, size, tokens * group, appends, beam > 1)
     if n > 1 and window is not None:
         splits = 1  # one part would overwrite positions that another reads
-    tile = tile or choose_tile(shape, _shared_memory(K.device))
+    tile = tile or choose_tile(shape, shared_memory(K.device))
     splits = splits or choose_splits(shape, tile)
     Q, count = Q.reshape(rows * n, -1), rows * n * heads.h
     O = Q.new_empty(rows, n, heads.h * heads.v)  # noqa: E741

@@ -10,6 +10,7 @@ ended.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
@@ -28,6 +29,7 @@ if has_triton():
 else:
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
+NUM_SMS = 132  # multiprocessors of an H200, which tiles are tuned for
 COMPILE_THREADS = 16  # more than the kernels of a step
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
@@ -76,6 +78,15 @@ def pdl(T: Tensor) -> dict[str, bool]:
 @functools.cache
 def _supports_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> float:
+    """Returns the bytes of shared memory that a program may use."""
+    if device.type != "cuda":
+        return math.inf
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @triton.jit
