@@ -84,18 +84,25 @@ class ModelConfig(JsonConfig):
     target_positions: int = 256
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     position_offset: int = 0  # position of the first token; the table has as many additional rows
+    sinusoid: Literal["marian", "fairseq"] = "marian"  # the lowest frequency; see `sinusoidal`
     rotary_base: float = 10_000.0
+    rotary_factor: float = 1.0  # divides the frequencies; see ops.rotary.Scaling
+    rotary_original: int | None = None
+    rotary_low: float = 1.0
+    rotary_high: float = 4.0
     tied: bool = True
     embedding_scale: float | None = None  # multiplies the token embeddings; None: 1
     norm: Literal["rms", "layer"] = "rms"
     norm_place: Literal["pre", "post"] = "pre"  # "post": norm(X + sublayer(X)), no final norm
     norm_epsilon: float = 1e-6
+    norm_offset: float = 0.0  # added to the gains of RMS norms
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     gated: bool = False  # the feed-forward layer computes P_2(activation(P_1 x) * P_3 x)
     bias: bool = False
     dropout: float = 0.1
     logit_scale: float | None = None
     output_bias: bool = False
+    generated_vocab_size: int | None = None  # ids from here on are never generated; None: all are
     pad: int = 0
     bos: int = 0
     eos: int = 1
@@ -113,6 +120,9 @@ class ModelConfig(JsonConfig):
         check_bounds(self, "dropout", ge=0, lt=1)
         check_bounds(self, "norm_epsilon", "logit_scale", "embedding_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
+        check_bounds(self, "generated_vocab_size", gt=self.eos, le=self.vocab_size)
+        if self.norm == "layer" and self.norm_offset:
+            raise ConfigError("norm_offset is for RMS norms; set norm='rms' or norm_offset=0")
         check_bounds(self, "pad", "eos", lt=self.source_vocab_size or self.vocab_size)
         # these properties check h, k, v, window, and each number of write-heads
         _ = self.decoder_attention, self.encoder_attention, self.cross_attention
@@ -127,6 +137,9 @@ class ModelConfig(JsonConfig):
     def _check_positions(self) -> None:
         check_bounds(self, "position_offset", ge=0, le=INT32)
         check_bounds(self, "rotary_base", gt=1)
+        check_bounds(self, "rotary_factor", "rotary_low", gt=0)
+        check_bounds(self, "rotary_high", gt=self.rotary_low)
+        check_sizes(self, "rotary_original")
         if self.positions == "sinusoidal" and self.d % 2:
             raise ConfigError(f"sinusoidal positions need an even d, not d={self.d}")
         if self.positions == "rotary" and self.k % 2:

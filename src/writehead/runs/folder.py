@@ -7,7 +7,8 @@ floating point.
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
-FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS}
+# of an imported model: what its own format has besides the model
+ORIGINAL = ("original.json", "original.safetensors")
+FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS, *ORIGINAL}
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,9 @@ def quantize_run(
         tokenizer = run / TOKENIZER
         content = tokenizer.read_bytes() if tokenizer.is_file() else None
         write_model(fresh, model.config, tensors, content, config)
+        for name in ORIGINAL:
+            if (run / name).is_file():
+                shutil.copyfile(run / name, fresh / name)
     matrix = max(errors, key=errors.__getitem__)
     return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 
@@ -268,25 +274,44 @@ def read_model(
     """Reads the model of a run, as one of `config` if it is given; verifies all checksums."""
     own, quantization = _read_configs(directory)
     path = _require(Path(directory) / WEIGHTS)
-    with torch.device("meta"), _SkipInit():  # names and shapes of weights, but no memory
-        model = make_model(config or own, backend)
+    model = empty_model(config or own, backend)
     try:
         tensors = load_file(path, device=str(device))
         if quantization is not None:
             shapes = {name: W.shape for name, W in model.state_dict().items()}
             tensors = dequantize_tensors(tensors, shapes, quantization)
-        weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
-        model.load_state_dict(weights, assign=True)  # checks names and shapes
+        fill_model(model, tensors, dtype, path)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
-    if len({T.dtype for T in weights.values()}) > 1:
-        raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
     for name in (WEIGHTS, CONFIG, TOKENIZER):
         check_checksum(path.with_name(name))
+    return model
+
+
+def empty_model(
+    config: ModelConfig, backend: str = "auto"
+) -> TranslationModel | LanguageModel:
+    """Returns a model whose weights have names and shapes, but no memory."""
+    with torch.device("meta"), _SkipInit():
+        return make_model(config, backend)
+
+
+def fill_model(
+    model: Transformer,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+    origin: object,
+) -> None:
+    """Gives an empty model its weights, by default in their own dtype."""
+    weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
+    model.load_state_dict(weights, assign=True)  # checks names and shapes
+    if len({T.dtype for T in weights.values()}) > 1:
+        raise RunError(f"{origin} has weights of several dtypes; pass the dtype to load them in")
     for stack in model.modules():
         if isinstance(stack, Stack):
             stack.compute_table(model.device)
-    return model
