@@ -102,7 +102,6 @@ class ModelConfig(JsonConfig):
     dropout: float = 0.1
     logit_scale: float | None = None
     output_bias: bool = False
-    generated_vocab_size: int | None = None  # ids from here on are never generated; None: all are
     pad: int = 0
     bos: int = 0
     eos: int = 1
@@ -120,7 +119,6 @@ class ModelConfig(JsonConfig):
         check_bounds(self, "dropout", ge=0, lt=1)
         check_bounds(self, "norm_epsilon", "logit_scale", "embedding_scale", gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
-        check_bounds(self, "generated_vocab_size", gt=self.eos, le=self.vocab_size)
         if self.norm == "layer" and self.norm_offset:
             raise ConfigError("norm_offset is for RMS norms; set norm='rms' or norm_offset=0")
         check_bounds(self, "pad", "eos", lt=self.source_vocab_size or self.vocab_size)

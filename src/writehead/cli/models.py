@@ -15,7 +15,8 @@ from writehead.cli.options import ForceRun, Json, NewRun, Threads, check_new_run
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
-from writehead.hugging_face_config import find_config, import_config
+from writehead.interop.families import describe, find_config
+from writehead.interop.hub import find_folder
 from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
 from writehead.schema import with_settings
 
@@ -72,9 +73,10 @@ def explain_command(
     Features of a Hugging Face model that writehead does not have are approximated and listed.
     """
     changes = read_settings(settings, ("model",))["model"]
-    file = None if model in preset_names() else find_config(Path(model))
-    imported = None if file is None else import_config(file)
-    config = with_settings(imported.config if imported else _find_model(model), changes)
+    is_preset = model.partition("/")[0] in FAMILIES
+    file = None if is_preset else find_config(find_folder(model, config_only=True))
+    described = None if file is None else describe(file)
+    config = with_settings(described.config if described else _find_model(model), changes)
     if config.task == "language" and source is not None:
         raise ConfigError(f"--source is for translation; {model} is a language model")
     length = 0 if config.task == "language" else 128 if source is None else source
@@ -89,7 +91,7 @@ def explain_command(
             setting=cost.Setting(batch, length, target, beam),
             chip=dataclasses.replace(cost.find_chip(chip), **given),
             position=position,
-            approximations=() if imported is None else imported.approximations,
+            approximations=() if described is None else described.approximations,
         )
     )
     if as_json:

@@ -87,7 +87,7 @@ class Engine:
         self.batching = batching or Batching()
         self.scheduler = Scheduler(
             model,
-            vocab_size=min(tokenizer.vocab_size, config.generated_vocab_size or config.vocab_size),
+            vocab_size=tokenizer.vocab_size,
             eos=EOS,
             batch_tokens=self.batching.tokens,
             graphs=graphs,

@@ -12,8 +12,10 @@ PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "*.jinj
 SUBFOLDERS = ["*/*"]  # other formats, such as onnx/
 
 
-def find_folder(run: Path | str, *, revision: str | None = None) -> Path:
-    """Returns the folder of a run, a path or a name on the hub, whose files it downloads.
+def find_folder(
+    run: Path | str, *, revision: str | None = None, config_only: bool = False
+) -> Path:
+    """Returns the folder of a run: a path, or a name on the hub, whose files are downloaded.
 
     A name such as Helsinki-NLP/opus-mt-en-de is one on the hub unless its first part is a folder.
     """
@@ -24,12 +26,12 @@ def find_folder(run: Path | str, *, revision: str | None = None) -> Path:
         return path
     with requires("hub"):
         from huggingface_hub import snapshot_download
+    patterns = {
+        "allow_patterns": ["config.json"] if config_only else PATTERNS,
+        "ignore_patterns": SUBFOLDERS,
+    }
     try:
-        return Path(
-            snapshot_download(
-                str(run), revision=revision, allow_patterns=PATTERNS, ignore_patterns=SUBFOLDERS
-            )
-        )
+        return Path(snapshot_download(str(run), revision=revision, **patterns))
     except (OSError, ValueError) as error:  # the base classes of its errors
         reason = one_line((str(error).strip().splitlines() or ["no answer"])[0].rstrip("."), 200)
         raise RunError(

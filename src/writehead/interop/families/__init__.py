@@ -113,15 +113,4 @@ def _tokens(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     tokens = {"eos": eos, "pad": pad, "bos": data.get(start)}
     present = {name: value for name, value in tokens.items() if value is not None}
     tokens = {"pad": present.get("eos", 0), "bos": present.get("eos", 0), "eos": 0} | present
-    return tokens | _never_generated(data, config["vocab_size"])
-
-
-def _never_generated(data: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Returns the limit of generated tokens if the last ones are banned, as Marian's pad is."""
-    banned = data.get("bad_words_ids")
-    words = banned if isinstance(banned, list) else []
-    tokens = {word[0] for word in words if isinstance(word, list) and len(word) == 1}
-    limit = vocab_size
-    while limit - 1 in tokens:
-        limit -= 1
-    return {} if limit == vocab_size else {"generated_vocab_size": limit}
+    return tokens

@@ -24,8 +24,9 @@ QKV = {"attn.c_attn": "attention.P_q attention.P_k attention.P_v"}
 
 def read_gpt(fields: Fields, activation: str) -> dict[str, Any]:
     """Reads the config of a multi-head model."""
+    vocab_size, layers = fields.size("vocab_size"), fields.size("n_layer")
     d, h = fields.size("n_embd"), fields.size("n_head")
-    vocab_size, layers, k = fields.size("vocab_size"), fields.size("n_layer"), fields.depth(d, h)
+    k = fields.depth(d, h)
     fields.note("it has encoder-decoder attention", fields.get("add_cross_attention"))
     fields.note("attention is not scaled", fields.get("scale_attn_weights", True) is not True)
     return {
