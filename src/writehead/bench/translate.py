@@ -15,14 +15,14 @@ from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
 from writehead.bench.timing import idle_fraction, time_work
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
 from writehead.runs.bundled import name_of
-from writehead.runs.folder import TOKENIZER, read_config
+from writehead.runs.folder import read_config
 from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects
 
@@ -139,7 +139,7 @@ def _measure(
     one_line = [next(line for line in job.lines if line.strip())]
     translate(one_line, job.beams[-1])
     result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - start}
-    tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
+    tokenizer, result["searches"] = load_tokenizer(job.run).target, {}
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
         work = partial(translate, job.lines, beam)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.cost import Pairs
+from writehead.data.bpe import BOS, EOS
 from writehead.data.dataset import Side, Split
-from writehead.data.tokenizer import BOS, EOS
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
 from writehead.util.json_files import check_shape

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.config import PrepareConfig, Task
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.bpe import BPETokenizer
 from writehead.errors import ConfigError, DataError, shown
 from writehead.util.json_files import JsonError, check_shape, read_json
 
@@ -101,9 +101,9 @@ class Dataset:
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> BPETokenizer:
         """The tokenizer of the dataset."""
-        return Tokenizer.load(self.directory / TOKENIZER)
+        return BPETokenizer.load(self.directory / TOKENIZER)
 
     def split(self, name: str) -> Split:
         """Maps a split into memory."""

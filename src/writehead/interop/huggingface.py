@@ -6,21 +6,21 @@ so that exporting it gives the original back. Buffers that the model computes ar
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from writehead import runs
 from writehead.config import ModelConfig
+from writehead.data.tokenizer import TOKENIZER_FILES, has_tokenizer, read_tokenizer
 from writehead.errors import ConfigError, RunError, shown
 from writehead.interop.families import Described, find_config, read_exact, read_values
 from writehead.interop.fitting import fit
@@ -29,7 +29,6 @@ from writehead.interop.layout import Layout, Weights
 from writehead.runs import Run
 from writehead.runs.folder import (
     CONFIG,
-    FILES,
     ORIGINAL,
     WEIGHTS,
     check_place,
@@ -101,7 +100,7 @@ def load_run(
     pretrained = read_pretrained(folder, device=place, dtype=dtype)
     model = empty_model(pretrained.config, backend)
     fill_model(model, pretrained.weights, dtype, folder)
-    return Run(model.eval(), _tokenizer(folder))
+    return Run(model.eval(), folder if has_tokenizer(folder) else None)
 
 
 def read_config(run: Path | str) -> ModelConfig:
@@ -141,17 +140,15 @@ def import_model(
     if not is_pretrained(folder):
         raise RunError(f"{folder} has no config.json of a Hugging Face model; check the path")
     pretrained = read_pretrained(folder, dtype=dtype)
+    original = {
+        "config": (folder / CONFIG).read_text(encoding="utf-8"),
+        "tensors": list(pretrained.tensors),
+    }
+    files = {**read_tokenizer(folder), ORIGINAL[0]: json.dumps(original, indent=1).encode()}
+    if pretrained.computed:
+        files[ORIGINAL[1]] = save(pretrained.computed)
     with run_directory(output, overwrite=overwrite) as fresh:
-        write_model(fresh, pretrained.config, pretrained.weights, None)
-        for file in _kept_files(folder):
-            shutil.copyfile(file, fresh / file.name)
-        original = {
-            "config": (folder / CONFIG).read_text(encoding="utf-8"),
-            "tensors": list(pretrained.tensors),
-        }
-        (fresh / ORIGINAL[0]).write_text(json.dumps(original, indent=1), encoding="utf-8")
-        if pretrained.computed:
-            save_file(pretrained.computed, fresh / ORIGINAL[1])
+        write_model(fresh, pretrained.config, pretrained.weights, files)
     return pretrained.config
 
 
@@ -184,8 +181,8 @@ def export_model(
         (fresh / CONFIG).write_text(text, encoding="utf-8")
         save_file(_own_memory(tensors), fresh / WEIGHTS, metadata={"format": "pt"})
         (fresh / WEIGHTS).chmod(0o644)  # safetensors makes it private
-        for file in _kept_files(folder):
-            shutil.copyfile(file, fresh / file.name)
+        for name, content in read_tokenizer(folder).items():
+            (fresh / name).write_bytes(content)
 
 
 def _exported(folder: Path, config: ModelConfig, weights: Weights) -> tuple[str, Weights]:
@@ -257,27 +254,13 @@ def _weight_files(folder: Path) -> list[str]:
     return [WEIGHTS]
 
 
-def _kept_files(folder: Path) -> list[Path]:
-    """Returns the files of the tokenizer and the defaults of generation."""
-    names = (
-        *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-        *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "merges.txt"),
-        *("sentencepiece.bpe.model", "spiece.model", "added_tokens.json", GENERATION),
-    )
-    return [folder / name for name in names if (folder / name).is_file()]
-
-
-def _tokenizer(folder: Path) -> Path | None:
-    return folder
-
-
 def _check_output(output: Path, overwrite: bool) -> None:
     """Raises RunError unless `output` is free or, with `overwrite`, an exported model."""
     if not output.exists():
         return
     if not overwrite:
         raise RunError(f"{output} exists; choose another folder, or pass overwrite=True")
-    known = {path.name for path in _kept_files(output)} | {CONFIG, WEIGHTS}
+    known = {CONFIG, WEIGHTS, *TOKENIZER_FILES}
     if not is_pretrained(output) or {path.name for path in output.iterdir()} - known:
         raise RunError(f"{output} is not an exported model and is not overwritten; choose another")
 
