@@ -142,5 +142,5 @@ def _exported(
     model = build(config, device, dtype)
     assert isinstance(model, TranslationModel)
     tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
-    export_ctranslate2(model, tokens, Path(folder.name) / "model", dtype=name)
+    export_ctranslate2(model, tokens, Path(folder.name) / "model", quantization=name)
     return folder

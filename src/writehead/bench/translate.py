@@ -107,7 +107,7 @@ def _load_ctranslate2(job: TranslateJob) -> System:
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
         tokens = [str(i) for i in range(tokenizer.vocab_size)]
         dtype = str(job.dtype).removeprefix("torch.")
-        export_ctranslate2(engine.model, tokens, Path(folder) / "model", dtype=dtype)
+        export_ctranslate2(engine.model, tokens, Path(folder) / "model", quantization=dtype)
         translator = load_translator(folder, job.device, job.dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
