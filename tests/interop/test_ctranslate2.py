@@ -207,10 +207,25 @@ def test_repeated_texts_and_unused_ids_map_one_to_one(tmp_path):
 def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_path):
     lines = ["How are you today?", "", "He said that he had never seen such a beautiful garden."]
     (tmp_path / "text").write_text("\n".join(lines))
-    given = ("--input", tmp_path / "text", "--device=cpu", "--repeats=1")
-    code, _, err = writehead("bench", "translate", *given, "--output", tmp_path / "record.json")
+    references = [
+        "Wie geht es Ihnen heute?",
+        "",
+        "Er sagte, einen so schönen Garten gebe es nicht.",
+    ]
+    (tmp_path / "references").write_text("\n".join(references), encoding="utf-8")
+    given = ("--input", tmp_path / "text", "--reference", tmp_path / "references")
+    options = (*given, "--device=cpu", "--repeats=1", "--output", tmp_path / "record.json")
+    code, out, err = writehead("bench", "translate", *options)
     assert code == 0, err
+    assert "bleu" in out
     result = json.loads((tmp_path / "record.json").read_text())
     assert result["run"] == "writehead/bundled/en-de"
-    searches = result["engines"]["CTranslate2"]["searches"]
-    assert [searches[name]["equal_lines"] for name in ("greedy", "beam-4")] == [3, 3]
+    engines = {name: engine["searches"] for name, engine in result["engines"].items()}
+    for search in ("greedy", "beam-4"):
+        ours, theirs, int8 = (engines[name][search] for name in engines)
+        assert (theirs["equal_lines"], theirs["bleu"]) == (3, ours["bleu"])
+        assert int8["equal_lines"] >= 1
+        assert 0 < int8["bleu"]["intl"] <= 100
+    (tmp_path / "references").write_text("one")
+    code, _, err = writehead("bench", "translate", *options, "--force")
+    assert (code, "references" in err) == (2, True)
