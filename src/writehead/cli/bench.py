@@ -109,6 +109,9 @@ def translate_command(
     run: Annotated[
         Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Text file with a reference per line, for BLEU.")
+    ] = None,
     beam: Beams = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of timed passes after the first pass.")
@@ -120,7 +123,7 @@ def translate_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time the translation of a file, and count lines equal to those of other systems and float32.
+    """Time the translation of a file, and compare the lines with CTranslate2's and float32's.
 
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
@@ -137,6 +140,7 @@ def translate_command(
         beams=tuple(beam or (1, 4)),
         repeats=repeats,
         peers=peers,
+        references=list(read_lines(str(reference))) if reference else None,
     )
     with record.writing() as report:
         record.result |= bench_translate(job, report)
