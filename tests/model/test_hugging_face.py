@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
+from writehead.hugging_face_config import import_config
 
 from writehead.config import DecodeConfig, ModelConfig
 from writehead.engine import beam_search
-from writehead.hugging_face_config import import_config
 from writehead.model import LanguageModel
 
 VOCABULARY, D, H, LAYERS, POSITIONS = 61, 48, 6, 3, 40

@@ -20,9 +20,9 @@ from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.interop.pretrained import read_config
 from writehead.model import TranslationModel
 from writehead.runs.bundled import name_of
-from writehead.runs.folder import read_config
 from writehead.training.evaluate import bleu, load_sacrebleu
 from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects

@@ -107,7 +107,7 @@ def decode_command(
 def translate_command(
     input_path: Annotated[str, typer.Option("--input", "-i", help="Text file to translate.")],
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
+        str | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Text file with a reference per line, for BLEU.")
@@ -129,11 +129,12 @@ def translate_command(
     """
     from writehead.bench.translate import TranslateJob, bench_translate
     from writehead.cli.textio import read_lines
+    from writehead.interop.hub import find_folder
     from writehead.runs.bundled import bundled_run
 
     record = _Record("translate", device, output, force, dtype=dtype, input=input_path)
     job = TranslateJob(
-        run=run or bundled_run(),
+        run=bundled_run() if run is None else find_folder(run),
         lines=list(read_lines(input_path)),
         device=record.device,
         dtype=record.dtype,

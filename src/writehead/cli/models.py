@@ -116,7 +116,7 @@ def _find_model(name: str) -> ModelConfig:
 
 @app.command(name="quantize")
 def quantize_command(
-    run: Annotated[Path, Argument(help="Folder of a run or a checkpoint.")],
+    run: Annotated[str, Argument(help="Folder of a run or a checkpoint.")],
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[
@@ -133,10 +133,12 @@ def quantize_command(
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.runs.folder import quantize_run  # imports PyTorch, which takes seconds
+    from writehead.interop.huggingface import as_run  # imports PyTorch, which takes seconds
+    from writehead.runs.folder import quantize_run
 
     check_new_run(output, force)
-    done = quantize_run(run, output, config, overwrite=force)
+    with as_run(run) as folder:
+        done = quantize_run(folder, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes reduced to {done.bytes_after:,}, {config.words}; "
         f"largest relative error {done.error:.2%}, in {done.matrix}",

@@ -18,6 +18,7 @@ from writehead.errors import ConfigError, RunError, nearest, shown
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.attention import Attention
 from writehead.model.layers import FeedForward, Layer, Stack
+from writehead.ops.norm import Norm
 from writehead.util.extras import requires
 from writehead.util.files import atomic_directory
 
@@ -88,6 +89,10 @@ def check_exportable(config: ModelConfig, quantization: str = "float32") -> None
         raise ConfigError(f"CTranslate2 has no quantization {shown(quantization)}; {hint}")
     if config.positions not in POSITIONS:
         raise ConfigError(f"positions={config.positions!r} cannot be exported to CTranslate2")
+    if config.rotary_factor != 1.0:
+        raise ConfigError(
+            f"rotary_factor={config.rotary_factor} cannot be exported to CTranslate2 yet"
+        )
     if config.task == "language" and _window(config) is not None:
         raise ConfigError(
             f"window={config.window} of a language model cannot be exported: in a prompt longer "
@@ -236,7 +241,7 @@ def _set_linear(spec: Any, W: Tensor, bias: Tensor | None = None) -> None:
 
 def _set_norm(spec: Any, norm: nn.Module) -> None:
     assert isinstance(norm, nn.RMSNorm | nn.LayerNorm)
-    spec.gamma = _array(norm.weight)
+    spec.gamma = _array(Norm.of(norm).wide_gain(torch.float32))
     if isinstance(norm, nn.LayerNorm):
         spec.beta = _array(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
 from writehead.interop.families import EXPORTED, Family, read_values
@@ -79,11 +77,9 @@ def without_logit_scale(config: ModelConfig, weights: Weights) -> tuple[ModelCon
 def with_biases(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, Weights]:
     """Adds biases of zero."""
     biased = replace(config, bias=True)
-    like = weights["tokens.weight"]
-    return biased, {
-        name: weights[name] if name in weights else torch.zeros_like(W, device="cpu", dtype=like.dtype)
-        for name, W in empty_model(biased).state_dict().items()
-    }
+    shapes = {name: W.shape for name, W in empty_model(biased).state_dict().items()}
+    zeros = {name: weights["tokens.weight"].new_zeros(shape) for name, shape in shapes.items()}
+    return biased, {**zeros, **weights}
 
 
 def _tokens(config: ModelConfig) -> dict[str, Any]:

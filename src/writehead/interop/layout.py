@@ -22,7 +22,9 @@ class Layout:
     entries: Mapping[str, Entry]
 
     @classmethod
-    def of(cls, family: Family, entries: Iterable[Entry], weights: Mapping[str, Tensor]) -> "Layout":
+    def of(
+        cls, family: Family, entries: Iterable[Entry], weights: Mapping[str, Tensor]
+    ) -> "Layout":
         """Expands the modules of a family to the weights and biases that a model of ours has."""
         shapes = {name: W.shape for name, W in weights.items()}
         expanded: dict[str, Entry] = {}
@@ -101,21 +103,19 @@ def split(entry: Entry, T: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]
         T = T[0]
     if entry.transposed:
         T = T.t()
-    if len(shapes) == 1:
-        return [T]
     if entry.heads is None:
         return list(torch.split(T, [shape[0] for shape in shapes]))
-    heads = T.unflatten(0, (entry.heads, len(shapes), -1))
+    heads = T.view(entry.heads, len(shapes), -1, *T.shape[1:])
     return [heads[:, i].flatten(0, 1) for i in range(len(shapes))]
 
 
 def join(entry: Entry, tensors: Sequence[Tensor]) -> Tensor:
     """Reverses `split`."""
     T = tensors[0]
-    if len(tensors) > 1 and entry.heads is None:
-        T = torch.cat([*tensors])
-    elif len(tensors) > 1:
-        parts = [one.unflatten(0, (entry.heads, -1)) for one in tensors]
+    if entry.heads is None:
+        T = torch.cat([*tensors]) if len(tensors) > 1 else T
+    else:
+        parts = [one.reshape(entry.heads, -1, *one.shape[1:]) for one in tensors]
         T = torch.stack(parts, dim=1).flatten(0, 2)
     if entry.transposed:
         T = T.t()

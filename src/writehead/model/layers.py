@@ -23,8 +23,7 @@ class OffsetRMSNorm(nn.RMSNorm):
     def __init__(self, d: int, epsilon: float, offset: float) -> None:
         super().__init__(d, eps=epsilon)
         self.offset = offset
-        with torch.no_grad():
-            self.weight -= offset
+        nn.init.constant_(self.weight, 1.0 - offset)
 
 
 def make_norm(config: ModelConfig) -> NormModule:

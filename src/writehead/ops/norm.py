@@ -97,7 +97,8 @@ def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
     rows = 1 if count < MIN_ROWS_FOR_PAIRS else 2
     constants = map(tl.constexpr, (rows, triton.next_power_of_2(d), norm.kind == "layer"))
     launch_pdl(_normalize_kernel, (triton.cdiv(count, rows),), X)(
-        *(X, norm.gain, norm.bias, Y, count, d, norm.epsilon, norm.offset, float(scale), *constants),
+        *(X, norm.gain, norm.bias, Y, count, d),
+        *(norm.epsilon, norm.offset, float(scale), *constants),
         num_warps=8 if d > 4096 else 4 if count <= MAX_ROWS_FOR_WARPS else rows,
     )
     return Y

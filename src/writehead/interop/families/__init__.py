@@ -93,9 +93,7 @@ def read_fields(file: Path) -> dict[str, Any]:
     return data
 
 
-def _open(
-    file: Path, data: dict[str, Any], known: tuple[str, ...]
-) -> tuple[Family, Fields]:
+def _open(file: Path, data: dict[str, Any], known: tuple[str, ...]) -> tuple[Family, Fields]:
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in known:
         names = ", ".join(known)
@@ -111,6 +109,6 @@ def _tokens(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     pad = data.get("pad_token_id")
     start = "decoder_start_token_id" if config["task"] == "translation" else "bos_token_id"
     tokens = {"eos": eos, "pad": pad, "bos": data.get(start)}
-    present = {name: value for name, value in tokens.items() if value is not None}
-    tokens = {"pad": present.get("eos", 0), "bos": present.get("eos", 0), "eos": 0} | present
-    return tokens
+    given = {name: value for name, value in tokens.items() if value is not None}
+    default = given.get("eos", 0)
+    return {"pad": default, "bos": default, "eos": default} | given

@@ -32,7 +32,9 @@ CROSS = {
 }
 
 
-def read_layers(fields: Fields, *, activation: str = "gelu", scaled: bool = False) -> dict[str, Any]:
+def read_layers(
+    fields: Fields, *, activation: str = "gelu", scaled: bool = False
+) -> dict[str, Any]:
     """Reads the sizes of both stacks; the norms of these models have PyTorch's epsilon."""
     d, h = fields.size("d_model"), fields.size("decoder_attention_heads")
     k, positions = fields.depth(d, h), fields.size("max_position_embeddings", 1024)

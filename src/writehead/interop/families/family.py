@@ -59,9 +59,7 @@ class Fields:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise ConfigError(
-                f"{self.file} has the activation {shown(value)}; supported: {known}"
-            )
+            raise ConfigError(f"{self.file} has the activation {shown(value)}; supported: {known}")
         return ACTIVATIONS[value]
 
     def note(self, note: str, applies: object) -> None:
