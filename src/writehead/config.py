@@ -138,8 +138,8 @@ class ModelConfig(JsonConfig):
         check_bounds(self, "rotary_factor", "rotary_low", gt=0)
         check_bounds(self, "rotary_high", gt=self.rotary_low)
         check_sizes(self, "rotary_original")
-        if self.positions == "sinusoidal" and (self.d % 2 or self.d < 4):
-            raise ConfigError(f"sinusoidal positions need an even d of at least 4, not d={self.d}")
+        if self.positions == "sinusoidal" and self.d % 2:
+            raise ConfigError(f"sinusoidal positions need an even d, not d={self.d}")
         if self.positions == "rotary" and self.k % 2:
             raise ConfigError(f"rotary positions need an even k, not k={self.k}")
         if self.positions == "rotary" and self.position_offset:

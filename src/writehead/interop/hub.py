@@ -6,7 +6,7 @@ from pathlib import Path
 from writehead.errors import RunError, one_line
 from writehead.util.extras import requires
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # pickled weights may contain code, and are not downloaded
 PATTERNS = ["*.json", "*.safetensors", "*.spm", "*.model", "merges.txt", "*.jinja"]
 
@@ -17,7 +17,7 @@ def find_folder(run: Path | str, *, revision: str | None = None, config_only: bo
     A name such as Helsinki-NLP/opus-mt-en-de is one on the hub unless its first part is a folder.
     """
     path = Path(run)
-    if path.exists() or not REPOSITORY.fullmatch(str(run)) or path.parent.is_dir():
+    if not REPOSITORY.fullmatch(str(run)) or path.exists() or path.parent.is_dir():
         if revision is not None:
             raise RunError(f"{run} is a path; a revision is for names on the Hugging Face hub")
         return path

@@ -68,7 +68,7 @@ def sinusoidal(
     """
     i = torch.arange((d + 1) // 2, dtype=torch.float64, device=device)
     position = torch.arange(positions, dtype=torch.float64, device=device)
-    exponents = -2.0 * i / (d - 2 if kind == "fairseq" else d)
+    exponents = -2.0 * i / (max(d - 2, 1) if kind == "fairseq" else d)
     angles = position.unsqueeze(1) * 10000.0**exponents  # [positions, d/2]
     return torch.cat([angles.sin(), angles[:, : d // 2].cos()], dim=1).float()
 

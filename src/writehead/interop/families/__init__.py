@@ -58,7 +58,7 @@ def describe(file: Path) -> Described:
 
     Raises ConfigError if the file is damaged or the family is unknown.
     """
-    family, fields = _open(file, read_fields(file), tuple(FAMILIES))
+    family, fields = _open(file, read_fields(file), list(FAMILIES))
     config = ModelConfig(**family.read(fields))
     return Described(family, config, tuple(fields.notes))
 
@@ -75,7 +75,7 @@ def read_values(
     file: Path, data: dict[str, Any], generation: dict[str, Any] | None = None
 ) -> Described:
     """Does what `read_exact` does for the values of a config; `file` is named in errors."""
-    family, fields = _open(file, data, tuple(family.name for family in IMPORTED))
+    family, fields = _open(file, data, sorted(family.name for family in IMPORTED))
     config = family.read(fields)
     tokens = _tokens({**fields.data, **(generation or {})}, config)
     if fields.notes:
@@ -93,7 +93,7 @@ def read_fields(file: Path) -> dict[str, Any]:
     return data
 
 
-def _open(file: Path, data: dict[str, Any], known: tuple[str, ...]) -> tuple[Family, Fields]:
+def _open(file: Path, data: dict[str, Any], known: list[str]) -> tuple[Family, Fields]:
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in known:
         names = ", ".join(known)
