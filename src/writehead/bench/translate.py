@@ -56,6 +56,8 @@ class TranslateJob:
     repeats: int
     peers: bool
     references: list[str] | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
 
     def __post_init__(self) -> None:
         for beam in self.beams:
@@ -104,7 +106,10 @@ def _load_ours(job: TranslateJob, dtype: torch.dtype) -> System:
     engine = Engine.load(job.run, job.device, dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
+        options = DecodeConfig(beam=beam, alpha=ALPHA)
+        outputs = engine.translate(
+            lines, options, source_lang=job.source_lang, target_lang=job.target_lang
+        )
         return [output.text for output in outputs]
 
     return System(translate, engine.scheduler)
@@ -115,24 +120,28 @@ def _load_ctranslate2(job: TranslateJob, quantization: str) -> System:
     engine = Engine.load(job.run, "cpu", torch.float32)
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
+    frame = tokenizer.frame(job.source_lang, job.target_lang)
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
         tokens = [str(i) for i in range(tokenizer.vocab_size)]
         export_ctranslate2(engine.model, tokens, Path(folder) / "model", quantization=quantization)
         translator = load_translator(folder, job.device, quantization)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        encoded = [tokenizer.encode(line)[: config.source_positions - 1] for line in lines]
+        limit = config.source_positions - len(frame.after)  # CTranslate2 appends eos
+        encoded = [[*frame.before, *tokenizer.encode(line)][:limit] for line in lines]
         results = translator.translate_batch(
             [[str(token) for token in source] for source in encoded],
+            target_prefix=[[str(token) for token in frame.forced]] * len(lines),
             beam_size=beam,
             length_penalty=ALPHA,
             max_decoding_length=config.target_positions,
             max_batch_size=max(1, PEER_BATCH_TOKENS[job.device.type] // beam),
             batch_type="tokens",
         )
+        texts = [[int(token) for token in result.hypotheses[0]] for result in results]
         return [
-            tokenizer.decode([int(token) for token in result.hypotheses[0]]) if source else ""
-            for result, source in zip(results, encoded, strict=True)
+            tokenizer.decode(text) if len(source) > len(frame.before) else ""
+            for text, source in zip(texts, encoded, strict=True)
         ]
 
     return System(translate)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from writehead.cli.app import Page, app
-from writehead.cli.options import Device, Dtype, Force, Settings, Threads, read_configs
+from writehead.cli.options import (
+    Device,
+    Dtype,
+    Force,
+    Settings,
+    SourceLang,
+    TargetLang,
+    Threads,
+    read_configs,
+)
 from writehead.config import ModelConfig, TrainConfig
 from writehead.cost import Setting
 from writehead.errors import ConfigError
@@ -112,6 +121,8 @@ def translate_command(
     reference: Annotated[
         Path | None, typer.Option(help="Text file with a reference per line, for BLEU.")
     ] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     beam: Beams = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of timed passes after the first pass.")
@@ -142,6 +153,8 @@ def translate_command(
         repeats=repeats,
         peers=peers,
         references=list(read_lines(str(reference))) if reference else None,
+        source_lang=source_lang,
+        target_lang=target_lang,
     )
     with record.writing() as report:
         record.result |= bench_translate(job, report)

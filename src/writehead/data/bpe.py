@@ -186,7 +186,7 @@ class BPETokenizer(Tokenizer):
         try:
             return method(argument, **options)
         except (RuntimeError, ValueError, IndexError) as error:
-            raise DataError(f"{self._origin} cannot encode or decode the input: {error}") from error
+            raise DataError(f"{self.origin} cannot encode or decode the input: {error}") from error
 
 
 def _explain(vocab_size: int, error: str) -> str:

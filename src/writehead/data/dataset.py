@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.config import PrepareConfig, Task
-from writehead.data.bpe import BPETokenizer
+from writehead.data.bpe import BOS, EOS, BPETokenizer
 from writehead.errors import ConfigError, DataError, shown
 from writehead.util.json_files import JsonError, check_shape, read_json
 
@@ -47,6 +47,8 @@ class Split:
 
     name: str
     sides: dict[str, Side]
+    bos: int = BOS  # before each target
+    eos: int = EOS  # after each sequence; no file contains it
 
     def __len__(self) -> int:
         return len(self.target.offsets) - 1

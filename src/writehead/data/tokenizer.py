@@ -7,7 +7,7 @@ A folder holds the files of one tokenizer: ours, `tokenizer.json`, or sentencepi
 import difflib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,17 +43,21 @@ class Frame(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Converts text to token ids and back; `files` are the contents of its files by name."""
+    """Converts text to token ids and back.
+
+    `files` are the contents of its files by name, and `origin` is their place, for messages.
+    """
 
     eos: int | None = None  # None: the model's config decides
     unknown: int | None = None
     prompt_start: tuple[int, ...] = ()  # the tokens before a prompt
     suppressed: tuple[int, ...] = ()  # tokens that a model must not generate
+    unsettled: Set[int] = frozenset()  # tokens whose text can change with the tokens after them
     source_languages: Mapping[str, int] = {}  # the tokens of language codes such as eng_Latn
     target_languages: Mapping[str, int] = {}
 
     def __init__(self, files: Files, origin: str) -> None:
-        self.files, self._origin = files, origin
+        self.files, self.origin = files, origin
 
     @property
     @abstractmethod
@@ -201,6 +205,31 @@ def read_suppressed(files: Files, origin: str, vocab_size: int) -> tuple[int, ..
     )
 
 
+def choose_languages(
+    tokenizer: Tokenizer, source: int | None, target: int | None, default: str
+) -> tuple[int, int]:
+    """Returns the tokens of both languages, by default those of the tokenizer's settings.
+
+    `default` is the source language if the settings name none.
+    """
+    files, origin, codes = tokenizer.files, tokenizer.origin, tokenizer.target_languages
+    settings = read_settings(files, origin)
+    if source is None:
+        source = codes.get(str(settings.get("src_lang")), codes.get(default))
+    if target is None:
+        forced = read_object(files, SETTINGS[2], origin).get("forced_bos_token_id")
+        target = codes.get(str(settings.get("tgt_lang")), forced)
+    for side, token in (("source", source), ("target", target)):
+        if token not in codes.values():
+            raise ConfigError(
+                f"this model translates between {len(codes)} languages; set {side}_lang, such as "
+                f"{max(codes)}"
+            )
+    assert source is not None
+    assert target is not None
+    return source, target
+
+
 def threads_for(texts: Sequence[str], threads: int | None) -> int:
     """Returns how many threads sentencepiece uses, where -1 is one per core."""
     if threads is not None:
@@ -223,7 +252,7 @@ def _close_codes(code: str, known: Iterable[str]) -> str:
     """Returns a hint with the codes that are most like an unknown one."""
     codes, start = sorted(known), code[:2].lower()
     close = [one for one in codes if one.startswith(start)] if start else []
-    close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.4)
+    close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.6)
     some = [*dict.fromkeys(close)][:8]
     if some:
         return f"close codes: {', '.join(map(shown, some))}"

@@ -16,13 +16,15 @@ from writehead.data.tokenizer import (
     Frame,
     Tokenizer,
     Tokens,
+    choose_languages,
     read_settings,
     read_suppressed,
     token_text,
 )
-from writehead.errors import ConfigError, DataError, one_line
+from writehead.errors import DataError, one_line
 
 LANGUAGE = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # NLLB's codes, such as eng_Latn
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 DEFAULT_SOURCE = "eng_Latn"
 
 T = TypeVar("T")
@@ -44,17 +46,19 @@ class JsonTokenizer(Tokenizer):
             raise DataError(f"{origin}/{JSON_FILE} has {self._size:,} tokens; copy it again")
         unknown = getattr(self._tokenizer.model, "unk_token", None) or ""
         self.unknown = vocab.get(token_text(self._settings, "unk_token", unknown))
+        if b'"ByteFallback"' in content:  # adjacent bytes become text together, or none of them
+            self.unsettled = {i for piece, i in vocab.items() if BYTE.fullmatch(piece)}
         self.suppressed = read_suppressed(files, origin, self._size)
         added = self._tokenizer.get_added_tokens_decoder()
         codes = {one.content: i for i, one in added.items() if LANGUAGE.fullmatch(one.content)}
         self._before, self._after = self._ends(vocab)
-        self.prompt_start = self._before
         if len(codes) > 1:
             self.source_languages = self.target_languages = codes
-            self._eos = vocab.get(token_text(self._settings, "eos_token", "</s>"))
-            self.prompt_start = ()
-            if self._eos is None:
+            self.eos = vocab.get(token_text(self._settings, "eos_token", "</s>"))
+            if self.eos is None:
                 raise DataError(f"{origin}/{JSON_FILE} has no eos_token; copy it again")
+            self._before, self._after = (), (self.eos,)
+        self.prompt_start = self._before
 
     @property
     def vocab_size(self) -> int:
@@ -94,21 +98,10 @@ class JsonTokenizer(Tokenizer):
     def _frame(self, source: int | None, target: int | None) -> Frame:
         if not self.target_languages:
             return Frame(self._before, self._after)
-        codes, assert_eos = self.source_languages, self._eos
-        assert assert_eos is not None
-        if source is None:
-            source = codes.get(str(self._settings.get("src_lang")), codes.get(DEFAULT_SOURCE))
-        if target is None:
-            target = codes.get(str(self._settings.get("tgt_lang")))
-        if source is None or target is None:
-            side, code = ("source", min(codes)) if source is None else ("target", max(codes))
-            raise ConfigError(
-                f"this model translates between {len(codes)} languages; set {side}_lang, such as "
-                f"{code}"
-            )
+        source, target = choose_languages(self, source, target, DEFAULT_SOURCE)
         if self._settings.get("legacy_behaviour"):
-            return Frame((), (assert_eos, source), (target,))
-        return Frame((source,), (assert_eos,), (target,))
+            return Frame((), (*self._after, source), (target,))
+        return Frame((source,), self._after, (target,))
 
     def _ends(self, vocab: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the tokens that the tokenizer adds before and after a text."""
@@ -135,6 +128,6 @@ class JsonTokenizer(Tokenizer):
                 raise
             reason = one_line(str(error), 200)
             raise DataError(
-                f"{self._origin}/{JSON_FILE} is damaged or cannot encode or decode the input: "
+                f"{self.origin}/{JSON_FILE} is damaged or cannot encode or decode the input: "
                 f"{reason}"
             ) from error

@@ -19,13 +19,14 @@ from writehead.data.tokenizer import (
     Frame,
     Tokenizer,
     Tokens,
+    choose_languages,
     read_object,
     read_settings,
     read_suppressed,
     threads_for,
     token_text,
 )
-from writehead.errors import ConfigError, DataError, shown
+from writehead.errors import DataError, shown
 
 SPACE = "\u2581"
 NAMED = ("unk_token", "eos_token", "pad_token", "bos_token", "sep_token", "cls_token", "mask_token")
@@ -92,13 +93,13 @@ class VocabTokenizer(Tokenizer):
 
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids."""
-        pieces = [self._visible(np.asarray(text).tolist()) for text in texts]
-        decoded = self._call(self._spm.decode, pieces, num_threads=1) if pieces else []
+        pieces = (self._visible(np.asarray(text).tolist()) for text in texts)
+        decoded = (self._call(self._spm.decode_pieces, some) if some else "" for some in pieces)
         return [text.replace(SPACE, " ").strip() for text in decoded]
 
     def _visible(self, ids: list[int]) -> list[str]:
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise DataError(f"{self._origin} has no token {max(ids)}; it has {self.vocab_size:,}")
+            raise DataError(f"{self.origin} has no token {max(ids)}; it has {self.vocab_size:,}")
         return [self._pieces[i] for i in ids if i not in self._hidden]
 
     def _is_special(self, text: str) -> bool:
@@ -122,7 +123,7 @@ class VocabTokenizer(Tokenizer):
         """Returns the id of a named token."""
         text = token_text(self._settings, name, default)
         if text not in self._vocab:
-            raise DataError(f"{self._origin}/vocab.json lacks {name} {shown(text)}; copy it again")
+            raise DataError(f"{self.origin}/vocab.json lacks {name} {shown(text)}; copy it again")
         return self._vocab[text]
 
     def _read_specials(self) -> set[str]:
@@ -140,7 +141,7 @@ class VocabTokenizer(Tokenizer):
         try:
             return method(argument, **options)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise DataError(f"{self._origin} cannot encode or decode the input: {error}") from error
+            raise DataError(f"{self.origin} cannot encode or decode the input: {error}") from error
 
 
 class MarianTokenizer(VocabTokenizer):
@@ -157,18 +158,19 @@ class MarianTokenizer(VocabTokenizer):
         super().__init__(
             files, origin, target if is_target else source, _vocab(files, name, origin)
         )
+        # Marian itself has no padding token
+        self.suppressed = tuple(sorted({*self.suppressed, self._id("pad_token", "<pad>")}))
+        languages = {
+            piece[2:-2]: i
+            for piece, i in self._vocab.items()
+            if piece.startswith(">>") and piece.endswith("<<")
+        }
+        self._hidden |= {*languages.values()}
+        self._target = self
         if not is_target:
+            self.target_languages = languages
             self._target = MarianTokenizer(files, origin, is_target=True)
-            # Marian itself has no padding token
-            self.suppressed = self._target.suppressed = tuple(
-                {*self._target.suppressed, self._target._id("pad_token", "<pad>")}
-            )
-            self.target_languages = {
-                piece[2:-2]: i
-                for piece, i in self._vocab.items()
-                if piece.startswith(">>") and piece.endswith("<<")
-            }
-            self._hidden |= {*self.target_languages.values()}
+            self.suppressed = self._target.suppressed
 
     @property
     def target(self) -> Tokenizer:
@@ -177,8 +179,9 @@ class MarianTokenizer(VocabTokenizer):
 
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many translations."""
-        is_target = not hasattr(self, "_target")
-        return super().decode_all(texts) if is_target else self._target.decode_all(texts)
+        if self._target is self:
+            return super().decode_all(texts)
+        return self._target.decode_all(texts)
 
     def _is_special(self, text: str) -> bool:
         return text.startswith(">>") or super()._is_special(text)
@@ -211,15 +214,7 @@ class M2MTokenizer(VocabTokenizer):
 
     def _frame(self, source: int | None, target: int | None) -> Frame:
         assert self.eos is not None
-        codes = self.source_languages
-        if source is None:
-            source = codes.get(str(self._settings.get("src_lang")), codes["en"])
-        if target is None:
-            target = codes.get(str(self._settings.get("tgt_lang")))
-        if target is None:
-            raise ConfigError(
-                f"this model translates between {len(codes)} languages; set target_lang, such as de"
-            )
+        source, target = choose_languages(self, source, target, "en")
         return Frame((source,), (self.eos,), (target,))
 
 

@@ -405,8 +405,12 @@ class _StreamedText:
     def add(self, tokens: Sequence[int]) -> str:
         """Appends tokens; returns the new text that later tokens cannot change."""
         self._tokens += tokens
+        end = len(self._tokens)
+        while end and self._tokens[end - 1] in self._tokenizer.unsettled:
+            end -= 1
         # the bytes of an incomplete character are decoded as replacement characters
-        return self._next(self._tokenizer.decode(self._tokens).rstrip("\N{REPLACEMENT CHARACTER}"))
+        text = self._tokenizer.decode(self._tokens[:end])
+        return self._next(text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
     def rest(self) -> str:
         """Returns the remaining text after the last token."""
