@@ -222,6 +222,17 @@ def test_sharded_files_without_prefix_and_with_repeated_tensors_are_read(tmp_pat
         assert_close(load_run(tmp_path / "run").model(given), made(given).logits)
 
 
+def test_weights_of_several_dtypes_keep_them(tmp_path, llama):
+    reweigh(llama, **{NORM: torch.rand(24).bfloat16()})
+    import_model(llama, tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert {T.dtype for T in again.values()} == {torch.float32, torch.bfloat16}
+    with pytest.raises(RunError, match="several dtypes"):
+        load_run(tmp_path / "run")
+    assert load_run(llama, dtype=torch.float32).model.dtype == torch.float32
+
+
 def test_names_on_the_hub_are_downloaded_and_errors_name_them(
     tmp_path, llama, refused, monkeypatch
 ):

@@ -120,7 +120,7 @@ def export_model(
         raise ConfigError("only an export to CTranslate2 is quantized; leave quantization out")
     if is_pretrained(folder):
         raise RunError(f"{folder} is a Hugging Face model already; copy the folder")
-    model = read_model(folder)
+    model = read_model(folder, mixed=True)
     text, tensors = _exported(folder, model.config, model.state_dict())
     try:
         with atomic_directory(output, replace=overwrite) as fresh:
@@ -167,7 +167,7 @@ def _exported(folder: Path, config: ModelConfig, weights: Weights) -> tuple[str,
                 made |= load_file(folder / ORIGINAL[1])
             return original["config"], {name: made[name] for name in original["tensors"]}
     fitted = fit(config, weights, data)
-    dtype = str(next(iter(fitted.weights.values())).dtype).removeprefix("torch.")
+    dtype = str(fitted.weights["tokens.weight"].dtype).removeprefix("torch.")
     text = json.dumps({**fitted.data, "dtype": dtype}, indent=2) + "\n"
     described = Described(fitted.family, fitted.config, ())
     return text, layout_of(described).to_theirs(fitted.weights)

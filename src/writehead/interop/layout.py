@@ -73,7 +73,9 @@ class Layout:
                     f"{origin}: {name} has shape {list(T.shape)}, but its config.json needs "
                     f"{list(empty.shape)}; use the config.json that belongs to these weights"
                 )
-            weights |= zip(entry.ours, split(entry, T, shapes), strict=True)
+            # kernels need contiguous weights
+            parts = [part.contiguous() for part in split(entry, T, shapes)]
+            weights |= zip(entry.ours, parts, strict=True)
         return {name: weights[name] for name in self.shapes}
 
     def to_theirs(self, weights: Mapping[str, Tensor], names: Sequence[str] = ()) -> Weights:

@@ -290,8 +290,12 @@ def read_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     backend: str = "auto",
+    mixed: bool = False,
 ) -> TranslationModel | LanguageModel:
-    """Reads the model of a run, as one of `config` if it is given; verifies all checksums."""
+    """Reads the model of a run, as one of `config` if it is given; verifies all checksums.
+
+    Its weights have one dtype, unless they may be `mixed`.
+    """
     own, quantization = _read_configs(directory)
     path = _require(Path(directory) / WEIGHTS)
     model = empty_model(config or own, backend)
@@ -300,7 +304,7 @@ def read_model(
         if quantization is not None:
             shapes = {name: W.shape for name, W in model.state_dict().items()}
             tensors = dequantize_tensors(tensors, shapes, quantization)
-        fill_model(model, tensors, dtype, path)
+        fill_model(model, tensors, dtype, None if mixed else path)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
     except (RuntimeError, ValueError) as error:
@@ -323,12 +327,15 @@ def fill_model(
     model: Transformer,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
-    origin: object,
+    origin: Path | None,
 ) -> None:
-    """Gives an empty model its weights, by default in their own dtype."""
+    """Gives an empty model its weights, by default in their own dtype.
+
+    Raises RunError, which names `origin`, unless all have one dtype or `origin` is None.
+    """
     weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
     model.load_state_dict(weights, assign=True)  # checks names and shapes
-    if len({T.dtype for T in weights.values()}) > 1:
+    if origin is not None and len({T.dtype for T in weights.values()}) > 1:
         raise RunError(f"{origin} has weights of several dtypes; pass the dtype to load them in")
     for stack in model.modules():
         if isinstance(stack, Stack):
