@@ -167,6 +167,8 @@ def main() -> None:
     compile_lane("language", 1, 1, g=2, window=1)
     compile_lane("language", 16, 5, window=7, **GATED)
     compile_lane("language", 128, 1, **GATED)
+    compile_lane("translation", 16, 2, positions="relative", attention_scale=1.0)
+    compile_lane("language", 16, 1, window=7, positions="relative", relative_distance=20)
     compile_products()
     compile_decode_attention()
     compile_training()

@@ -25,6 +25,10 @@ LLAMA |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 3.0, "original_max_position_embeddings": 16}
 
+T5 = {"vocab_size": 61, "d_model": 24, "d_kv": 7, "d_ff": 50, "num_layers": 3, "num_heads": 5}
+T5 |= {"num_decoder_layers": 2, "relative_attention_num_buckets": 6, "decoder_start_token_id": 0}
+T5 |= {"relative_attention_max_distance": 9, "feed_forward_proj": "gated-gelu"}
+
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "marian": ("marian", MARIAN | {"scale_embedding": True, "activation_function": "swish"}),
     "marian-two-vocabularies": (
@@ -55,6 +59,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
     "mistral": ("mistral", LLAMA | {"sliding_window": 5, "num_key_value_heads": 3}),
+    "t5": ("t5", T5 | {"feed_forward_proj": "relu"}),
+    "t5-v1.1": ("t5", T5 | {"tie_word_embeddings": False}),
+    "mt5": ("mt5", T5),
     "gemma": ("gemma", LLAMA | {"head_dim": 10, "num_key_value_heads": 1}),
 }
 

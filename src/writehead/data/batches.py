@@ -15,6 +15,7 @@ from writehead.data.dataset import Split
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
 from writehead.util.json_files import check_shape
+from writehead.util.transfer import send
 
 DRAW_SIZE = 512  # sequences looked up at a time
 LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
@@ -40,10 +41,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copies the batch to a device without waiting for it."""
-        if torch.device(device).type != "cuda":
-            return self._map(lambda T: T.to(device))
-        # without pinned memory, the copy would wait for earlier work
-        return self._map(lambda T: T.pin_memory().to(device, non_blocking=True))
+        device = torch.device(device)
+        return self._map(lambda T: send(T, device))
 
     def copy_(self, other: "Batch") -> None:
         """Copies the tokens of another batch of the same shape into this one."""

@@ -4,10 +4,8 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from operator import gt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -28,14 +26,13 @@ from writehead.model import LanguageModel, TranslationModel
 from writehead.runs.bundled import bundled_run
 from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
+from writehead.util.pipeline import work_ahead, work_behind
 from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
-BACKGROUND_LINES = 64  # a smaller group is detokenized in the calling thread
-BACKGROUND_GROUPS = 4  # groups of lines that may wait to be detokenized
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
@@ -168,7 +165,7 @@ class Engine:
             ]
 
         done = self._decode(pairs, encode, progress)
-        return _in_background(partial(self._translations, alpha=options.alpha), done)
+        return work_behind(done, partial(self._translations, alpha=options.alpha))
 
     def generate(
         self,
@@ -198,7 +195,7 @@ class Engine:
             ]
 
         done = self._decode(enumerate(texts, first), encode, progress)
-        return _in_background(self._continuations, done)
+        return work_behind(done, self._continuations)
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
         """Yields the text that `generate` would return, piece by piece, in whole characters."""
@@ -255,7 +252,7 @@ class Engine:
         finished: deque[float] = deque()  # for each finished request, its fraction of a line
         waiting = 0  # unfinished requests
         try:
-            for lines in _ahead(texts, encode, self.batching.lines):
+            for lines in work_ahead(texts, encode, self.batching.lines):
                 report(sum(not line for line in lines))  # empty lines have no requests
                 waiting += self._submit(lines, finished.append)
                 pending.extend(lines)
@@ -439,52 +436,6 @@ def _join_pieces(
         joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
     joined.sort(key=lambda scored: scored.score, reverse=True)
     return Output(tuple(joined), len(pieces))
-
-
-def _ahead(
-    texts: Iterator[T], encode: Callable[[list[T]], list[Line]], size: int
-) -> Iterator[list[Line]]:
-    """Yields groups of up to `size` lines; meanwhile, another thread tokenizes the next group."""
-    group = list(islice(texts, size))
-    if len(group) < size:
-        yield encode(group)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        encoded = thread.submit(encode, group)
-        while group:
-            lines = encoded.result()
-            group = list(islice(texts, size))
-            encoded = thread.submit(encode, group)
-            yield lines
-
-
-def _in_background(
-    work: Callable[[list[Line]], list[Output]], groups: Generator[list[Line]]
-) -> Iterator[Output]:
-    """Yields the outputs of each group; another thread detokenizes large groups.
-
-    If decoding fails, the outputs before the failure come first.
-    """
-    made: deque[Future[list[Output]]] = deque()
-    failure: Exception | None = None
-    with closing(groups), ThreadPoolExecutor(1) as thread:
-        while True:
-            try:
-                group = next(groups, None)
-            except Exception as error:
-                failure, group = error, None
-            if group is None:
-                break
-            if made or len(group) >= BACKGROUND_LINES:
-                made.append(thread.submit(work, group))
-            else:
-                yield from work(group)
-            while made and (made[0].done() or len(made) > BACKGROUND_GROUPS):
-                yield from made.popleft().result()
-        while made:
-            yield from made.popleft().result()
-    if failure is not None:
-        raise failure
 
 
 def _hypotheses(request: Request) -> Sequence[Hypothesis]:

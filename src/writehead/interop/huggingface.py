@@ -8,6 +8,7 @@ so that exporting it gives the original back. Buffers that the model computes ar
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -161,6 +162,7 @@ def _exported(folder: Path, config: ModelConfig, weights: Weights) -> tuple[str,
         original = read_json(file, ORIGINAL_SHAPE, RunError, "import it again")
         data = parse_json(original["config"])
         described = read_values(file, data, generation_values(folder))
+        described = replace(described, config=replace(described.config, tied=config.tied))
         if described.config == config:
             made = layout_of(described).to_theirs(weights, original["tensors"])
             if (folder / ORIGINAL[1]).is_file():

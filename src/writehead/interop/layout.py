@@ -51,10 +51,7 @@ class Layout:
             if alias not in given:
                 continue
             if not _equal(given.setdefault(name, given[alias]), given[alias]):
-                raise RunError(
-                    f"{origin}: {alias} differs from {name}, but the config ties them; set "
-                    f"tie_word_embeddings to false in config.json if both are needed"
-                )
+                raise RunError(f"{origin}: {alias} differs from {name}, but both are one matrix")
         missing = [name for name, e in self.entries.items() if not (e.optional or name in given)]
         for words, names in (("lacks", missing), ("has unexpected", extra)):
             if names:

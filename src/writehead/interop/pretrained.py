@@ -1,6 +1,6 @@
 """Reads Hugging Face models, and opens what the name of a run stands for: also their folders."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from writehead.util.devices import find_device
 from writehead.util.json_files import read_json
 
 INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
+OUTPUT = "lm_head.weight"
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth")
 DOWNLOAD_AGAIN = "download or copy the folder again"
 
@@ -54,6 +55,8 @@ def read_pretrained(
     folder = Path(folder)
     described = _describe(folder)
     tensors = _read_tensors(folder, torch.device(device))
+    if described.config.tied and not _is_tied(described, tensors):
+        described = replace(described, config=replace(described.config, tied=False))
     layout = layout_of(described)
     weights = layout.to_ours(tensors, folder)
     if dtype is not None:
@@ -127,6 +130,18 @@ def layout_of(described: Described) -> Layout:
     assert family.entries is not None
     model = empty_model(described.config)
     return Layout.of(family, family.entries(described.config), model.state_dict())
+
+
+def _is_tied(described: Described, tensors: Weights) -> bool:
+    """Returns whether the output matrix is the embedding, whatever the config says.
+
+    Like transformers, we do not tie matrices that are stored with different values.
+    """
+    layout = layout_of(described)
+    given = {layout.full_name(name): T for name, T in tensors.items()}
+    output, names = given.get(OUTPUT), [e for e in layout.entries.values() if OUTPUT in e.aliases]
+    embedding = given.get(names[0].theirs) if names else None
+    return output is None or embedding is None or torch.equal(output, embedding)
 
 
 def _read_tensors(folder: Path, device: torch.device) -> Weights:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 
 def embed(
@@ -79,7 +79,6 @@ def embed_kernel(
 ):
     """Computes one row of X per program; added: positions, P, its stride and its last row."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     source = row
     if slots is not None:

@@ -5,8 +5,8 @@ returns the kernel as a plain function, which no op calls.
 
 A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
 (programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
-that kernel, and then `launch_dependents`, which lets the next kernel start. Before the wait, it can
-read the output of older kernels, which have ended, and weights.
+that kernel. Before the wait, it can read weights, and the output of older kernels, which have
+ended.
 """
 
 import functools
@@ -80,13 +80,7 @@ def _supports_pdl(device: torch.device) -> bool:
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Waits until the previous kernel has ended and its writes are visible."""
+    """Waits until the previous kernel has ended and its writes are visible; lets the next start."""
     if PDL:
         gdc_wait()
-
-
-@triton.jit
-def launch_dependents(PDL: tl.constexpr):
-    """Allows the next kernel to start."""
-    if PDL:
         gdc_launch_dependents()

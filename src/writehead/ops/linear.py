@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -363,12 +363,10 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
         d = norm.X.shape[-1]
         size = tl.constexpr(triton.next_power_of_2(d))
         given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
     launch_pdl(_sum_kernel, (len(X),), X)(
         *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
-        *(len(X), columns, float(epilogue.scale)),
-        SPLITS=tile.splits,
-        SIZE=triton.next_power_of_2(columns),
-        ACTIVATION=epilogue.activation or "",
+        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
         num_warps=4,
     )
     return Y
@@ -432,7 +430,6 @@ def linear_kernel(
     if NORM == "layer":
         w_sum = tl.load(column_sums + w_row, mask=is_w_row, other=0.0)
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     out = row[:, None].to(tl.int64) * columns + column[None, :]
     is_out = (row < rows)[:, None] & (column < columns)[None, :]
     if epilogue.residual is not None:
@@ -569,23 +566,11 @@ def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
 
 @triton.jit
 def _sum_kernel(
-    parts,
-    bias,
-    deferred,
-    residual,
-    Y,
-    rows,
-    columns,
-    scale,
-    SPLITS: tl.constexpr,
-    SIZE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, bias, deferred, residual, Y, columns, scale, SPLITS, SIZE, ACTIVATION, PDL: tl.constexpr
 ):
     """Sums the parts of one row per program; deferred: X, d and epsilon of an RMS norm."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    row, rows, at = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, SIZE)
     mask = at < columns
     y = tl.zeros([SIZE], tl.float32)
     for part in tl.static_range(SPLITS):
@@ -607,7 +592,6 @@ def _sum_kernel(
 def _gate_kernel(Z, Y, f, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
     """Computes COLUMNS columns of one row per program."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     z = tl.load(Z + row * 2 * f + column, mask=column < f, other=0.0).to(tl.float32)
     factor = tl.load(Z + row * 2 * f + f + column, mask=column < f, other=0.0).to(tl.float32)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 MAX_DEPTH = 16384  # elements of a row, which one program holds
 MAX_ROWS_FOR_WARPS = 512  # with more rows, several warps per row would compete for an SM
@@ -110,7 +110,6 @@ def _normalize_kernel(
 ):
     """Normalizes ROWS rows per program."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, SIZE)[None, :]
     mask = (rows < count) & (at < d)

@@ -29,9 +29,10 @@ __all__ = [
 ]
 
 CONFIG, MAX_BYTES = "config.json", 1 << 20
-IMPORTED = (MARIAN, M2M100, GPT2, GPT_BIGCODE, LLAMA, MISTRAL, GEMMA)
-EXPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100)  # the first that fits
-EXPLAINED = (BART, MBART, T5, MT5, GEMMA2, QWEN2, QWEN3)
+IMPORTED = (MARIAN, M2M100, GPT2, GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, T5, MT5)
+# the first that fits is used
+EXPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100, T5, MT5)
+EXPLAINED = (BART, MBART, GEMMA2, QWEN2, QWEN3)
 FAMILIES = {family.name: family for family in sorted((*IMPORTED, *EXPLAINED), key=lambda f: f.name)}
 
 
@@ -111,4 +112,5 @@ def _tokens(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     tokens = {"eos": eos, "pad": pad, "bos": data.get(start)}
     given = {name: value for name, value in tokens.items() if value is not None}
     default = given.get("eos", 0)
-    return {"pad": default, "bos": default, "eos": default} | given
+    first = given.get("pad", default) if config["task"] == "translation" else default
+    return {"pad": default, "bos": first, "eos": default} | given
