@@ -10,8 +10,12 @@ from writehead.config import DecodeConfig
 from writehead.engine import beam_search, greedy
 from writehead.errors import ConfigError, RunError
 from writehead.interop.ctranslate2 import QUANTIZATIONS, export_ctranslate2
+from writehead.interop.huggingface import import_model
+from writehead.runs import load_run
 
 ctranslate2 = pytest.importorskip("ctranslate2")
+pytest.importorskip("transformers")
+from witnesses import MODELS, saved  # noqa: E402
 
 MARIAN = {"norm": "layer", "norm_place": "post", "positions": "sinusoidal", "bias": True}
 MARIAN |= {
@@ -24,6 +28,7 @@ NLLB = {"norm": "layer", "positions": "sinusoidal", "bias": True, "position_offs
 NLLB |= {"embedding_scale": 20**0.5, "logit_scale": 1.0, "bos": 1}
 LLAMA = {"positions": "rotary", "gated": True, "activation": "silu", "tied": False}
 GPT_2 = {"norm": "layer", "bias": True, "activation": "gelu_tanh", "logit_scale": 1.0}
+GEMMA = {"tied": True, "embedding_scale": 4.5, "activation": "gelu_tanh", "norm_offset": 1.0}
 BATCH, LENGTH = 40, 9
 LIMITS = {"max_decoding_length": LENGTH, "min_decoding_length": 0, "length_penalty": 0}
 
@@ -78,6 +83,8 @@ def ours_and_theirs(made, translator, tokens, source_tokens):
         {"g": 1, "cross_g": 6, "k": 10, "v": 3},
         {"g": 2, "gated": True, "activation": "gelu", "bias": True, "source_vocab_size": 29},
         {"g": 1, "positions": "rotary", "k": 6, "v": 7},
+        {"g": 1, "positions": "rotary", "rotary_factor": 3.0, "rotary_original": 5},
+        {"g": 6, "positions": "rotary", "rotary_factor": 2.5, "norm_offset": 1.0},
         {"g": 2, "window": 3, "cross_g": 1},
         {"g": 1, "norm_place": "post", "logit_scale": 0.7},
         {"g": 6, **MARIAN},
@@ -118,11 +125,12 @@ def test_a_translation_model_gives_our_tokens_and_scores(tmp_path, changes):
         {"g": 6, **GPT_2},
         {"g": 1, **GPT_2, "activation": "gelu", "position_offset": 2},  # GPT-BigCode
         {"g": 2, **LLAMA, "rotary_base": 500.0},
-        {"g": 6, **LLAMA, "tied": True, "embedding_scale": 4.5, "activation": "gelu_tanh"},
+        {"g": 6, **LLAMA, **GEMMA},
         {"g": 1, **LLAMA, "k": 4, "v": 7, "window": 23},
         {"g": 3, "norm_place": "post", "positions": "sinusoidal", "output_bias": True},
+        {"g": 2, **LLAMA, "rotary_factor": 3.0, "rotary_original": 11, "rotary_high": 2.5},
     ],
-    ids=["GPT-2", "GPT-BigCode", "Llama", "Gemma", "multi-query Llama", "post-norm"],
+    ids=["GPT-2", "GPT-BigCode", "Llama", "Gemma", "multi-query Llama", "post-norm", "Llama 3"],
 )
 def test_a_language_model_gives_our_tokens_and_log_probabilities(tmp_path, changes):
     made, tokens = made_and_texts("language", **changes)
@@ -147,6 +155,39 @@ def scores(translator, sources, targets):
     return torch.tensor([score for result in results for score in result.log_probs])
 
 
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"mistral"}))
+def test_an_imported_model_gives_the_log_probabilities_of_transformers(tmp_path, name):
+    theirs = saved(tmp_path / "theirs", name, dtype=torch.float32)
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    made = load_run(tmp_path / "run").model
+    cfg = made.config
+    tokens, source_tokens = (
+        [f"token{i}" for i in range(size)]
+        for size in (cfg.vocab_size, cfg.source_vocab_size or cfg.vocab_size)
+    )
+    export_ctranslate2(made, tokens, tmp_path / "model", source_tokens=source_tokens)
+    path, options = str(tmp_path / "model"), {"device": "cpu", "compute_type": "float32"}
+    given = torch.randint(3, len(tokens) - 1, (5, LENGTH))
+    texts = [[tokens[i] for i in row] for row in given]
+    if cfg.task == "language":
+        found = ctranslate2.Generator(path, **options).forward_batch(texts, return_log_probs=True)
+        with torch.no_grad():
+            expected = theirs(given).logits.log_softmax(-1)
+        torch.testing.assert_close(torch.from_numpy(np.array(found)), expected, atol=1e-4, rtol=0)
+        return
+    sources = torch.randint(3, len(source_tokens) - 1, (5, 7))
+    results = ctranslate2.Translator(path, **options).score_batch(
+        [[source_tokens[i] for i in row] for row in sources], texts
+    )
+    bos, eos = (torch.full((5, 1), special) for special in (cfg.bos, cfg.eos))
+    with torch.no_grad():
+        sides = {"decoder_input_ids": torch.cat([bos, given], 1), "use_cache": False}
+        logits = theirs(torch.cat([sources, eos], 1), **sides).logits
+    expected = logits.log_softmax(-1).gather(2, torch.cat([given, eos], 1).unsqueeze(2)).squeeze(2)
+    found = torch.tensor([result.log_probs for result in results])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_quantization_changes_the_scores_by_a_few_per_cent(tmp_path, quantization):
     made, tokens = made_and_texts(g=1, d=64, f=128, logit_scale=0.05)
@@ -168,6 +209,7 @@ def test_quantization_changes_the_scores_by_a_few_per_cent(tmp_path, quantizatio
         ("translation", {"source_vocab_size": 11}, {}, "source_tokens"),
         ("translation", {}, {"source_tokens": ["a", "b", "c"]}, "token1"),
         ("translation", {"vocab_size": 36}, {}, "36"),
+        ("translation", {"vocab_size": 39, "bos": 37}, {}, "37"),
         ("translation", {}, {"files": {"no_such_folder/a": b""}}, "could not be written"),
     ],
 )
@@ -184,7 +226,7 @@ def test_repeated_texts_and_unused_ids_map_one_to_one(tmp_path):
     with torch.no_grad():
         made.output_bias[10], made.output_bias[11], made.output_bias[30:] = 50.0, 90.0, 99.0
     options = {"files": {"tokenizer.model": b"pieces"}, "add_source_eos": False, "unknown": 2}
-    export_ctranslate2(made, tokens, tmp_path / "model", suppressed=[11], **options)
+    export_ctranslate2(made, tokens, tmp_path / "model", suppressed=[11, 36], **options)
     files = {path.name: path for path in (tmp_path / "model").iterdir()}
     assert {*files} == {"config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model"}
     assert files["tokenizer.model"].read_text() == "pieces"

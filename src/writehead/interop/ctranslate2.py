@@ -50,20 +50,18 @@ def export_ctranslate2(
     """
     config = model.config
     check_exportable(config, quantization)
-    vocabulary = _texts("tokens", tokens, config.vocab_size)
     with requires("interop"):
         specs: Any = import_module("ctranslate2.specs")
+    vocabulary = _texts("tokens", tokens, config.vocab_size)
     spec = _make_spec(specs, model)
-    _set_decoder(spec.decoder, model, len(vocabulary), suppressed)
     spec.config.layer_norm_epsilon = config.norm_epsilon
-    ids = config.bos, config.eos, config.eos if unknown is None else unknown
-    special = [vocabulary[i] for i in ids]
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = special
+    special = _set_special_tokens(spec.config, config, vocabulary, unknown)
+    _set_decoder(spec.decoder, model, len(vocabulary), suppressed)
     if isinstance(model, TranslationModel):
         source = vocabulary
         if source_tokens is not None or config.source_vocab_size is not None:
             size = config.source_vocab_size or config.vocab_size
-            source = _texts("source_tokens", source_tokens or (), size, special[1:])
+            source = _texts("source_tokens", source_tokens or (), size, special)
         _set_encoder(spec.encoder, model, len(source))
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(vocabulary)
@@ -126,6 +124,20 @@ def _texts(
     return list(texts)
 
 
+def _set_special_tokens(
+    spec: Any, config: ModelConfig, vocabulary: list[str], unknown: int | None
+) -> list[str]:
+    """Sets the special tokens; returns those that a source also has."""
+    ids = config.bos, config.eos, config.eos if unknown is None else unknown
+    if max(ids) >= len(vocabulary):
+        raise ConfigError(
+            f"tokens has {len(vocabulary)} texts, but bos, eos and unknown are {ids}; pass the "
+            f"text of each token"
+        )
+    spec.bos_token, spec.eos_token, spec.unk_token = (vocabulary[i] for i in ids)
+    return [spec.eos_token, spec.unk_token]
+
+
 def _make_spec(specs: Any, model: TranslationModel | LanguageModel) -> Any:
     config = model.config
     options: dict[str, Any] = {
@@ -147,6 +159,7 @@ def _make_spec(specs: Any, model: TranslationModel | LanguageModel) -> Any:
         **options,
     )
     decoder.scale_embeddings = config.embedding_scale or False
+    _set_rotary_scaling(specs, decoder, config)
     if isinstance(model, LanguageModel):
         return specs.TransformerDecoderModelSpec(decoder)
     for layer in decoder.layer:
@@ -158,7 +171,23 @@ def _make_spec(specs: Any, model: TranslationModel | LanguageModel) -> Any:
         config.encoder_layers, config.h, num_heads_kv=g, multi_query_attention=g == 1, **options
     )
     encoder.scale_embeddings = decoder.scale_embeddings
+    _set_rotary_scaling(specs, encoder, config)
     return specs.TransformerSpec(encoder, decoder)
+
+
+def _set_rotary_scaling(specs: Any, spec: Any, config: ModelConfig) -> None:
+    """Sets attributes that CTranslate2 reads in all layers, but its specs only know in some."""
+    if config.positions != "rotary" or config.rotary_factor == 1.0:
+        return
+    kind = specs.RotaryScalingType.Linear
+    attributes: dict[str, Any] = {"rotary_scaling_factor": np.float32(config.rotary_factor)}
+    if config.rotary_original is not None:
+        kind = specs.RotaryScalingType.Llama3
+        attributes["original_max_position_embeddings"] = np.int32(config.rotary_original)
+        attributes["rotary_low_freq_factor"] = np.float32(config.rotary_low)
+        attributes["rotary_high_freq_factor"] = np.float32(config.rotary_high)
+    for layer in spec.layer:
+        vars(layer.self_attention).update(attributes, rotary_scaling_type=np.int8(kind))
 
 
 def _set_encoder(spec: Any, model: TranslationModel, vocab_size: int) -> None:
@@ -180,7 +209,7 @@ def _set_decoder(
     if config.output_bias or suppressed:
         bias = model.output_bias if config.output_bias else E.new_zeros(config.vocab_size)
         spec.projection.bias = _array(bias[:vocab_size])
-        spec.projection.bias[[*suppressed]] = -np.inf
+        spec.projection.bias[[i for i in suppressed if i < vocab_size]] = -np.inf
     if config.effective_logit_scale != 1.0:
         spec.scale_outputs = float(config.effective_logit_scale)
     _set_stack(spec, model.decoder)
