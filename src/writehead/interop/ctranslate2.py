@@ -87,10 +87,6 @@ def check_exportable(config: ModelConfig, quantization: str = "float32") -> None
         raise ConfigError(f"CTranslate2 has no quantization {shown(quantization)}; {hint}")
     if config.positions not in POSITIONS:
         raise ConfigError(f"positions={config.positions!r} cannot be exported to CTranslate2")
-    if config.rotary_factor != 1.0:
-        raise ConfigError(
-            f"rotary_factor={config.rotary_factor} cannot be exported to CTranslate2 yet"
-        )
     if config.task == "language" and _window(config) is not None:
         raise ConfigError(
             f"window={config.window} of a language model cannot be exported: in a prompt longer "
