@@ -86,7 +86,12 @@ class ModelConfig(JsonConfig):
     target_positions: int = 256
     positions: Literal["learned", "sinusoidal", "rotary", "relative"] = "learned"
     position_offset: int = 0  # position of the first token; the table has as many additional rows
+    sinusoid: Literal["marian", "fairseq"] = "marian"  # the lowest frequency; see `sinusoidal`
     rotary_base: float = 10_000.0
+    rotary_factor: float = 1.0  # divides the frequencies; see ops.rotary.Scaling
+    rotary_original: int | None = None
+    rotary_low: float = 1.0
+    rotary_high: float = 4.0
     relative_buckets: int = 32  # biases per read-head, of ranges of distances
     relative_distance: int = 128  # from here on, all distances have one bias
     attention_scale: float | None = None  # multiplies the attention logits; None: k^-0.5
@@ -95,6 +100,7 @@ class ModelConfig(JsonConfig):
     norm: Literal["rms", "layer"] = "rms"
     norm_place: Literal["pre", "post"] = "pre"  # "post": norm(X + sublayer(X)), no final norm
     norm_epsilon: float = 1e-6
+    norm_offset: float = 0.0  # added to the gains of RMS norms
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     gated: bool = False  # the feed-forward layer computes P_2(activation(P_1 x) * P_3 x)
     bias: bool = False
@@ -119,6 +125,8 @@ class ModelConfig(JsonConfig):
         scales = "logit_scale", "embedding_scale", "attention_scale"
         check_bounds(self, "norm_epsilon", *scales, gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
+        if self.norm == "layer" and self.norm_offset:
+            raise ConfigError("norm_offset is for RMS norms; set norm='rms' or norm_offset=0")
         check_bounds(self, "pad", "eos", lt=self.source_vocab_size or self.vocab_size)
         # these properties check h, k, v, window, and each number of write-heads
         _ = self.decoder_attention, self.encoder_attention, self.cross_attention
@@ -133,6 +141,9 @@ class ModelConfig(JsonConfig):
     def _check_positions(self) -> None:
         check_bounds(self, "position_offset", ge=0, le=INT32)
         check_bounds(self, "rotary_base", gt=1)
+        check_bounds(self, "rotary_factor", "rotary_low", gt=0)
+        check_bounds(self, "rotary_high", gt=self.rotary_low)
+        check_sizes(self, "rotary_original")
         check_bounds(self, "relative_buckets", ge=4, le=INT32)
         check_bounds(self, "relative_distance", gt=self.relative_buckets // 2, le=INT32)
         if self.positions == "sinusoidal" and self.d % 2:

@@ -72,7 +72,7 @@ def average_command(
 
 @app.command(name="evaluate")
 def evaluate_command(
-    run: Annotated[Path | None, Argument(help="Run to score. Default: the bundled model.")] = None,
+    run: Annotated[str | None, Argument(help="Run to score. Default: the bundled model.")] = None,
     source: Annotated[Path | None, Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, Option(help="Reference translations.")] = None,
     test_set: Annotated[str | None, Option(help="A sacrebleu test set, such as wmt14.")] = None,
@@ -103,12 +103,13 @@ def evaluate_command(
     from writehead.bench.record import check_output, finite, run_facts
     from writehead.cli import textio
     from writehead.engine import Engine
+    from writehead.interop.hub import find_folder
     from writehead.runs.bundled import bundled_run, name_of
     from writehead.runs.folder import FILES
     from writehead.training import evaluate
     from writehead.util.environment import environment
 
-    folder = bundled_run() if run is None else run
+    folder = bundled_run() if run is None else find_folder(run)
     inputs = [path for path in (source, reference, text) if path is not None]
     inputs += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
     same = (one for one in inputs if output and output.is_file() and one.is_file())

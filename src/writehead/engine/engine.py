@@ -21,8 +21,8 @@ from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
+from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
-from writehead.runs import load_run
 from writehead.runs.bundled import bundled_run
 from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
@@ -112,8 +112,9 @@ class Engine:
     ) -> "Engine":
         """Loads a run; the default is the bundled model, which translates English to German.
 
-        The default dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables
-        CUDA graphs. `threads` sets the CPU threads of the process, by default one per core.
+        `run` may also be the folder of a Hugging Face model, or its name on the hub. The default
+        dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables CUDA graphs.
+        `threads` sets the CPU threads of the process, by default one per core.
         """
         use_threads(threads)
         run, place = bundled_run() if run is None else run, find_device(device)

@@ -85,11 +85,11 @@ class Weight:
             shift = scale * (W.to(wide) @ norm.bias.to(wide))
             bias = (shift if bias is None else bias + shift).to(W.dtype)
         if norm is not None and norm.gain is not None:
-            W = (scale * W.to(wide) * norm.gain.to(wide)).to(W.dtype)
+            W = (scale * W.to(wide) * norm.wide_gain(wide)).to(W.dtype)
         elif scale != 1.0:
             W = (scale * W.to(wide)).to(W.dtype)
         if norm is not None:
-            norm = replace(norm, gain=None, bias=None)
+            norm = replace(norm, gain=None, bias=None, offset=0.0)
             sums = W.float().sum(1) if norm.kind == "layer" else None
         if bias is None and zero_bias:
             bias = W.new_zeros(len(W))

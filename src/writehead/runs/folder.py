@@ -7,7 +7,7 @@ floating point.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,9 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FILES = {CONFIG, WEIGHTS, CHECKSUMS, *TOKENIZER_FILES}
+# of an imported model: what its own format has besides the model
+ORIGINAL = ("original.json", "original.safetensors")
+FILES = {CONFIG, WEIGHTS, CHECKSUMS, *TOKENIZER_FILES, *ORIGINAL}
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def quantize_run(
             raise RunError(f"{run / WEIGHTS}: {name!r} has a weight beyond the range of float16")
     with run_directory(output, overwrite=overwrite) as fresh:
         tensors, errors = quantize_tensors(weights, config)
-        write_model(fresh, model.config, tensors, read_tokenizer(run), config)
+        write_model(fresh, model.config, tensors, kept_files(run), config)
     matrix = max(errors, key=errors.__getitem__)
     return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 
@@ -184,10 +186,10 @@ def write_model(
     directory: Path,
     config: ModelConfig,
     weights: dict[str, torch.Tensor],
-    tokenizer: Files,
+    files: Files,
     quantization: QuantizationConfig | None = None,
 ) -> None:
-    """Writes the config, the weights and the tokenizer's files to a folder."""
+    """Writes the config, the weights and other files, such as the tokenizer's, to a folder."""
     data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
     if quantization is not None:
         data["quantization"] = quantization.to_json()
@@ -195,7 +197,7 @@ def write_model(
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
-    for name, content in tokenizer.items():
+    for name, content in files.items():
         (directory / name).write_bytes(content)
 
 
@@ -206,6 +208,13 @@ def _contents(tokenizer: Tokenizer | Path | str | None) -> Files:
     if not (files := read_tokenizer(Path(tokenizer))):
         raise RunError(f"{tokenizer} has no tokenizer; pass the folder or the file of one")
     return files
+
+
+def kept_files(directory: Path) -> Files:
+    """Returns the files of a run that do not depend on its weights."""
+    paths = [directory / name for name in ORIGINAL]
+    original = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return {**read_tokenizer(directory), **original}
 
 
 @contextmanager
@@ -281,29 +290,53 @@ def read_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     backend: str = "auto",
+    mixed: bool = False,
 ) -> TranslationModel | LanguageModel:
-    """Reads the model of a run, as one of `config` if it is given; verifies all checksums."""
+    """Reads the model of a run, as one of `config` if it is given; verifies all checksums.
+
+    Its weights have one dtype, unless they may be `mixed`.
+    """
     own, quantization = _read_configs(directory)
     path = _require(Path(directory) / WEIGHTS)
-    with torch.device("meta"), _SkipInit():  # names and shapes of weights, but no memory
-        model = make_model(config or own, backend)
+    model = empty_model(config or own, backend)
     try:
         tensors = load_file(path, device=str(device))
         if quantization is not None:
             shapes = {name: W.shape for name, W in model.state_dict().items()}
             tensors = dequantize_tensors(tensors, shapes, quantization)
-        weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
-        model.load_state_dict(weights, assign=True)  # checks names and shapes
+        fill_model(model, tensors, dtype, None if mixed else path)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
-    if len({T.dtype for T in weights.values()}) > 1:
-        raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
     for file in (path, path.with_name(CONFIG), *tokenizer_files(path.parent)):
         check_checksum(file)
+    return model
+
+
+def empty_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
+    """Returns a model whose weights have names and shapes, but no memory."""
+    with torch.device("meta"), _SkipInit():
+        return make_model(config, backend)
+
+
+def fill_model(
+    model: Transformer,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+    origin: Path | None,
+) -> None:
+    """Gives an empty model its weights, by default in their own dtype.
+
+    Raises RunError, which names `origin`, unless all have one dtype or `origin` is None.
+    """
+    weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
+    model.load_state_dict(weights, assign=True)  # checks names and shapes
+    if origin is not None and len({T.dtype for T in weights.values()}) > 1:
+        raise RunError(f"{origin} has weights of several dtypes; pass the dtype to load them in")
     for stack in model.modules():
         if isinstance(stack, Stack):
             stack.compute_table(model.device)
-    return model
