@@ -117,8 +117,10 @@ def test_every_tile_equals_the_formula_where_nothing_divides_anything(method, op
 
 @pytest.mark.parametrize(
     ("rows", "columns", "own"),
-    [(2, 1280, 8), (64, 1280, 16), (128, 1024, 16), (128, 1280, 32), (256, 1280, 64)]
-    + [(1024, 1024, 64), (1024, 1280, 64)],
+    [
+        *((2, 1280, 8), (64, 1280, 16), (128, 1024, 16), (128, 1280, 32)),
+        *((256, 1280, 64), (1024, 1024, 64), (1024, 1280, 64)),
+    ],
 )
 def test_tiles_are_as_narrow_as_one_wave_of_programs_allows(rows, columns, own):
     X, W = (torch.empty(n, 1024, dtype=torch.bfloat16) for n in (rows, columns))
