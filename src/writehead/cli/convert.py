@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
 from typer import Argument, Option
 
@@ -23,8 +22,10 @@ def convert_command(
     ],
     method: Annotated[
         str,
-        Option(help="aligned: group similar heads, rotate them onto each other, and average; mean, "
-        "first: the mean or the first of neighbouring heads."),
+        Option(
+            help="aligned: group similar heads, rotate them onto each other, and average; mean, "
+            "first: the mean or the first of neighbouring heads."
+        ),
     ] = "aligned",
     widen: Annotated[
         bool, Option("--widen", help="Keep the number of parameters by a larger d_ff.")
@@ -32,9 +33,7 @@ def convert_command(
     encoder: Annotated[
         bool, Option("--encoder", help="Also convert the encoder's self-attention.")
     ] = False,
-    chip: Annotated[
-        str, Option(help=f"To predict times for: {', '.join(cost.CHIPS)}.")
-    ] = "h200",
+    chip: Annotated[str, Option(help=f"To predict times for: {', '.join(cost.CHIPS)}.")] = "h200",
     force: ForceRun = False,
     threads: Threads = None,
 ) -> None:
