@@ -1,7 +1,7 @@
 """Conversion to fewer write-heads: what is exact, by hand, and on heads that are rotations."""
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -95,14 +95,15 @@ def repeated(cfg: ModelConfig, order: list[int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["plain", "post-norm", "rotary", "rotary, cross", "gated"])
-def test_aligned_finds_heads_that_are_rotations_of_each_other_and_loses_nothing(name):
+def test_heads_that_are_rotations_of_each_other_are_found_and_lose_nothing(name):
     cfg = FAMILIES[name]
     order = [0, 1, 2, 3, 1, 0, 3, 2] if cfg.h == 8 else [0, 1, 1, 0]
     groups = len(set(order))
     weights, options = repeated(cfg, order), {"encoder": bool(cfg.encoder_layers)}
     expected = logits(cfg, weights)
-    after, aligned = convert_weights(cfg, weights, groups, "aligned", **options)
-    assert_close(logits(after, aligned), expected, rtol=0.0, atol=1e-8)
+    for method in ("aligned", "low-rank"):
+        after, converted = convert_weights(cfg, weights, groups, method, **options)
+        assert_close(logits(after, converted), expected, rtol=0.0, atol=1e-7)
     _, mean = convert_weights(cfg, weights, groups, "mean", **options)
     assert (logits(after, mean) - expected).abs().max() > 1e-3
 
@@ -134,6 +135,36 @@ def test_two_heads_of_one_element_are_aligned_by_their_sign():
     _, found = convert_weights(cfg, weights, 1)
     assert_close(found[f"{name}.P_k.weight"], torch.tensor([[2.0, 2]]).double())
     assert_close(found[f"{name}.P_q.weight"], torch.tensor([[1.0, 1], [-5, -7]]).double())
+
+
+def test_low_rank_loses_least_of_the_products_of_queries_and_keys():
+    cfg = config("language", h=4, g=4, decoder_layers=1)
+    weights, name, losses = weights_of(cfg), "decoder.layers.0.attention", {}
+    aligned = align_weights(cfg, weights, 1)
+
+    def products(weights, one, other, heads) -> Tensor:
+        A = weights[f"{name}.P_{one}.weight"]
+        A = A if one == "q" else A.T
+        B = weights[f"{name}.P_{other}.weight"]
+        A, B = A.reshape(4, -1, cfg.d), B.reshape(heads, -1, cfg.d)
+        return A.mT @ B
+
+    for one, other, size in (("q", "k", cfg.k), ("o", "v", cfg.v)):
+        whole = products(aligned, one, other, 4)
+        for method in METHODS:
+            _, found = convert_weights(cfg, aligned, 1, method)
+            losses[method] = float((products(found, one, other, 1) - whole).square().sum())
+        best = torch.linalg.svdvals(whole.flatten(0, 1))[size:].square().sum()
+        assert losses["low-rank"] == pytest.approx(float(best))
+        assert losses["low-rank"] < losses["aligned"] <= losses["mean"] + 1e-9
+
+
+def test_heads_of_zeros_and_heads_wider_than_the_model_are_converted():
+    cfg = config("language", d=2, h=4, g=4, k=5, v=3, decoder_layers=1, bias=True)
+    zeros = {name: torch.zeros_like(W) for name, W in weights_of(cfg).items()}
+    for weights, method in product((zeros, weights_of(cfg)), METHODS):
+        after, found = convert_weights(cfg, weights, 2, method)
+        assert logits(after, found).isfinite().all()
 
 
 def test_groups_are_those_of_an_exhaustive_search_up_to_one_exchange():

@@ -23,8 +23,9 @@ def convert_command(
     method: Annotated[
         str,
         Option(
-            help="aligned: group similar heads, rotate them onto each other, and average; mean, "
-            "first: the mean or the first of neighbouring heads."
+            help="aligned: group similar heads, rotate them onto each other, and average. "
+            "low-rank: group similar heads, and approximate their products. mean, first: the mean "
+            "or the first of neighbouring heads."
         ),
     ] = "aligned",
     widen: Annotated[

@@ -2,7 +2,9 @@
 
 Groups of write-heads are replaced by one write-head each. The method `aligned` first chooses which
 heads to group, and rotates their keys and values onto each other. P_q and P_o absorb the rotations,
-so the model computes the same function until the heads of a group are averaged.
+so the model computes the same function until the heads of a group are averaged. `low-rank` forms
+the same groups, and finds the keys and values that best approximate all products P_q^T P_k and
+P_o P_v of a group.
 """
 
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from writehead.config import AttentionConfig, ModelConfig, matched_d_ff
 from writehead.errors import ConfigError, RunError, nearest
@@ -25,9 +28,10 @@ from writehead.runs.folder import (
     write_model,
 )
 
-Method = Literal["aligned", "mean", "first"]
+Method = Literal["aligned", "low-rank", "mean", "first"]
 METHODS: tuple[Method, ...] = get_args(Method)
 MAX_ITERATIONS = 100  # of rotating heads to the mean of their group
+TINY = 1e-100  # keeps heads of zeros from dividing by 0
 TOLERANCE = 1e-9  # stop when the error falls by a smaller fraction
 
 Weights = dict[str, Tensor]
@@ -89,13 +93,17 @@ def convert_weights(
     """Returns the config and weights of a model converted to `write_heads`; see `convert`."""
     if method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {nearest(str(method), METHODS)}")
-    after = _converted_config(config, write_heads, encoder=encoder)
-    if method == "aligned":
+    after = converted_config(config, write_heads, encoder=encoder)
+    if method in ("aligned", "low-rank"):
         weights = align_weights(config, weights, write_heads, encoder=encoder)
     result = dict(weights)
     for name, attention in _attentions(config, write_heads, encoder=encoder):
         heads = Heads.read(weights, name, attention)
-        result |= heads.pool(write_heads, first=method == "first").write(weights, name)
+        if method == "low-rank":
+            pooled = heads.factor(write_heads, is_rotary=_is_rotary(config, name))
+        else:
+            pooled = heads.pool(write_heads, first=method == "first")
+        result |= pooled.write(weights, name)
     if widen:
         after = replace(after, f=matched_d_ff(after, config))
         result = _widen(after, result)
@@ -109,16 +117,23 @@ def align_weights(
 
     The model computes the same function with the weights that are returned.
     """
-    _converted_config(config, write_heads, encoder=encoder)  # checks the sizes
+    converted_config(config, write_heads, encoder=encoder)  # checks the sizes
     result = dict(weights)
     for name, attention in _attentions(config, write_heads, encoder=encoder):
-        is_rotary = config.positions == "rotary" and not name.endswith("cross")
         heads = Heads.read(weights, name, attention)
-        result |= heads.align(write_heads, is_rotary=is_rotary).write(weights, name)
+        aligned = heads.align(write_heads, is_rotary=_is_rotary(config, name))
+        result |= aligned.write(weights, name)
     return result
 
 
-def _converted_config(config: ModelConfig, write_heads: int, *, encoder: bool) -> ModelConfig:
+def _is_rotary(config: ModelConfig, name: str) -> bool:
+    """Returns whether an attention layer rotates Q and K by their positions."""
+    return config.positions == "rotary" and not name.endswith("cross")
+
+
+def converted_config(
+    config: ModelConfig, write_heads: int, *, encoder: bool = False
+) -> ModelConfig:
     """Returns the config with at most `write_heads` in the attention layers to convert."""
     if encoder and not config.encoder_layers:
         raise ConfigError("a language model has no encoder to convert")
@@ -223,6 +238,17 @@ class Heads:
         Q, O = (_grouped(W, groups).flatten(1, 2) for W in (self.Q, self.O))  # noqa: E741
         return Heads(Q, K, V, O)
 
+    def factor(self, groups: int, *, is_rotary: bool) -> "Heads":
+        """Replaces keys and values by those that best approximate all products of a group.
+
+        Keys that are rotated by their positions are averaged instead.
+        """
+        O, V = _shared_factor(self.O, self.V, groups)  # noqa: E741
+        if is_rotary:
+            averaged = self.pool(groups, first=False)
+            return Heads(averaged.Q, averaged.K, V, O)
+        return Heads(*_shared_factor(self.Q, self.K, groups), V, O)
+
     def align(self, groups: int, *, is_rotary: bool) -> "Heads":
         """Sorts similar heads into groups, and rotates the heads of each onto their mean."""
         distances = _distances(self.K, is_rotary) + _distances(self.V, False)
@@ -260,11 +286,30 @@ def rotation_onto(X: Tensor, Y: Tensor, *, is_rotary: bool = False) -> Tensor:
     return torch.cat([torch.cat([cos, -sin], dim=-1), torch.cat([sin, cos], dim=-1)], dim=-2)
 
 
+def _shared_factor(A: Tensor, B: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Returns A' [groups, s r, k, …] and one B' [groups, k, …] per group with A'^T B' ≈ A^T B.
+
+    A: [g, r, k, …], B: [g, k, …]. B' spans the main directions of all products of the group, so the
+    sum of squared errors is minimal. The mean size of B is kept.
+    """
+    products = _grouped(A.mT @ B.unsqueeze(1), groups).flatten(1, 2)  # [groups, s r, d, d]
+    _, S, directions = torch.linalg.svd(products.flatten(1, 2), full_matrices=False)
+    k = min(B.shape[1], S.shape[1])
+    directions, roots = directions[:, :k], S[:, :k].clamp(min=1e-12 * float(S.max()) + TINY).sqrt()
+    sizes = torch.linalg.matrix_norm(_grouped(B, groups)).mean(dim=1, keepdim=True)  # [groups, 1]
+    roots = (roots * (sizes + TINY) / torch.linalg.vector_norm(roots, dim=1, keepdim=True))[
+        ..., None
+    ]
+    A_new = (products @ (directions / roots).mT.unsqueeze(1)).mT
+    rest = (0, 0, 0, B.shape[1] - k)
+    return pad(A_new, rest), pad(roots * directions, rest)
+
+
 def _distances(W: Tensor, is_rotary: bool) -> Tensor:
     """Returns the squared distances [g, g] of heads W [g, k, d] after rotation, relative to W."""
     X, Y = W.unsqueeze(1), W.unsqueeze(0)
     R = rotation_onto(X, Y, is_rotary=is_rotary)  # [g, g, k, k]
-    return (R @ X - Y).square().sum(dim=(-2, -1)) / W.square().sum().clamp(min=1e-300)
+    return (R @ X - Y).square().sum(dim=(-2, -1)) / W.square().sum().clamp(min=TINY)
 
 
 def balanced_groups(distances: list[list[float]], groups: int) -> list[list[int]]:
