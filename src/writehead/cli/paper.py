@@ -1,6 +1,7 @@
 """`writehead reproduce` and `writehead report`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from writehead.util.files import write_file
 
 RESULTS = Path("results")
 CARD = Path("src/writehead/bundled/MODEL_CARD.md")
+CONVERTING = "converting.md"  # next to the report
 
 Results = Annotated[Path, Option(help="Folder with the results.")]
 
@@ -127,7 +129,8 @@ def report_command(
 ) -> None:
     """Compare our results with the paper's tables and claims; write Markdown and SVG figures.
 
-    In a checkout, this also updates the table in the model card of the bundled model.
+    In a checkout, this also updates the tables in the model card of the bundled model and in
+    docs/converting.md.
 
     Example: writehead report report.md --results results
     """
@@ -136,9 +139,14 @@ def report_command(
     if output is None:
         output = Path("docs/results.md") if results == RESULTS else results / "report.md"
     report, card = reports.make_report(results), results.parent / CARD
+    page, section = output.with_name(CONVERTING), report.conversion or ""
+    if section and not page.is_file():
+        report = replace(report, text=f"{report.text}\n{section}\n")
     texts = {output: report.text}
     if report.card and card.is_file():
-        texts[card] = reports.fill_card(card, report.card)
+        texts[card] = reports.fill(card, report.card)
+    if page.is_file():
+        texts[page] = reports.fill(page, section, reports.CONVERSION_MARKS)
     if check:
         texts |= {output.parent / "figures" / name: svg for name, svg in report.figures.items()}
         outdated = [path for path, text in texts.items() if reports.read_text(path) != text]
@@ -146,6 +154,6 @@ def report_command(
             typer.echo(f"{path} is outdated; run writehead report", err=True)
         raise typer.Exit(1 if outdated else 0)
     reports.write_report(report, output)
-    if card in texts:
-        write_file(card, texts[card])
+    for path in texts.keys() - {output}:
+        write_file(path, texts[path])
     typer.echo(f"report: {output}")
