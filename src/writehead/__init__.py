@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         sample,
     )
     from writehead.errors import WriteheadError
+    from writehead.interop.convert import convert
     from writehead.model import LanguageModel, TranslationModel, make_model
     from writehead.ops.attention import attend
     from writehead.ops.visibility import Visibility
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "attend",
     "beam_search",
+    "convert",
     "greedy",
     "load_run",
     "make_model",
@@ -64,7 +66,10 @@ __all__ = [
     "save_run",
 ]
 
-_MODULES = ("config", "errors", "paper.presets", "ops.attention", "model", "runs", "engine")
+_MODULES = (
+    *("config", "errors", "paper.presets", "ops.attention", "model", "runs", "engine"),
+    "interop.convert",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ from writehead import cost
 from writehead.cli.app import Page, app
 from writehead.cli.options import ForceRun, NewRun, Threads, check_new_run
 from writehead.config import ModelConfig
-from writehead.explain import duration, size
+from writehead.explain import size
 
 
 @app.command(name="convert")
@@ -74,7 +74,8 @@ def _facts(config: ModelConfig, chip: cost.Chip) -> dict[str, str]:
     source = min(128, config.source_positions)
     setting = cost.Setting(batch=1024, source=source, target=target)
     kv = cost.kv_bytes(config, setting)
-    sequence = cost.decoder_sequence(config, setting).floor(chip) / target
+    tokens = setting.batch * target
+    floor = cost.decoder_sequence(config, setting).floor(chip) * 1e6 / tokens
     facts = {"write-heads, self-attention": str(config.g)}
     if config.encoder_layers:
         facts["write-heads, cross-attention"] = str(config.cross_attention.g)
@@ -84,6 +85,6 @@ def _facts(config: ModelConfig, chip: cost.Chip) -> dict[str, str]:
     facts["K and V per target token"] = size(kv["target_token"])
     if config.encoder_layers:
         facts["K and V per source token"] = size(kv["source_token"])
-    lengths = f"{source} + {target}" if source else f"{target}"
-    facts[f"minimum per step, 1,024 × {lengths} tokens, {chip.name}"] = duration(sequence * 1e6)
+    lengths = f"{source} + {target}" if source else str(target)
+    facts[f"minimum µs/token, 1,024 × ({lengths}), {chip.name}"] = f"{floor:.3g}"
     return facts
