@@ -235,6 +235,30 @@ def test_a_run_keeps_its_dtype_and_its_tokenizer(run, tmp_path):
         assert found.tokenizer.read_bytes() == b"\x00tokens"
 
 
+def test_the_command_prints_what_changed_or_one_sentence(run, tmp_path, writehead, refused):
+    output = tmp_path / "new"
+    command = ("convert", run, output, "--write-heads")
+    code, out, _ = writehead(*command, 1, "--widen", "--method=mean", "--encoder", "--chip=l4")
+    assert code == 0
+    rows = {line[:40].strip(): line[40:].split()[-2:] for line in out.splitlines()[1:]}
+    found, cfg = load_run(output).model.config, FAMILIES["biases"]
+    assert (found.g, found.encoder_g, found.cross_g) == (1, None, None)
+    assert rows["d_ff"] == [str(cfg.f), str(found.f)]
+    assert rows["parameters"][1] == f"{sum(cost.parameters(found).values()):,}"
+    assert rows["K and V per target token"] == ["384B", "48B"]  # 2 layers × (5 + 7) × 2 bytes
+    assert "l4" in out
+    for options, words in (
+        ((1,), "exists; choose another folder, or pass --force"),
+        ((5, "--force"), "must divide the 8 write-heads"),
+        ((1, "--force", "--method=average"), "unknown method 'average'"),
+        ((1, "--force", "--chip=h2000"), "did you mean 'h200'?"),
+    ):
+        assert words in refused(*command, *options)
+    assert load_run(output).model.config == found
+    code, out, err = writehead(*command, 2, "--force")
+    assert (code, load_run(output).model.config.g) == (0, 2), err
+
+
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(run, tmp_path):
     quantize_run(run, tmp_path / "quantized")
     for source, output, options, error, words in (
