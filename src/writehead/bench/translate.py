@@ -15,14 +15,14 @@ from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
 from writehead.bench.timing import idle_fraction, time_work
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
 from writehead.model import TranslationModel
 from writehead.runs.bundled import name_of
-from writehead.runs.folder import TOKENIZER, read_config
+from writehead.runs.folder import read_config
 from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects
 
@@ -54,6 +54,8 @@ class TranslateJob:
     beams: tuple[int, ...]
     repeats: int
     peers: bool
+    source_lang: str | None = None
+    target_lang: str | None = None
 
     def __post_init__(self) -> None:
         for beam in self.beams:
@@ -93,7 +95,10 @@ def _load_ours(job: TranslateJob, dtype: torch.dtype) -> System:
     engine = Engine.load(job.run, job.device, dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
+        options = DecodeConfig(beam=beam, alpha=ALPHA)
+        outputs = engine.translate(
+            lines, options, source_lang=job.source_lang, target_lang=job.target_lang
+        )
         return [output.text for output in outputs]
 
     return System(translate, engine.scheduler)
@@ -104,6 +109,7 @@ def _load_ctranslate2(job: TranslateJob) -> System:
     engine = Engine.load(job.run, "cpu", torch.float32)
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
+    frame = tokenizer.frame(job.source_lang, job.target_lang)
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
         tokens = [str(i) for i in range(tokenizer.vocab_size)]
         dtype = str(job.dtype).removeprefix("torch.")
@@ -111,18 +117,21 @@ def _load_ctranslate2(job: TranslateJob) -> System:
         translator = load_translator(folder, job.device, job.dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        encoded = [tokenizer.encode(line)[: config.source_positions - 1] for line in lines]
+        limit = config.source_positions - len(frame.after)  # CTranslate2 appends eos
+        encoded = [[*frame.before, *tokenizer.encode(line)][:limit] for line in lines]
         results = translator.translate_batch(
             [[str(token) for token in source] for source in encoded],
+            target_prefix=[[str(token) for token in frame.forced]] * len(lines),
             beam_size=beam,
             length_penalty=ALPHA,
             max_decoding_length=config.target_positions,
             max_batch_size=max(1, PEER_BATCH_TOKENS[job.device.type] // beam),
             batch_type="tokens",
         )
+        texts = [[int(token) for token in result.hypotheses[0]] for result in results]
         return [
-            tokenizer.decode([int(token) for token in result.hypotheses[0]]) if source else ""
-            for result, source in zip(results, encoded, strict=True)
+            tokenizer.decode(text) if len(source) > len(frame.before) else ""
+            for text, source in zip(texts, encoded, strict=True)
         ]
 
     return System(translate)
@@ -139,7 +148,7 @@ def _measure(
     one_line = [next(line for line in job.lines if line.strip())]
     translate(one_line, job.beams[-1])
     result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - start}
-    tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
+    tokenizer, result["searches"] = load_tokenizer(job.run).target, {}
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
         work = partial(translate, job.lines, beam)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from writehead.cli.app import Page, app
-from writehead.cli.options import Device, Dtype, Force, Settings, Threads, read_configs
+from writehead.cli.options import (
+    Device,
+    Dtype,
+    Force,
+    Settings,
+    SourceLang,
+    TargetLang,
+    Threads,
+    read_configs,
+)
 from writehead.config import ModelConfig, TrainConfig
 from writehead.cost import Setting
 from writehead.errors import ConfigError
@@ -109,6 +118,8 @@ def translate_command(
     run: Annotated[
         Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     beam: Beams = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of timed passes after the first pass.")
@@ -137,6 +148,8 @@ def translate_command(
         beams=tuple(beam or (1, 4)),
         repeats=repeats,
         peers=peers,
+        source_lang=source_lang,
+        target_lang=target_lang,
     )
     with record.writing() as report:
         record.result |= bench_translate(job, report)

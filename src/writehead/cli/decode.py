@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from writehead import __version__
 from writehead.cli.app import app
-from writehead.cli.options import Device, Dtype, Force, Threads
+from writehead.cli.options import Device, Dtype, Force, SourceLang, TargetLang, Threads
 from writehead.config import Batching, DecodeConfig
 from writehead.errors import ConfigError, DataError
 
@@ -83,6 +83,8 @@ def translate_command(
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     beam: Annotated[
         int | None, Option(help="Beam size. Default: 4; 1 for sampling or with a penalty.")
     ] = None,
@@ -131,12 +133,15 @@ def translate_command(
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
     engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+    languages = {"source_lang": source_lang, "target_lang": target_lang}
     form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
     form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
 
     def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         lines, starts = _unzip(group)
-        outputs = engine.translate(lines, config, prefixes=starts, progress=progress, first=first)
+        outputs = engine.translate(
+            lines, config, prefixes=starts, **languages, progress=progress, first=first
+        )
         for i, output in enumerate(outputs, first):
             yield "".join(
                 form.format(i=i, text=textio.plain_line(one.text), score=one.score)
@@ -147,7 +152,7 @@ def translate_command(
     if reader.typed:
         bundled = "using the bundled model, English to German; pass RUN to use another; "
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
-    with _open_output(context, engine, config, form=form) as output:
+    with _open_output(context, engine, config, form=form, **_given(languages)) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
         textio.decode_lines(
             groups,
@@ -246,6 +251,10 @@ def _unzip(group: "Iterable[Source]") -> tuple[Iterator[str], Iterator[str]]:
     """Returns the lines and the prefixes of sources, each as an iterator."""
     sources, others = tee(group)
     return (line for line, _ in sources), (prefix for _, prefix in others)
+
+
+def _given(options: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _decode_config(given: dict[str, Any]) -> DecodeConfig:

@@ -106,6 +106,8 @@ def evaluate_command(
     text: Annotated[Path | None, Option(help="Text to score with a language model.")] = None,
     dataset: Annotated[Path | None, Option(help="Dataset with the split to score.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
+    source_lang: options.SourceLang = None,
+    target_lang: options.TargetLang = None,
     search: Annotated[list[str] | None, Option(help="greedy or beam-4. Default: both.")] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
     force: options.Force = False,
@@ -155,7 +157,15 @@ def evaluate_command(
         result |= evaluate.evaluate_text(engine, references)
     else:
         with textio.counting(not as_json) as show:
-            result |= evaluate.evaluate_translation(engine, sources, references, search, show=show)
+            result |= evaluate.evaluate_translation(
+                engine,
+                sources,
+                references,
+                search,
+                source_lang=source_lang,
+                target_lang=target_lang,
+                show=show,
+            )
     result |= environment(engine.model.device)
     if file is not None:
         file.write(result)

@@ -1,5 +1,6 @@
 """The `Engine`: decodes lines of text in batches, and yields the outputs in input order."""
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -7,14 +8,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice, zip_longest
+from operator import gt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from writehead.config import Batching, DecodeConfig
 from writehead.data.lines import EXTRA_TOKENS, split_line
-from writehead.data.tokenizer import EOS, Tokenizer, Tokens
+from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options
@@ -77,18 +81,22 @@ class Engine:
     ) -> None:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
         config = model.config
-        if tokenizer.vocab_size > config.vocab_size or config.eos != EOS:
+        sizes = tokenizer.vocab_size, tokenizer.target.vocab_size
+        limits = config.source_vocab_size or config.vocab_size, config.vocab_size
+        eos = config.eos if tokenizer.eos is None else tokenizer.eos
+        if any(map(gt, sizes, limits)) or eos != config.eos:
             raise DataError(
-                f"the tokenizer ({tokenizer.vocab_size} tokens, eos={EOS}) does not fit the model "
-                f"({config.vocab_size} tokens, eos={config.eos}); use the one it was trained with"
+                f"the tokenizer ({max(sizes)} tokens, eos={eos}) does not fit the model "
+                f"({min(limits)} tokens, eos={config.eos}); use the one it was trained with"
             )
         self.model = model
         self.tokenizer = tokenizer
         self.batching = batching or Batching()
         self.scheduler = Scheduler(
             model,
-            vocab_size=tokenizer.vocab_size,
-            eos=EOS,
+            vocab_size=tokenizer.target.vocab_size,
+            eos=config.eos,
+            suppressed=tokenizer.suppressed,
             batch_tokens=self.batching.tokens,
             graphs=graphs,
         )
@@ -116,9 +124,9 @@ class Engine:
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
-            raise RunError(f"{run} has no tokenizer.model; save the run with its tokenizer")
+            raise RunError(f"{run} has no tokenizer; save the run with its tokenizer")
         graphs = graphs and backend == "auto"
-        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching, graphs=graphs)
+        return cls(loaded.model, load_tokenizer(loaded.tokenizer), batching, graphs=graphs)
 
     def translate(
         self,
@@ -126,26 +134,35 @@ class Engine:
         options: DecodeConfig | None = None,
         *,
         prefixes: Iterable[str] | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
         """Translates lines and yields outputs in order; the default is beam search with beam=4.
 
         `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
-        be 50 tokens longer than its source. Lines are numbered from `first`; line i uses seed + i.
+        be 50 tokens longer than its source. Models of several languages need their codes, listed in
+        `tokenizer.target_languages`. Lines are numbered from `first`; line i uses seed + i.
         """
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
-        if self.model.config.source_positions < 2:
-            raise ConfigError("source_positions=1 has no room for text; use a model with more")
-        options = self._checked(options, BEAM)
+        frame = self.tokenizer.frame(source_lang, target_lang)
+        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
+            raise ConfigError(
+                f"source_positions={self.model.config.source_positions} has no room for text; use "
+                f"a model with more"
+            )
+        before, after = (np.array(part, np.int32) for part in frame[:2])
+        frame = frame._replace(before=before, after=after)  # faster than tuples
+        options = _with_forced(self._checked(options, BEAM), len(frame.forced))
         checked = None if prefixes is None else _texts(prefixes, "prefix")
         pairs = enumerate(_paired(_texts(lines, "line"), checked), first)
 
         def encode(group: list[tuple[int, tuple[str, str]]]) -> list[Line]:
-            encoded = self.tokenizer.encode_all([text for _, (text, _) in group], eos=True)
+            encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
             return [
-                self._translation_requests(i, text, prefix, tokens, options)
+                self._translation_requests(i, text, prefix, tokens, frame, options)
                 for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
             ]
 
@@ -200,7 +217,7 @@ class Engine:
     def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
         """Submits requests; yields pieces of their text as tokens are decoded."""
         arrived: deque[tuple[int, list[int]]] = deque()
-        texts = [_StreamedText(self.tokenizer, [*request.tokens[1:]]) for request in requests]
+        texts = [_StreamedText(self.tokenizer, [*request.tokens]) for request in requests]
         for i, request in enumerate(requests):
             request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
         self.scheduler.submit(requests)
@@ -277,7 +294,7 @@ class Engine:
         """Returns the options with the default `beam`; raises if the model does not allow them."""
         options = check_options(DecodeConfig() if options is None else options, beam)
         check_bounds(options, "max_length", "min_length", le=self.model.config.target_positions)
-        check_bounds(options, "beam", le=self.tokenizer.vocab_size)
+        check_bounds(options, "beam", le=self.tokenizer.target.vocab_size)
         return options
 
     def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
@@ -286,31 +303,39 @@ class Engine:
         return self._checked(options, beam=1)
 
     def _translation_requests(
-        self, line: int, text: str, prefix: str, tokens: Tokens, options: DecodeConfig
+        self,
+        line: int,
+        text: str,
+        prefix: str,
+        tokens: NDArray[np.int32],
+        frame: Frame,
+        options: DecodeConfig,
     ) -> Line:
         """Returns a request per piece of a line; the prefix belongs to the first."""
-        limit = self.model.config.source_positions - 1  # eos needs one
-        pieces: list[Tokens] = [tokens] if len(tokens) > 1 else []
-        if len(tokens) > limit + 1:
+        limit = self.model.config.source_positions - len(frame.before) - len(frame.after)
+        pieces: list[Tokens] = [tokens] if len(tokens) else []
+        if len(tokens) > limit:
             split, is_cut = split_line(text, self.tokenizer.encode, limit)
-            pieces = [[*piece, EOS] for piece in split]
+            pieces = [*split]
             rest = ", without the rest of long words and of the line" if is_cut else ""
             log.warning(
                 "line %d is longer than the model's limit of %d source tokens; translating %d "
                 "pieces%s",
                 *(line + 1, limit, len(pieces), rest),
             )
-        forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
-        requests = []
+        forced = tuple(self.tokenizer.target.encode(prefix)) if pieces and prefix else ()
+        hidden, requests = len(frame.forced), []
         for piece in pieces:
-            length = options.max_length or len(forced) + len(piece) - 1 + EXTRA_TOKENS
+            length = options.max_length or hidden + len(forced) + len(piece) + EXTRA_TOKENS
             length = min(max(length, options.min_length), self.model.config.target_positions)
-            if len(forced) > length:
+            if len(forced) > length - hidden:
                 raise DataError(
                     f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
-                    f"max_length={length}; shorten it"
+                    f"max_length={length - hidden}; shorten it"
                 )
-            requests.append(Request(options, length, forced, options.seed + line, piece))
+            source = np.concatenate((frame.before, piece, frame.after))
+            prefix_tokens = (*frame.forced, *forced)
+            requests.append(Request(options, length, prefix_tokens, options.seed + line, source))
             forced = ()
         return requests
 
@@ -319,12 +344,13 @@ class Engine:
     ) -> Line:
         """Returns a request per sample of a prompt."""
         positions, least = self.model.config.target_positions, max(1, options.min_length)
-        tokens = [self.model.config.bos, *map(int, tokens)]
+        start = self.tokenizer.prompt_start
+        tokens = [*start, *map(int, tokens)] or [self.model.config.bos]
         room = positions - len(tokens) + 1  # the last generated token is not fed
         if room < least:
             raise DataError(
-                f"prompt {line + 1} has {len(tokens) - 1} tokens, but the model has positions for "
-                f"{positions - least}; shorten it"
+                f"prompt {line + 1} has {len(tokens) - len(start)} tokens, but the model has "
+                f"positions for {positions - least + 1 - len(start)}; shorten it"
             )
         length, seed = min(options.max_length or room, room), options.seed + line * samples
         return [Request(options, length, (), seed + j, tokens) for j in range(samples)]
@@ -332,7 +358,7 @@ class Engine:
     def _continuations(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the samples or hypotheses of each prompt, without the prompt."""
         results = [[one for request in line for one in _hypotheses(request)] for line in lines]
-        scored = self._scored(results, [line[0].tokens[1:] for line in lines])
+        scored = self._scored(results, [line[0].tokens for line in lines])
         return [Output(tuple(some)) for some in scored]
 
     def _translations(self, lines: Sequence[Line], alpha: float) -> list[Output]:
@@ -360,6 +386,14 @@ class Engine:
         ]
 
 
+def _with_forced(options: DecodeConfig, count: int) -> DecodeConfig:
+    """Returns the options of a search whose limits also count `count` forced tokens."""
+    most, least = options.max_length, options.min_length
+    return dataclasses.replace(
+        options, max_length=most and most + count, min_length=least and least + count
+    )
+
+
 class _StreamedText:
     """The text of a growing sequence of tokens, without the prompt that it continues."""
 
@@ -370,8 +404,12 @@ class _StreamedText:
     def add(self, tokens: Sequence[int]) -> str:
         """Appends tokens; returns the new text that later tokens cannot change."""
         self._tokens += tokens
+        end = len(self._tokens)
+        while end and self._tokens[end - 1] in self._tokenizer.unsettled:
+            end -= 1
         # the bytes of an incomplete character are decoded as replacement characters
-        return self._next(self._tokenizer.decode(self._tokens).rstrip("\N{REPLACEMENT CHARACTER}"))
+        text = self._tokenizer.decode(self._tokens[:end])
+        return self._next(text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
     def rest(self) -> str:
         """Returns the remaining text after the last token."""

@@ -6,6 +6,7 @@ device selects the rows. Results are copied to the host asynchronously.
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -67,11 +68,21 @@ def graph_slots(count: int) -> int:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences; token ids >= `vocab_size` are not chosen."""
+    """Buffers and steps for `shape.slots` sequences; some tokens are never chosen.
+
+    `vocab_size` excludes higher token ids, and `suppressed` lists others.
+    """
 
     @torch.no_grad()
     def __init__(
-        self, model: Model, shape: Shape, *, vocab_size: int, eos: int, graphs: bool = True
+        self,
+        model: Model,
+        shape: Shape,
+        *,
+        vocab_size: int,
+        eos: int,
+        suppressed: Sequence[int] = (),
+        graphs: bool = True,
     ) -> None:
         self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
@@ -89,6 +100,7 @@ class Lane:
             ancestors=self.cache.ancestors,
             sampling=shape.beam == 1,
         )
+        self._suppressed = torch.tensor(suppressed, dtype=torch.long, device=model.device)
         self._graphs = self._make_graphs() if graphs else None
         self.memory, self.encoder = None, None
         if isinstance(model, TranslationModel):
@@ -234,6 +246,8 @@ class Lane:
             tokens = self.search.tokens
             tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
             logits = self.model.decode(tokens, self.cache, self.memory, listed)
+            if len(self._suppressed):
+                logits.index_fill_(1, self._suppressed, -math.inf)
             self.search.advance(logits, listed, sampling=samples)
 
     def _list(self, slots: NDArray[np.int32]) -> None:

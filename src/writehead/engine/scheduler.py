@@ -98,10 +98,12 @@ class Scheduler:
         *,
         vocab_size: int,
         eos: int,
+        suppressed: Sequence[int] = (),
         batch_tokens: int | None = None,
         graphs: bool = True,
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
+        self.suppressed = suppressed  # tokens that are never chosen
         self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
         self.stats = Stats()
@@ -483,7 +485,12 @@ class _Queue:
         own, slots = self.scheduler, self._plan_slots(source, capacity)
         shape = Shape(slots, self.beam, source, capacity)
         self.lane = Lane(
-            self.model, shape, vocab_size=own.vocab_size, eos=own.eos, graphs=own.graphs
+            self.model,
+            shape,
+            vocab_size=own.vocab_size,
+            eos=own.eos,
+            suppressed=own.suppressed,
+            graphs=own.graphs,
         )
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
         self._polls.clear()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from writehead.config import ModelConfig
-from writehead.data.tokenizer import UNKNOWN
+from writehead.data.bpe import UNKNOWN
 from writehead.errors import ConfigError
 from writehead.model import TranslationModel
 from writehead.model.attention import Attention

@@ -177,7 +177,7 @@ class Trainer:
         if self.world.is_first:  # the finished model must not be older than the last checkpoint
             (self.run / CONFIG).unlink(missing_ok=True)
         progress = checkpoint.Progress(self.step, self.batches.state(), self.dev, interim)
-        tokenizer = self.data.tokenizer.model
+        tokenizer = self.data.tokenizer.files
         checkpoint.save_checkpoint(self.run, self.stepper, tokenizer, progress)
         if self.world.is_first:
             if self.interim is not None:
@@ -189,7 +189,7 @@ class Trainer:
         """Writes the finished model: the last checkpoint or the mean of several."""
         paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
         weights = average_weights(paths, self.model_config)
-        finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
+        finish_run(self.run, self.model_config, weights, self.data.tokenizer.files)
         journal.print(f"{self.run} is ready: {self.step} steps")
 
     def print_start(self, journal: Journal, changes: list[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
+from writehead.data.bpe import BOS, EOS, PAD
 from writehead.data.dataset import Dataset
-from writehead.data.tokenizer import BOS, EOS, PAD
 from writehead.errors import ConfigError, RunError, shown
 from writehead.runs.folder import CONFIG
 from writehead.training.checkpoint import list_checkpoints
