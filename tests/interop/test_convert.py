@@ -14,6 +14,7 @@ from writehead.config import ModelConfig
 from writehead.errors import ConfigError, RunError
 from writehead.interop.convert import (
     METHODS,
+    Heads,
     align_weights,
     balanced_groups,
     convert,
@@ -167,6 +168,16 @@ def test_heads_of_zeros_and_heads_wider_than_the_model_are_converted():
         assert logits(after, found).isfinite().all()
 
 
+@pytest.mark.parametrize("can_sort", [True, False])
+def test_heads_stay_in_their_place_if_positions_belong_to_them(can_sort):
+    cfg = FAMILIES["plain"]
+    weights = repeated(cfg, [0, 1, 2, 3, 1, 0, 3, 2])
+    before = Heads.read(weights, "decoder.layers.1.attention", cfg.decoder_attention)
+    after = before.align(4, is_rotary=False, can_sort=can_sort)
+    sizes = [heads.Q.square().sum(dim=(1, 2, 3)) for heads in (before, after)]
+    assert torch.allclose(*sizes) == (not can_sort)
+
+
 def test_groups_are_those_of_an_exhaustive_search_up_to_one_exchange():
     points = random(6, 2)
     distances = torch.cdist(points, points).square().tolist()
@@ -232,7 +243,7 @@ def test_a_run_keeps_its_dtype_and_its_tokenizer(run, tmp_path):
         found = load_run(tmp_path / "new")
         assert found.model.dtype == dtype
         assert found.model.config == done.after == replace(done.before, g=2, encoder_g=8)
-        assert found.tokenizer.read_bytes() == b"\x00tokens"
+        assert (found.tokenizer / "tokenizer.model").read_bytes() == b"\x00tokens"
 
 
 def test_the_command_prints_what_changed_or_one_sentence(run, tmp_path, writehead, refused):

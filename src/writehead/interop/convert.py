@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from writehead.config import AttentionConfig, ModelConfig, matched_d_ff
+from writehead.data.tokenizer import read_tokenizer
 from writehead.errors import ConfigError, RunError, nearest
 from writehead.runs.folder import (
-    TOKENIZER,
     check_place,
     read_model,
     read_quantization,
@@ -30,6 +30,7 @@ from writehead.runs.folder import (
 
 Method = Literal["aligned", "low-rank", "mean", "first"]
 METHODS: tuple[Method, ...] = get_args(Method)
+HEADLESS_POSITIONS = ("learned", "sinusoidal", "rotary")  # do not distinguish read-heads
 MAX_ITERATIONS = 100  # of rotating heads to the mean of their group
 TINY = 1e-100  # keeps heads of zeros from dividing by 0
 TOLERANCE = 1e-9  # stop when the error falls by a smaller fraction
@@ -75,9 +76,7 @@ def convert(
             f"{run} has {model.config.g} write-heads; choose fewer than that, not {write_heads}"
         )
     with run_directory(output, overwrite=overwrite) as fresh:
-        tokenizer = run / TOKENIZER
-        content = tokenizer.read_bytes() if tokenizer.is_file() else None
-        write_model(fresh, after, weights, content)
+        write_model(fresh, after, weights, read_tokenizer(run))
     return Converted(model.config, after)
 
 
@@ -121,7 +120,9 @@ def align_weights(
     result = dict(weights)
     for name, attention in _attentions(config, write_heads, encoder=encoder):
         heads = Heads.read(weights, name, attention)
-        aligned = heads.align(write_heads, is_rotary=_is_rotary(config, name))
+        # other positions may belong to read-heads, in the same order for all layers
+        can_sort = name.endswith("cross") or config.positions in HEADLESS_POSITIONS
+        aligned = heads.align(write_heads, is_rotary=_is_rotary(config, name), can_sort=can_sort)
         result |= aligned.write(weights, name)
     return result
 
@@ -249,10 +250,12 @@ class Heads:
             return Heads(averaged.Q, averaged.K, V, O)
         return Heads(*_shared_factor(self.Q, self.K, groups), V, O)
 
-    def align(self, groups: int, *, is_rotary: bool) -> "Heads":
+    def align(self, groups: int, *, is_rotary: bool, can_sort: bool = True) -> "Heads":
         """Sorts similar heads into groups, and rotates the heads of each onto their mean."""
-        distances = _distances(self.K, is_rotary) + _distances(self.V, False)
-        order = torch.tensor(balanced_groups(distances.tolist(), groups)).flatten()
+        order = torch.arange(len(self.K))
+        if can_sort:
+            distances = _distances(self.K, is_rotary) + _distances(self.V, False)
+            order = torch.tensor(balanced_groups(distances.tolist(), groups)).flatten()
         Q, K, V, O = (W[order] for W in (self.Q, self.K, self.V, self.O))  # noqa: E741
         A = _group_rotations(K, groups, is_rotary)  # [g, k, k]
         B = _group_rotations(V, groups, False)  # [g, v, v]

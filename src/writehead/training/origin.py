@@ -7,10 +7,10 @@ import torch
 
 from writehead.config import ModelConfig
 from writehead.data.dataset import Dataset
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import has_tokenizer, load_tokenizer
 from writehead.errors import ConfigError, shown
 from writehead.model import LanguageModel, TranslationModel
-from writehead.runs.folder import TOKENIZER, read_config, read_model, run_fingerprint
+from writehead.runs.folder import read_config, read_model, run_fingerprint
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Origin:
 
 def _check_vocabulary(run: Path, data: Dataset) -> None:
     """Raises ConfigError if the tokenizer of a run is not that of the dataset."""
-    path = run / TOKENIZER
-    if path.is_file() and Tokenizer.load(path).fingerprint != data.tokenizer.fingerprint:
+    if has_tokenizer(run) and load_tokenizer(run).fingerprint != data.tokenizer.fingerprint:
         raise ConfigError(
             f"{run} has another vocabulary than the dataset; prepare the text with the tokenizer "
             f"of that run"
