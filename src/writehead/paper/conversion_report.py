@@ -74,7 +74,7 @@ class Converted:
 def conversion_report(
     results: Path, tables: Mapping[tuple[str, str], list[Result]]
 ) -> ConversionReport | None:
-    """Returns the report on the largest scale with results; None without results."""
+    """Returns the report on one scale, `small` if it has results; None without results."""
     for scale in ("small", *reversed(SCALES)):
         folder, rows = results / TABLE / scale, dict[str, list[Result]]()
         check_base(results, scale)
