@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         sample,
     )
     from writehead.errors import WriteheadError
+    from writehead.interop.convert import convert
     from writehead.interop.huggingface import export_model, import_model
     from writehead.interop.pretrained import load_run
     from writehead.model import LanguageModel, TranslationModel, make_model
@@ -56,6 +57,7 @@ __all__ = [
     "__version__",
     "attend",
     "beam_search",
+    "convert",
     "export_model",
     "greedy",
     "import_model",
@@ -70,7 +72,7 @@ __all__ = [
 
 _MODULES = (
     *("config", "errors", "paper.presets", "ops.attention", "model", "engine"),
-    *("interop.pretrained", "interop.huggingface", "runs"),
+    *("interop.pretrained", "interop.huggingface", "interop.convert", "runs"),
 )
 
 

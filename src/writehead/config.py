@@ -264,6 +264,8 @@ class TrainConfig(JsonConfig):
     clip: float | None = 1.0
     label_smoothing: float = 0.1
     z_loss: float = 1e-4
+    distill: float = 0.5  # weight of the loss to the teacher's predictions, if there is a teacher
+    distill_temperature: float = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -283,7 +285,8 @@ class TrainConfig(JsonConfig):
         check_bounds(self, "steps", ge=1, le=MAX_STEPS)
         check_bounds(self, "seed", "weight_decay", "z_loss", ge=0)
         check_bounds(self, "decay", "label_smoothing", "beta1", "beta2", ge=0, lt=1)
-        check_bounds(self, "learning_rate", "clip", gt=0)
+        check_bounds(self, "distill", ge=0, le=1)
+        check_bounds(self, "learning_rate", "clip", "distill_temperature", gt=0)
         if self.rows % self.accumulate:
             raise ConfigError(f"accumulate={self.accumulate} must divide rows={self.rows}")
         if self.average > self.keep:
