@@ -123,7 +123,7 @@ def translate_command(
     """
     config = _decode_config(context.params)
     folder = None if run is None else find_folder(run)
-    if folder is not None and not folder.is_dir():  # a file of text, or the text itself
+    if folder is not None and not os.path.isdir(folder):  # a file of text, or the text itself
         raise ConfigError(
             f"there is no run at {run!r}; RUN must be the folder of a run: pass text on "
             f"standard input, or a file with --input"

@@ -12,6 +12,7 @@ from writehead.cli import options
 from writehead.cli.app import app
 from writehead.config import TrainConfig
 from writehead.errors import ConfigError
+from writehead.interop.hub import find_folder
 from writehead.paper.presets import preset, train_preset
 from writehead.schema import with_settings
 
@@ -54,13 +55,14 @@ def train_command(
     torchrun --nproc-per-node 8 -m writehead train data/ende --preset wmt14/multi-query --into run
     """
     changes = options.read_settings(settings, ("train", "model"))
+    init, teacher = (one and find_folder(one) for one in (init, teacher))
     if preset_name is not None:
         model, config = preset(preset_name), train_preset(preset_name)
         folder = run or Path("runs") / dataset.name / preset_name
     elif init is None or run is None:
         raise ConfigError("give --preset, or both --init and --run")
     else:
-        from writehead.runs.folder import read_config
+        from writehead.interop.pretrained import read_config
 
         model, config, folder = read_config(init), TrainConfig(), run
     model = with_settings(model, changes["model"])
@@ -130,7 +132,6 @@ def evaluate_command(
     from writehead.bench.record import check_output, finite, run_facts
     from writehead.cli import textio
     from writehead.engine import Engine
-    from writehead.interop.hub import find_folder
     from writehead.runs.bundled import bundled_run, name_of
     from writehead.runs.folder import FILES
     from writehead.training import evaluate

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from writehead.config import AttentionConfig, ModelConfig, matched_d_ff
-from writehead.data.tokenizer import read_tokenizer
 from writehead.errors import ConfigError, RunError, nearest
+from writehead.interop.huggingface import as_run
 from writehead.runs.folder import (
     check_place,
+    kept_files,
     read_model,
     read_quantization,
     run_directory,
@@ -61,23 +62,24 @@ def convert(
     Converts self-attention and cross-attention of the decoder and, with `encoder`, the encoder's
     self-attention. With `widen`, d_ff grows so that the number of parameters stays the same.
     """
-    run, output = Path(run), Path(output)
-    if read_quantization(run) is not None:
-        raise RunError(f"{run} is quantized; convert the original run, then quantize the result")
+    output = Path(output)
     check_place(output, overwrite)
-    if output.exists() and output.samefile(run):
-        raise RunError(f"{output} is the run to convert; choose another folder for the result")
-    model = read_model(run)
-    after, weights = convert_weights(
-        model.config, model.state_dict(), write_heads, method, widen=widen, encoder=encoder
-    )
-    if after == model.config:
-        raise ConfigError(
-            f"{run} has {model.config.g} write-heads; choose fewer than that, not {write_heads}"
+    with as_run(run) as folder:
+        if read_quantization(folder) is not None:
+            raise RunError(f"{run} is quantized; convert the original, then quantize the result")
+        if output.exists() and output.samefile(folder):
+            raise RunError(f"{output} is the run to convert; choose another folder for the result")
+        model = read_model(folder)
+        after, weights = convert_weights(
+            model.config, model.state_dict(), write_heads, method, widen=widen, encoder=encoder
         )
-    with run_directory(output, overwrite=overwrite) as fresh:
-        write_model(fresh, after, weights, read_tokenizer(run))
-    return Converted(model.config, after)
+        if after == model.config:
+            raise ConfigError(
+                f"{run} has {model.config.g} write-heads; choose fewer than that, not {write_heads}"
+            )
+        with run_directory(output, overwrite=overwrite) as fresh:
+            write_model(fresh, after, weights, kept_files(folder))
+        return Converted(model.config, after)
 
 
 def convert_weights(

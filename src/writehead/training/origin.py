@@ -9,8 +9,8 @@ from writehead.config import ModelConfig
 from writehead.data.dataset import Dataset
 from writehead.data.tokenizer import has_tokenizer, load_tokenizer
 from writehead.errors import ConfigError, shown
+from writehead.interop.pretrained import RunFacts, load_run, read_config
 from writehead.model import LanguageModel, TranslationModel
-from writehead.runs.folder import read_config, read_model, run_fingerprint
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Origin:
 
     def fingerprints(self) -> dict[str, str | None]:
         """Identifies the weights of both runs."""
-        return {name: run and run_fingerprint(run) for name, run in vars(self).items()}
+        return {name: run and RunFacts.read(run).fingerprint for name, run in vars(self).items()}
 
     def check(self, data: Dataset, model: ModelConfig) -> None:
         """Raises ConfigError unless both runs fit the dataset and the model to train."""
@@ -54,7 +54,7 @@ class Origin:
         """Returns the teacher in evaluation mode, without gradients."""
         if self.teacher is None:
             return None
-        teacher = read_model(self.teacher, device=device, dtype=dtype).eval()
+        teacher = load_run(self.teacher, device=device, dtype=dtype).model
         return teacher.requires_grad_(False)
 
 

@@ -12,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
+from writehead.interop.pretrained import load_run
 from writehead.model import make_model
-from writehead.runs.folder import read_model
 from writehead.training.distributed import World, parallelize
 from writehead.training.loss import Loss, SoftLabels, batch_logits, batch_loss
 from writehead.training.optimizer import learning_rate, make_optimizer, set_learning_rate
@@ -39,7 +39,7 @@ class Stepper:
         torch.manual_seed(config.seed)  # the same initial weights in all processes
         whole, origin = make_model(model).to(world.device).train(), origin or Origin()
         if origin.init is not None:
-            whole.load_state_dict(read_model(origin.init, dtype=torch.float32).state_dict())
+            whole.load_state_dict(load_run(origin.init, dtype=torch.float32).model.state_dict())
         self.teacher = origin.read_teacher(world.device, self.dtype)
         self.model = parallelize(whole, config, world, self.dtype)
         self.optimizer = make_optimizer(self.model, config, compiled=compiled)
