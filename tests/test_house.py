@@ -13,7 +13,7 @@ SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
 LOWER = "errors util schema config cost hugging_face_config ops model data runs"
-UPPER = "engine training interop bench paper explain demo cli"
+UPPER = "engine training interop bench paper explain serving demo cli"
 PACKAGES = [*LOWER.split(), *UPPER.split()]
 
 

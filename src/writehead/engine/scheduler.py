@@ -139,7 +139,8 @@ class Scheduler:
         with self._lock:
             if not request.is_done:
                 request.is_cancelled = request.is_done = True
-                self._queues[request.config.width].has_cancelled = True
+                if queue := self._queues.get(request.config.width):
+                    queue.has_cancelled = True
 
     def step(self, times: int = 1) -> bool:
         """Runs one or a few steps of every lane with requests; returns whether work remains.
