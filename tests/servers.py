@@ -49,7 +49,9 @@ def client(served: Sequence[Served], **limits: Any) -> Iterator[httpx.Client]:
     """A client of a server with these limits."""
     with (
         serving(served, Settings(limits=Limits(**limits))) as url,
-        httpx.Client(base_url=url, timeout=SECONDS) as http,
+        httpx.Client(
+            base_url=url, timeout=SECONDS, limits=httpx.Limits(max_connections=None)
+        ) as http,
     ):
         yield http
 

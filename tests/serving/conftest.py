@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from servers import client, models  # noqa: E402
-from writehead.serving.models import Served  # noqa: E402
+from servers import client, models
+from writehead.serving.models import Served
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,8 @@ def make_app(models: Sequence[Served], settings: Settings | None = None) -> Fast
     app = FastAPI(
         title="writehead",
         version=__version__,
-        description="Translation and text generation with continuous batching.",
+        description="Translation and text generation with continuous batching. If the server has "
+        "keys, pass one as `Authorization: Bearer KEY`; LibreTranslate's API takes `api_key`.",
         lifespan=lifespan,
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from writehead.errors import one_line
 from writehead.util.extras import requires
 
 with requires("serve"):
@@ -40,4 +41,5 @@ def error_response(
     path: str, status: int, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
     """Returns the response to a request that failed."""
-    return JSONResponse(error_body(path, status, message), status, headers)
+    plain = one_line(message.encode("utf-8", "replace").decode())  # it may quote the client
+    return JSONResponse(error_body(path, status, plain), status, headers)

@@ -14,7 +14,7 @@ with requires("serve"):
 DONE = "data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for reverse proxies
 # OpenAPI's description of a route that can stream
-STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+STREAM: dict[str, Any] = {"content": {"text/event-stream": {}}}
 
 
 class ServerSentEvents(StreamingResponse):

@@ -14,6 +14,7 @@ from writehead.serving.app import make_app, requests_log
 from writehead.serving.models import Served
 from writehead.serving.settings import Settings
 from writehead.util.extras import requires
+from writehead.util.garbage import frozen_objects
 
 with requires("serve"):
     import uvicorn
@@ -36,6 +37,8 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
     for one in models:
         warm_up(one)
+    # lines are numbered within a request, and answers tell the number of pieces
+    logging.getLogger("writehead.engine.engine").setLevel(logging.ERROR)
     requests_log.propagate = False
     requests_log.setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
@@ -54,7 +57,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     # uvicorn repeats the signal that stopped it, once all requests are finished
     before = signal.signal(signal.SIGTERM, _ignore)
     try:
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), frozen_objects():
             uvicorn.Server(config).run([bound])
     finally:
         signal.signal(signal.SIGTERM, before)
