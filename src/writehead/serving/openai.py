@@ -1,5 +1,6 @@
 """OpenAI's API: /v1/completions of language models, and /v1/models."""
 
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -135,7 +136,8 @@ async def model(request: Request, name: str, _: Key) -> dict[str, Any]:
 async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     """Continues prompts; with `stream`, sends text as it is decoded."""
     service: Service = request.app.state.service
-    served, options, samples = service.models.writer(body.model), _options(body), body.n or 1
+    served, samples = service.models.writer(body.model), body.n or 1
+    options = _options(body, served.engine.model.config.target_positions)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     echoes = [prompt if body.echo else "" for prompt in prompts for _ in range(samples)]
@@ -188,7 +190,8 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     return {**head, "choices": choices, "usage": usage(*counted)}
 
 
-def _options(body: CompletionBody) -> DecodeConfig:
+def _options(body: CompletionBody, positions: int) -> DecodeConfig:
+    """Returns the search of a request; a text ends at the last position of the model."""
     samples = bool(body.temperature) or body.temperature is None
     if not samples and (body.n or 1) > 1:
         raise ApiError(422, "all n completions would be the same; set a temperature")
@@ -200,10 +203,10 @@ def _options(body: CompletionBody) -> DecodeConfig:
         sampling["temperature"] = 1.0 if body.temperature is None else body.temperature
     try:
         return DecodeConfig(
-            max_length=body.max_tokens,
-            min_length=min(body.min_tokens, body.max_tokens or INT32),
+            max_length=min(body.max_tokens or positions, positions),
+            min_length=min(body.min_tokens, body.max_tokens or positions, positions),
             repetition_penalty=body.repetition_penalty,
-            seed=torch.randint(2**31, ()).item() if body.seed is None else body.seed,
+            seed=secrets.randbits(31) if body.seed is None else body.seed,
             **sampling,
         )
     except ConfigError as error:
