@@ -160,7 +160,7 @@ def test_a_stop_string_ends_the_text(http, served, stream):
 
 
 def test_many_clients_at_once(http, served):
-    lines = sentences(60, seed=9, longest=12)
+    lines = sentences(40, seed=9, longest=12)
     searches = [{"beam": 1}, {"beam": 2}, {"beam": 4}, {"temperature": 1.0, "seed": 3}]
     jobs = [(line, searches[i % 4]) for i, line in enumerate(lines)]
 
