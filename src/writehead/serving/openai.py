@@ -237,6 +237,7 @@ async def _chunks(
             if new or reason:
                 yield piece.place, new, reason
             if all(one.is_over for one in texts):
+                stream.is_enough = True
                 return
 
 

@@ -1,6 +1,7 @@
 """Runs the application with uvicorn until SIGTERM or Ctrl-C, then finishes what it decodes."""
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from writehead.util.garbage import frozen_objects
 with requires("serve"):
     import uvicorn
 
+CPU_FRACTION = 0.5  # of the free memory that lanes may use
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -37,6 +39,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
     for one in models:
         warm_up(one)
+    share_memory(models)
     # lines are numbered within a request, and answers tell the number of pieces
     logging.getLogger("writehead.engine.engine").setLevel(logging.ERROR)
     requests_log.propagate = False
@@ -71,6 +74,20 @@ def warm_up(model: Served) -> None:
         list(model.engine.translate(["a"], options))
     else:
         list(model.engine.generate(["a"], options))
+
+
+def share_memory(models: Sequence[Served]) -> None:
+    """Divides the memory for lanes among models, after `warm_up`; also limits it on a CPU.
+
+    Each beam size has its own lane. Without a limit, idle lanes would never be dropped.
+    """
+    for one in models:
+        scheduler = one.engine.scheduler
+        if one.engine.model.device.type == "cpu":
+            with suppress(AttributeError, ValueError):  # not on this system
+                free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+                scheduler.memory = min(scheduler.memory, CPU_FRACTION * free)
+        scheduler.memory /= len(models)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
-from writehead.engine.scheduler import Request as Sequence_
 from writehead.errors import OutOfRoom, WriteheadError
 from writehead.serving.errors import ApiError
 from writehead.serving.metrics import Metrics
@@ -106,7 +105,7 @@ class Service:
             await self._guarded(http, job.events.get())
             _raise_error(job, facts)
         finally:
-            self._end(model, job, facts)
+            self.end(model, job, facts)
         decoded = Decoded(model.engine.outputs(lines), lines)
         facts.tokens = decoded.tokens
         return decoded
@@ -130,7 +129,7 @@ class Service:
             first = await self._guarded(http, job.events.get())
             _raise_error(job, facts)
         except BaseException:
-            self._end(model, job, facts)
+            self.end(model, job, facts)
             raise
         return Streaming(self, model, job, lines, facts, first)
 
@@ -211,9 +210,10 @@ class Service:
         """Returns the error for a request whose deadline has passed."""
         return ApiError(504, f"decoding took longer than {self.limits.deadline:g} s")
 
-    def _end(self, model: Served, job: Job, facts: Facts) -> None:
+    def end(self, model: Served, job: Job, facts: Facts, *, is_enough: bool = False) -> None:
         """Cancels what is left of a job, and records its metrics."""
-        now, aborted = time.perf_counter(), job.error is not None or not job.is_over
+        now = time.perf_counter()
+        aborted = not is_enough and (job.error is not None or not job.is_over)
         if not job.is_over:
             self.worker.cancel(job)
         if job.started is not None:
@@ -242,6 +242,7 @@ class Streaming:
     lines: list[Line]
     facts: Facts
     first: Event | None
+    is_enough: bool = False  # set by a reader that needs no more text, as after a stop string
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         engine, job, facts = self.model.engine, self.job, self.facts
@@ -267,7 +268,7 @@ class Streaming:
             for index in range(len(requests)):
                 yield Piece(index, texts[index].rest(), None)
         finally:
-            self.service._end(self.model, job, facts)
+            self.service.end(self.model, job, facts, is_enough=self.is_enough)
 
     async def _next(self, deadline: float) -> Event | None:
         try:
@@ -286,8 +287,8 @@ def facts_of(http: Request) -> Facts:
 
 def _prompt_tokens(line: Line) -> int:
     """Returns the tokens of the text of a line; samples share a prompt."""
-    pieces: dict[int, Sequence_] = {id(request.tokens): request for request in line}
-    return sum(len(one.tokens) - 1 for one in pieces.values())
+    pieces = {id(request.tokens): len(request.tokens) - 1 for request in line}
+    return sum(pieces.values())
 
 
 def _raise_error(job: Job, facts: Facts) -> None:
