@@ -265,7 +265,9 @@ def test_a_step_that_raises_fails_its_requests_only(monkeypatch, caplog):
         for i, answer in enumerate(answers):
             if i % 2:
                 assert answer.status_code == 500
-                assert answer.headers["x-request-id"] in message("/v1/translate", answer.json())
+                name = answer.headers["x-request-id"]
+                assert name in message("/v1/translate", answer.json())
+                assert name in caplog.text
                 assert "device" not in answer.text
             else:
                 [output] = served[0].engine.translate([lines[i]], DecodeConfig(beam=1))

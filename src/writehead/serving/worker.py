@@ -195,6 +195,7 @@ class Worker:
         """Repeats a request that waited for a slot, or was stopped by a lack of memory."""
         is_short = isinstance(failure, OutOfRoom)
         if request in job.running and not (is_short and job.scheduler.max_rows > 1):
+            log.error("request %s failed in this step", job.id)
             self._end(job, failure if is_short else StepFailed(str(failure)))
             return
         if request in job.running:
