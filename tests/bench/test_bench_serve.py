@@ -10,6 +10,7 @@ from servers import models, serving
 from texts import engine, sentences
 from writehead.bench.serve import (
     Load,
+    Process,
     Result,
     Target,
     at_equal_p95,
@@ -24,7 +25,7 @@ from writehead.config import DecodeConfig
 from writehead.errors import ConfigError
 from writehead.serving.models import Served
 
-LINES = sentences(30, seed=8)
+LINES = sentences(30, seed=8, longest=5)
 
 
 def silent(seconds):
@@ -36,11 +37,11 @@ def greedy(engine):
     return dict(zip(LINES, (output.text for output in outputs), strict=True))
 
 
-def ask(url, api="writehead", **options):
+def ask(url, api="writehead", size=1, **options):
     """Statistics of three clients for a moment, and of clients at random times."""
     target = Target(url=url, api=api, **options)
     return [
-        measure(target, load, LINES, silent)
+        measure(target, load, LINES, silent, size)
         for load in (Load(seconds=0.3, concurrency=3), Load(seconds=0.3, rate=30.0, concurrency=8))
     ]
 
@@ -51,7 +52,7 @@ def check(measured, expected):
         assert row["errors"] == {}
         assert row["e2el_ms"]["p50"] <= row["e2el_ms"]["p99"]
         for one in row["results"]:
-            assert one.answer == expected(one.text)
+            assert one.answers == [*map(expected, one.texts)]
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static", "ctranslate2"])
@@ -78,6 +79,8 @@ def test_other_apis_and_streams():
     completions = dict(zip(LINES, texts, strict=True))
     with serving(served) as url:
         check(ask(url, "libretranslate"), beams.get)
+        check(ask(url, "libretranslate", size=4), beams.get)
+        check(ask(url, size=7, beam=4), beams.get)
         streamed = ask(url, beam=1, stream=True)
         check(streamed, translations.get)
         assert all(row["ttft_ms"]["p50"] <= row["e2el_ms"]["p99"] for row in streamed)
@@ -94,13 +97,15 @@ def test_statistics():
     assert percentiles(values) == pytest.approx(
         {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
     )
-    done = [Result("a", 1.0, 1.0 + i / 10, tokens=3) for i in range(10)]
-    failed = [Result("a", 1.0, 9.0, error="503")]
-    figures = summarize([*done, *failed], 2.0, [5.0, 6.0, 7.0, 8.0])
+    done = [Result(["a"], 1.0, 1.0 + i / 10, tokens=3) for i in range(10)]
+    failed = [Result(["a"], 1.0, 9.0, error="503")]
+    seen = [Process(i, 5.0 + i, 2.0 * i) for i in range(4)]
+    figures = summarize([*done, *failed], 2.0, seen)
     assert figures["requests_per_second"] == 5.0
     assert figures["tokens_per_second"] == 15.0
     assert figures["errors"] == {"503": 1}
     assert figures["memory_bytes"] == {"quarter": 6.0, "end": 8.0, "max": 8.0}
+    assert (figures["cores"], figures["cpu_ms_per_request"]) == (2.0, 400.0)
     assert goodput([*done, *failed], 2.0, 450.0) == 2.5
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ PERCENTILES = (50, 90, 95, 99)
 OURS, OPENAI, LIBRETRANSLATE = "writehead", "openai", "libretranslate"
 APIS = (OURS, OPENAI, LIBRETRANSLATE)
 SAMPLE_SECONDS = 1.0  # between two readings of the server's memory
+PROCESS = re.compile(r"^process_(resident_memory_bytes|cpu_seconds_total) (\S+)", re.MULTILINE)
 TIMEOUT = 600.0  # seconds until a client gives up
 
 Report = Callable[[int], None]
@@ -59,8 +60,9 @@ class Target:
     target: str = "de"
     stream: bool = False
 
-    def request(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Returns the path and the body of a request."""
+    def request(self, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        """Returns the path and the body of a request; a single text is not sent as a list."""
+        text = texts[0] if len(texts) == 1 else [*texts]
         if self.api == OPENAI:
             body = {"model": self.model, "prompt": text, "max_tokens": self.max_tokens}
             return "/v1/completions", {
@@ -80,14 +82,22 @@ class Target:
 class Result:
     """What a client has seen of one request; times are in seconds."""
 
-    text: str
+    texts: Sequence[str]
     started: float
     ended: float = 0.0
     first: float | None = None  # when the first piece of text came
     gaps: list[float] = field(default_factory=list)  # between pieces
     tokens: int | None = None
-    answer: str = ""
+    answers: Sequence[str] = ()
     error: str | None = None
+
+
+class Process(NamedTuple):
+    """What a server's process has used, in bytes and seconds."""
+
+    at: float
+    memory: float
+    cpu: float
 
 
 def mixed_texts(count: int, least: int, most: int, seed: int) -> list[str]:
@@ -106,11 +116,17 @@ def mixed_texts(count: int, least: int, most: int, seed: int) -> list[str]:
     return texts
 
 
-def measure(target: Target, load: Load, texts: Sequence[str], report: Report) -> dict[str, Any]:
-    """Sends requests for a while; returns their statistics, and the `results` of each."""
+def measure(
+    target: Target, load: Load, texts: Sequence[str], report: Report, size: int = 1
+) -> dict[str, Any]:
+    """Sends requests of `size` texts for a while; returns statistics, and all `results`."""
     if not texts:
         raise DataError("there is no text to send; use a file with text in it")
-    return asyncio.run(_measure(target, load, texts, report))
+    if size > 1 and target.stream:
+        raise ConfigError("a streamed request has one text")
+    starts = range(0, len(texts), size)
+    groups = [[texts[(first + i) % len(texts)] for i in range(size)] for first in starts]
+    return asyncio.run(_measure(target, load, groups, report))
 
 
 async def find_model(url: str, key: str | None) -> str:
@@ -138,16 +154,16 @@ def _session(key: str | None) -> aiohttp.ClientSession:
 
 
 async def _measure(
-    target: Target, load: Load, texts: Sequence[str], report: Report
+    target: Target, load: Load, groups: Sequence[Sequence[str]], report: Report
 ) -> dict[str, Any]:
     results: list[Result] = []
-    memory: list[float] = []
+    seen: list[Process] = []
     async with _session(target.key) as session:
-        watcher = asyncio.create_task(_watch_memory(session, target.url, memory))
+        watcher = asyncio.create_task(_watch(session, target.url, seen))
         began = time.perf_counter()
 
         async def ask(i: int) -> None:
-            results.append(await _ask(session, target, texts[i % len(texts)]))
+            results.append(await _ask(session, target, groups[i % len(groups)]))
             report(min(int(time.perf_counter() - began), int(load.seconds)))
 
         if load.rate is None:
@@ -156,7 +172,7 @@ async def _measure(
             await _open_loop(ask, load, began)
         ended = time.perf_counter()
         watcher.cancel()
-    return summarize(results, ended - began, memory) | {"load": asdict(load), "results": results}
+    return summarize(results, ended - began, seen) | {"load": asdict(load), "results": results}
 
 
 async def _closed_loop(ask: Callable[[int], Any], load: Load, began: float) -> None:
@@ -187,9 +203,9 @@ async def _open_loop(ask: Callable[[int], Any], load: Load, began: float) -> Non
     await asyncio.gather(*tasks)
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, text: str) -> Result:
-    path, body = target.request(text)
-    result = Result(text, time.perf_counter())
+async def _ask(session: aiohttp.ClientSession, target: Target, texts: Sequence[str]) -> Result:
+    path, body = target.request(texts)
+    result = Result(texts, time.perf_counter())
     try:
         async with session.post(target.url + path, json=body) as response:
             if response.status != 200:
@@ -208,11 +224,12 @@ async def _ask(session: aiohttp.ClientSession, target: Target, text: str) -> Res
 def _read_answer(answer: dict[str, Any], result: Result) -> None:
     result.tokens = answer.get("usage", {}).get("completion_tokens")
     if "translations" in answer:
-        result.answer = answer["translations"][0]["text"]
+        result.answers = [one["text"] for one in answer["translations"]]
     elif "choices" in answer:
-        result.answer = answer["choices"][0]["text"]
+        result.answers = [one["text"] for one in answer["choices"]]
     else:
-        result.answer = answer["translatedText"]
+        found = answer["translatedText"]
+        result.answers = [found] if isinstance(found, str) else found
 
 
 async def _read_stream(response: aiohttp.ClientResponse, result: Result) -> None:
@@ -233,7 +250,7 @@ async def _read_stream(response: aiohttp.ClientResponse, result: Result) -> None
                 result.gaps.append(now - last)
             last = now
             pieces.append(piece)
-    result.answer = "".join(pieces)
+    result.answers = ["".join(pieces)]
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -242,27 +259,28 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             yield json.loads(line.removeprefix(b"data: "))
 
 
-async def _watch_memory(session: aiohttp.ClientSession, url: str, memory: list[float]) -> None:
-    """Collects the memory of a server that has Prometheus' usual metric for it."""
-    pattern = re.compile(r"^process_resident_memory_bytes (\S+)", re.MULTILINE)
+async def _watch(session: aiohttp.ClientSession, url: str, seen: list[Process]) -> None:
+    """Reads a server's memory and CPU time, if it has Prometheus' usual metrics for them."""
     while True:
         try:
             async with session.get(f"{url}/metrics") as response:
-                found = pattern.search(await response.text())
+                values = dict(PROCESS.findall(await response.text()))
         except (aiohttp.ClientError, TimeoutError):
-            found = None
-        if found:
-            memory.append(float(found[1]))
+            values = {}
+        if len(values) == 2:
+            memory, cpu = values["resident_memory_bytes"], values["cpu_seconds_total"]
+            seen.append(Process(time.perf_counter(), float(memory), float(cpu)))
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
 def summarize(
-    results: Sequence[Result], seconds: float, memory: Sequence[float] = ()
+    results: Sequence[Result], seconds: float, seen: Sequence[Process] = ()
 ) -> dict[str, Any]:
     """Returns rates, errors, and the percentiles of latencies in milliseconds.
 
     TTFT is the time to the first piece of text, ITL the time between two pieces, TPOT the mean of
-    it in a request, and E2EL the time of a whole request.
+    it in a request, and E2EL the time of a whole request. `cores` is the CPU time of the server
+    per second, which shows whether other programs have used the machine.
     """
     good = [one for one in results if one.error is None]
     tokens = [one.tokens for one in good if one.tokens is not None]
@@ -271,6 +289,7 @@ def summarize(
         "requests": len(results),
         "errors": dict(Counter(one.error for one in results if one.error is not None)),
         "requests_per_second": len(good) / seconds,
+        "texts_per_second": sum(len(one.answers) for one in good) / seconds,
         "tokens_per_second": sum(tokens) / seconds if tokens else None,
         "e2el_ms": percentiles([one.ended - one.started for one in good]),
     }
@@ -281,9 +300,13 @@ def summarize(
             "tpot_ms": percentiles([fmean(one.gaps) for one in streamed if one.gaps]),
             "itl_ms": percentiles([gap for one in streamed for gap in one.gaps]),
         }
-    if memory:
+    if seen:
+        memory = [one.memory for one in seen]
         quarter = memory[len(memory) // 4]
         figures["memory_bytes"] = {"quarter": quarter, "end": memory[-1], "max": max(memory)}
+    if len(seen) > 1 and good:
+        cores = (seen[-1].cpu - seen[0].cpu) / (seen[-1].at - seen[0].at)
+        figures |= {"cores": cores, "cpu_ms_per_request": 1e3 * cores * seconds / len(good)}
     return figures
 
 

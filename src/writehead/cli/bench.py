@@ -193,6 +193,9 @@ def serve_command(
         str, typer.Option(help="Words of the built-in texts, on a logarithmic scale.")
     ] = "3-60",
     count: Annotated[int, typer.Option(min=1, help="Number of different built-in texts.")] = 1000,
+    size: Annotated[
+        int, typer.Option("--texts-per-request", min=1, help="Texts in each request.")
+    ] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Beam size of translations.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
     stream: Annotated[bool, typer.Option("--stream", help="Stream the answers.")] = False,
@@ -268,6 +271,7 @@ def serve_command(
         ),
         loads=loads,
         texts=texts,
+        size=size,
         batchings=batchings or ["continuous"],
         goodput_ms=goodput_ms,
         device=device,

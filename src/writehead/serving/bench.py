@@ -44,6 +44,7 @@ class ServeJob:
     requests: Target
     loads: Sequence[Load]
     texts: Sequence[str]
+    size: int  # texts per request
     batchings: Sequence[str]
     goodput_ms: float
     device: str
@@ -74,6 +75,7 @@ def bench_serve(job: ServeJob, reporter: Reporter) -> dict[str, Any]:
     result: dict[str, Any] = {"target": job.target if run is None else name_of(run)}
     if run is not None:
         result |= run_facts(run)
+    result["texts_per_request"] = job.size
     result |= {"api": job.requests.api, "beam": job.requests.beam, "stream": job.requests.stream}
     rows: list[dict[str, Any]] = []
     for batching in [SERVER] if run is None else job.batchings:
@@ -98,14 +100,14 @@ def _measure(job: ServeJob, batching: str, reporter: Reporter) -> list[dict[str,
         asyncio.run(wait_until_ready(url))
         if target.api == OPENAI and target.model is None:
             target = replace(target, model=asyncio.run(find_model(url, target.key)))
-        measure(target, WARMUP, job.texts, lambda seconds: None)
+        measure(target, WARMUP, job.texts, lambda seconds: None, job.size)
         for load in job.loads:
             name = ", ".join(
                 [f"{batching}: {load.concurrency or 'any number of'} clients"]
                 + ([] if load.rate is None else [f"{load.rate:g} requests/s"])
             )
             with reporter.stage(name, int(load.seconds)) as report:
-                rows.append(measure(target, load, job.texts, report))
+                rows.append(measure(target, load, job.texts, report, job.size))
     return rows
 
 
@@ -126,7 +128,8 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
     if job.max_rows is not None:
         engine.scheduler.max_rows = job.max_rows
     done = [one for one in results if one.error is None]
-    texts = [one.text for one in done]
+    texts = [text for one in done for text in one.texts]
+    answers = [answer for one in done for answer in one.answers]
     if isinstance(engine.model, TranslationModel):
         beam = job.requests.beam if job.requests.api == OURS else None
         decode = partial(engine.translate, options=DecodeConfig(beam=beam))
@@ -139,8 +142,8 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
     wall = max(one.ended for one in results) - min(one.started for one in results)
     return {
         "seconds": seconds,
-        "requests_per_second": len(done) / seconds,
+        "texts_per_second": len(texts) / seconds,
         "throughput_ratio": seconds / wall,
-        "equal": sum(map(str.__eq__, outputs, (one.answer for one in done))),
-        "compared": len(done),
+        "equal": sum(map(str.__eq__, outputs, answers)),
+        "compared": len(texts),
     }
