@@ -147,6 +147,14 @@ def test_log_probabilities_of_tokens_add_up(http, served):
         assert max(tops.values()) == pytest.approx(p)  # greedy search takes the likeliest
 
 
+def test_a_completion_without_tokens_has_no_log_probabilities(http):
+    body = {"model": "writer", "prompt": "", "logprobs": 1, "stop": "", "temperature": 0}
+    for prompt in ("", *LINES):  # some end at once
+        [choice] = http.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"]
+        scored = choice["logprobs"]
+        assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text(http, served, stream):
     [output] = served[1].engine.generate(["the cat"], DecodeConfig(max_length=30))

@@ -4,7 +4,8 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from writehead.serving.errors import ApiError
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
 from writehead.serving.models import Served
-from writehead.serving.service import Service, Streaming, facts_of
+from writehead.serving.service import Decoded, Service, Streaming, facts_of
 from writehead.serving.stop import StopText
 from writehead.serving.translate import ERRORS, INT32, TokenUsage, usage
 from writehead.util.extras import requires
@@ -138,6 +139,8 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     service: Service = request.app.state.service
     served, samples = service.models.writer(body.model), body.n or 1
     options = _options(body, served.engine.model.config.target_positions)
+    if body.stream and body.logprobs is not None:
+        raise ApiError(422, "logprobs are not streamed; leave out stream or logprobs")
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     echoes = [prompt if body.echo else "" for prompt in prompts for _ in range(samples)]
@@ -147,8 +150,6 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         "created": int(time.time()),
         "model": served.name,
     }
-    if body.stream and body.logprobs is not None:
-        raise ApiError(422, "logprobs are not streamed; leave out stream or logprobs")
     if body.stream or any(stops):
         stream = await service.stream(request, served, prompts, options, samples=samples)
         texts = [StopText(stops) for _ in echoes]
@@ -156,38 +157,65 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         if body.stream:
             wants_usage = bool((body.stream_options or {}).get("include_usage"))
             return ServerSentEvents(request.url.path, _events(chunks, head, stream, wants_usage))
-        whole = [""] * len(echoes)
-        reasons: list[str | None] = [None] * len(echoes)
-        async with aclosing(chunks) as source:
-            async for index, text, reason in source:
-                whole[index], reasons[index] = whole[index] + text, reason
-        tokens = [text.tokens for text in texts]
-        prompt_ids = [request.tokens for request in stream.job.requests]
-        counted = facts_of(request).prompt_tokens, facts_of(request).tokens
+        completed = await _collect(stream, chunks, texts)
     else:
         decoded = await service.decode(request, served, prompts, options, samples=samples)
-        requests = [one for line in decoded.lines for one in line]
-        best = [one.hypotheses[0] for one in requests]
-        hypotheses = [one for output in decoded.outputs for one in output.hypotheses]
-        whole = [echo + one.text for echo, one in zip(echoes, hypotheses, strict=True)]
-        reasons = ["stop" if one.finished else "length" for one in best]
-        tokens = [[*map(int, one.tokens)] for one in best]
-        prompt_ids = [one.tokens for one in requests]
-        counted = decoded.prompt_tokens, decoded.tokens
-    scored: list[dict[str, Any] | None] = [None] * len(whole)
-    if body.logprobs is not None:
-        for i, (prompt, ids) in enumerate(zip(prompt_ids, tokens, strict=True)):
-            engine, top = served.engine, body.logprobs
-            scored[i] = await service.between_steps(
-                request,
-                lambda: _logprobs(engine, [*map(int, prompt)], ids, top),  # noqa: B023
-            )
-            scored[i]["text_offset"] = _offsets(len(echoes[i]), scored[i]["tokens"])  # type: ignore[index]
-    choices = [
-        {"index": i, "text": text, "logprobs": scored[i], "finish_reason": reason}
-        for i, (text, reason) in enumerate(zip(whole, reasons, strict=True))
+        completed = _completed(decoded, echoes)
+    choices = []
+    for i, (one, echo) in enumerate(zip(completed, echoes, strict=True)):
+        scored = None
+        if body.logprobs is not None:
+            work = partial(_logprobs, served.engine, one.prompt, one.tokens, body.logprobs)
+            scored = await service.between_steps(request, work)
+            scored["text_offset"] = _offsets(len(echo), scored["tokens"])
+        choices.append(
+            {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
+        )
+    facts = facts_of(request)
+    return {**head, "choices": choices, "usage": usage(facts.prompt_tokens, facts.tokens)}
+
+
+class Completed(NamedTuple):
+    """A completion, with the tokens of its prompt and its own."""
+
+    text: str
+    reason: str | None
+    prompt: list[int]
+    tokens: list[int]
+
+
+def _completed(decoded: Decoded, echoes: Sequence[str]) -> list[Completed]:
+    """Returns the completions of requests that were decoded to their end."""
+    requests = [request for line in decoded.lines for request in line]
+    texts = [one.text for output in decoded.outputs for one in output.hypotheses]
+    return [
+        Completed(
+            echo + text,
+            "stop" if request.hypotheses[0].finished else "length",
+            [*map(int, request.tokens)],
+            [*map(int, request.hypotheses[0].tokens)],
+        )
+        for request, text, echo in zip(requests, texts, echoes, strict=True)
     ]
-    return {**head, "choices": choices, "usage": usage(*counted)}
+
+
+async def _collect(
+    stream: Streaming,
+    chunks: AsyncGenerator[tuple[int, str, str | None], None],
+    texts: Sequence[StopText],
+) -> list[Completed]:
+    """Returns the completions of a stream that ends at stop strings."""
+    whole = [""] * len(texts)
+    reasons: list[str | None] = [None] * len(texts)
+    async with aclosing(chunks) as source:
+        async for i, text, reason in source:
+            whole[i], reasons[i] = whole[i] + text, reason
+    return [
+        Completed(text, reason, [*map(int, request.tokens)], own.tokens)
+        for text, reason, request, own in zip(
+            whole, reasons, stream.job.requests, texts, strict=True
+        )
+    ]
 
 
 def _options(body: CompletionBody, positions: int) -> DecodeConfig:
@@ -260,6 +288,8 @@ async def _events(
 def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) -> dict[str, Any]:
     """Returns the log probabilities of tokens after a prompt, from one forward pass."""
     assert isinstance(engine.model, LanguageModel)
+    if not tokens:
+        return {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None}
     ids = torch.tensor([[*prompt, *tokens]], device=engine.model.device)
     logits = engine.model(ids[:, :-1])[0, len(prompt) - 1 :, : engine.tokenizer.vocab_size]
     log_p = logits.float().log_softmax(dim=1)
