@@ -12,9 +12,10 @@ from writehead.training.journal import read_log
 # importing a package whose entry is None fails
 WITHOUT = """
 import sys
-sys.modules.update(dict.fromkeys(["matplotlib", "tensorboard", "sacrebleu"]))
+sys.modules.update(dict.fromkeys(["matplotlib", "tensorboard", "sacrebleu", "fastapi"]))
 from writehead.cli import main
-for command in ("explain tiny/multi-query", "translate", "report", "bench plot a figures", "demo"):
+for command in ("explain tiny/multi-query", "translate", "report", "bench plot a figures", "demo",
+                "serve --port 0"):
     sys.argv = ["writehead", *command.split()]
     try:
         main()
@@ -26,8 +27,12 @@ for command in ("explain tiny/multi-query", "translate", "report", "bench plot a
 def test_commands_that_need_no_extra_work_without_them(tmp_path):
     _, out, err = run_python(WITHOUT, cwd=tmp_path, input="Good morning.\n")
     assert "Morgen" in out.splitlines()[-1]
-    words = "error: matplotlib is not installed; install it with pip install"
-    refusals = [(f"{words} 'writehead[{extra}]'", "exit 2") for extra in ("plot", "plot", "demo")]
+    words = "is not installed; install it with pip install"
+    missing = [("matplotlib", "plot"), ("matplotlib", "plot"), ("matplotlib", "demo")]
+    missing.append(("fastapi", "serve"))
+    refusals = [
+        (f"error: {name} {words} 'writehead[{extra}]'", "exit 2") for name, extra in missing
+    ]
     assert err.splitlines() == ["exit 0"] * 2 + [line for both in refusals for line in both]
     assert not list(tmp_path.iterdir())
 

@@ -1,6 +1,7 @@
 """Validation of frozen dataclasses, and their conversion to and from JSON."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -78,7 +79,7 @@ def check_sizes(config: object, *names: str) -> None:
 
 def check_types(config: Any) -> None:
     """Raises ConfigError if a field does not have its annotated type, or is not finite."""
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in _type_hints(config.__class__).items():
         value = getattr(config, name)
         if isinstance(value, int) and not -INT64 - 1 <= value <= INT64:
             raise ConfigError(f"{name}={shown(value)} does not fit in 64 bits")
@@ -86,6 +87,11 @@ def check_types(config: Any) -> None:
             raise ConfigError(f"{name}={value} must be a finite number")
         if not _fits(value, hint):
             raise ConfigError(f"{name}={shown(value)} must be {_describe(hint)}")
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -88,6 +88,26 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
+def draw_latencies(record: dict[str, Any], path: Path) -> Path:
+    """Draws the p95 latency of a record of `bench serve` against its throughput, as SVG."""
+    figure, content = Figure(figsize=(7, 4), layout="constrained"), io.BytesIO()
+    axes = figure.subplots()
+    for batching in dict.fromkeys(row["batching"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["batching"] == batching and row["e2el_ms"]]
+        points = sorted((row["requests_per_second"], row["e2el_ms"]["p95"]) for row in rows)
+        axes.plot(*zip(*points, strict=True), "o-", label=batching, markersize=4)
+    axes.set(xlabel="requests per second", ylabel="p95 latency, ms", ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with matplotlib.rc_context({"svg.hashsalt": "writehead"}):
+        figure.savefig(content, metadata={"Date": None}, format="svg")
+    try:
+        write_file(path, content.getvalue())
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
+    return path
+
+
 def _points(record: dict[str, Any], label: str, kind: str, beam: int) -> Points:
     points = {}
     for row in record["rows"]:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-TEXT_COLUMNS = ("preset", "name", "system", "search")  # aligned to the left
+TEXT_COLUMNS = ("preset", "name", "system", "search", "batching")  # aligned to the left
 # the columns that distinguish rows, and the unit of the times
 MEASURED = {
     "attention": (("b", "m", "g"), "us"),
@@ -49,6 +49,8 @@ def median(row: dict[str, Any], label: str, unit: str = "step_ms") -> float | No
 def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
     if result["bench"] == "train":
         return list(TRAINED), [[row[name] for name in TRAINED] for row in result["rows"]]
+    if result["bench"] == "serve":
+        return _served(result)
     if result["bench"] == "translate":
         rows = [
             [name, search, engine["load_s"], *map(figures.get, TRANSLATED)]
@@ -66,6 +68,20 @@ def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
         floor = floor["true"] if isinstance(floor, dict) else floor
         rows.append([*(facts[size] for size in sizes), *times, floor])
     return [*sizes, *labels, "floor, µs" if unit == "us" else "floor, ms"], rows
+
+
+def _served(result: dict[str, Any]) -> tuple[list[str], Rows]:
+    head = ["batching", "rate", "clients", "requests", "errors", "req/s", "tokens/s", "goodput"]
+    head += ["p50 ms", "p95 ms", "cores", "equal", "of offline"]
+    rows = []
+    for row in result["rows"]:
+        load, latency, offline = row["load"], row["e2el_ms"] or {}, row.get("offline") or {}
+        figures = [row["requests"], sum(row["errors"].values()), row["requests_per_second"]]
+        figures += [row["tokens_per_second"], row["goodput"]]
+        figures += [latency.get(name) for name in ("p50", "p95")]
+        figures += [row.get("cores"), offline.get("equal"), offline.get("throughput_ratio")]
+        rows.append([row["batching"], load["rate"], load["concurrency"], *figures])
+    return head, rows
 
 
 def _shown(value: object) -> str:

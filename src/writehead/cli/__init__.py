@@ -9,6 +9,7 @@ from writehead.cli import (  # noqa: F401
     interop,
     models,
     paper,
+    serve,
     train,
 )
 from writehead.cli.app import app, main

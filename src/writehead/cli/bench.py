@@ -1,4 +1,4 @@
-"""`writehead bench attention`, `decode`, `translate`, `train` and `plot`."""
+"""`writehead bench attention`, `decode`, `translate`, `train`, `serve` and `plot`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,6 +187,126 @@ def train_command(
         record.result["rows"] = [bench_train(job, dataset, report)]
 
 
+@bench_app.command(name="serve")
+def serve_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL|RUN", help="A server, or a run to serve. Default: the bundled model."
+        ),
+    ] = None,
+    api: Annotated[
+        str, typer.Option(help="API of the server: writehead, openai or libretranslate.")
+    ] = "writehead",
+    model: Annotated[str | None, typer.Option(help="Model. Default: the server's first.")] = None,
+    key: Annotated[str | None, typer.Option("--api-key", help="API key of the server.")] = None,
+    pair: Annotated[
+        str, typer.Option("--languages", help="Languages for LibreTranslate's API.")
+    ] = "en-de",
+    input_path: Annotated[
+        str | None,
+        typer.Option("--input", "-i", help="Text file. Default: texts of the built-in corpus."),
+    ] = None,
+    words: Annotated[
+        str, typer.Option(help="Words of the built-in texts, on a logarithmic scale.")
+    ] = "3-60",
+    count: Annotated[int, typer.Option(min=1, help="Number of different built-in texts.")] = 1000,
+    size: Annotated[
+        int, typer.Option("--texts-per-request", min=1, help="Texts in each request.")
+    ] = 1,
+    beam: Annotated[int, typer.Option(min=1, help="Beam size of translations.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
+    stream: Annotated[bool, typer.Option("--stream", help="Stream the answers.")] = False,
+    duration: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 30.0,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option("--max-concurrency", help="Requests at a time. Repeatable. Default: 16."),
+    ] = None,
+    rates: Annotated[
+        list[float] | None,
+        typer.Option("--request-rate", help="Requests per second, at random times. Repeatable."),
+    ] = None,
+    goodput_ms: Annotated[
+        float, typer.Option(help="Latency up to which a request counts for goodput.")
+    ] = 1000.0,
+    batchings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--batching",
+            help="How a RUN is batched: continuous, static or ctranslate2. Repeatable.",
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum sequences × beams of a RUN decoded together."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Compare a RUN's answers and throughput with offline decoding.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    dtype: Dtype = None,
+    output: Output = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also plot throughput and latency to an SVG file.")
+    ] = None,
+    force: Force = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Measure a server: throughput, goodput, errors, and percentiles of latencies.
+
+    Example: writehead bench serve http://127.0.0.1:8000 --max-concurrency 64 --duration 60
+    """
+    from writehead.bench import serve
+    from writehead.cli.textio import read_lines
+    from writehead.serving.bench import ServeJob, bench_serve
+    from writehead.serving.models import parse_pair
+
+    record = _Record("serve", device, output, force, dtype=dtype, goodput_ms=goodput_ms)
+    if input_path is not None:
+        texts = [line for line in read_lines(input_path) if line.strip()]
+    else:
+        texts = serve.mixed_texts(count, *_read_range(words), seed)
+    rate_list: list[float | None] = [*rates] if rates else [None]
+    limits: list[int | None] = [*concurrency] if concurrency else [None if rates else 16]
+    loads = [
+        serve.Load(seconds=duration, concurrency=limit, rate=rate, seed=seed)
+        for rate, limit in product(rate_list, limits)
+    ]
+    source, language = parse_pair(pair)
+    job = ServeJob(
+        target=target,
+        requests=serve.Target(
+            url=target or "",
+            api=api,
+            model=model,
+            key=key,
+            beam=beam,
+            max_tokens=max_tokens,
+            source=source,
+            target=language,
+            stream=stream,
+        ),
+        loads=loads,
+        texts=texts,
+        size=size,
+        batchings=batchings or ["continuous"],
+        goodput_ms=goodput_ms,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        max_rows=max_batch,
+        check=check,
+    )
+    record.result["texts"] = {"file": input_path, "words": None if input_path else words}
+    with record.writing():
+        record.result |= bench_serve(job, Reporter())
+    if plot is not None:
+        from writehead.bench.plots import draw_latencies
+
+        typer.echo(f"written: {draw_latencies(record.result, plot)}", err=True)
+
+
 @bench_app.command(name="plot")
 def plot_command(
     record: Annotated[Path, typer.Argument(help="JSON file written by `bench decode`.")],
@@ -272,6 +392,14 @@ def _models(presets: list[str], on_gpu: bool) -> dict[str, ModelConfig]:
     if not on_gpu:
         return models
     return {name: replace(one, vocab_size=GPU_VOCAB_SIZE) for name, one in models.items()}
+
+
+def _read_range(text: str) -> tuple[int, int]:
+    try:
+        least, most = (int(part) for part in text.split("-"))
+    except ValueError as error:
+        raise ConfigError(f"--words {text} must have the form 3-60") from error
+    return least, most
 
 
 def _read_shape(text: str) -> tuple[int, int, int]:

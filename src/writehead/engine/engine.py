@@ -143,29 +143,10 @@ class Engine:
         be 50 tokens longer than its source. Models of several languages need their codes, listed in
         `tokenizer.target_languages`. Lines are numbered from `first`; line i uses seed + i.
         """
-        if not isinstance(self.model, TranslationModel):
-            raise ConfigError("a language model cannot translate; use generate")
-        frame = self.tokenizer.frame(source_lang, target_lang)
-        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
-            raise ConfigError(
-                f"source_positions={self.model.config.source_positions} has no room for text; use "
-                f"a model with more"
-            )
-        before, after = (np.array(part, np.int32) for part in frame[:2])
-        frame = frame._replace(before=before, after=after)  # faster than tuples
-        options = _with_forced(self._checked(options, BEAM), len(frame.forced))
-        checked = None if prefixes is None else _texts(prefixes, "prefix")
-        pairs = enumerate(_paired(_texts(lines, "line"), checked), first)
-
-        def encode(group: list[tuple[int, tuple[str, str]]]) -> list[Line]:
-            encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
-            return [
-                self._translation_requests(i, text, prefix, tokens, frame, options)
-                for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
-            ]
-
-        done = self._decode(pairs, encode, progress)
-        return work_behind(done, partial(self._translations, alpha=options.alpha))
+        options, frame = self._checked_translating(options, source_lang, target_lang)
+        encode = partial(self._encode_lines, options=options, frame=frame)
+        done = self._decode(enumerate(_pairs(lines, prefixes), first), encode, progress)
+        return work_behind(done, self._translations)
 
     def generate(
         self,
@@ -181,21 +162,44 @@ class Engine:
         Without a max_length, a text ends with eos or at the last position of the model. Prompts are
         numbered from `first`; sample j of prompt i uses seed + i × samples + j.
         """
-        options, texts = self._checked_prompting(options), _texts(prompts, "prompt")
-        if samples < 1:
-            raise ConfigError(f"samples={samples} must be at least 1")
-        if samples > 1 and options.temperature is None:
-            raise ConfigError(f"all {samples} samples would be the same; set a temperature")
-
-        def encode(group: list[tuple[int, str]]) -> list[Line]:
-            encoded = self.tokenizer.encode_all([text for _, text in group])
-            return [
-                self._prompt_requests(i, tokens, options, samples)
-                for (i, _), tokens in zip(group, encoded, strict=True)
-            ]
-
-        done = self._decode(enumerate(texts, first), encode, progress)
+        options = self._checked_prompting(options, samples)
+        encode = partial(self._encode_prompts, options=options, samples=samples)
+        done = self._decode(enumerate(_texts(prompts, "prompt"), first), encode, progress)
         return work_behind(done, self._continuations)
+
+    def requests(
+        self,
+        texts: Iterable[str],
+        options: DecodeConfig | None = None,
+        *,
+        prefixes: Iterable[str] | None = None,
+        samples: int = 1,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[Line]:
+        """Returns the requests with which `translate` or `generate` would decode each text.
+
+        This is for callers that submit requests to `scheduler` and step it themselves, as a server
+        does; they pass finished requests to `outputs`.
+        """
+        if isinstance(self.model, TranslationModel):
+            lines = [*enumerate(_pairs(texts, prefixes))]
+            return self._encode_lines(
+                lines, *self._checked_translating(options, source_lang, target_lang)
+            )
+        options = self._checked_prompting(options, samples)
+        return self._encode_prompts([*enumerate(_texts(texts, "prompt"))], options, samples)
+
+    def outputs(self, lines: Sequence[Line]) -> list[Output]:
+        """Returns the output of each text from its finished requests; see `requests`."""
+        if isinstance(self.model, TranslationModel):
+            return self._translations(lines)
+        return self._continuations(lines)
+
+    def streamed_text(self, request: Request) -> "StreamedText":
+        """Returns the text of a request that grows with the tokens that it is given."""
+        prompt = [] if isinstance(self.model, TranslationModel) else [*request.tokens]
+        return StreamedText(self.tokenizer, prompt)
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
         """Yields the text that `generate` would return, piece by piece, in whole characters."""
@@ -215,7 +219,7 @@ class Engine:
     def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
         """Submits requests; yields pieces of their text as tokens are decoded."""
         arrived: deque[tuple[int, list[int]]] = deque()
-        texts = [_StreamedText(self.tokenizer, [*request.tokens]) for request in requests]
+        texts = [*map(self.streamed_text, requests)]
         for i, request in enumerate(requests):
             request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
         self.scheduler.submit(requests)
@@ -295,10 +299,49 @@ class Engine:
         check_bounds(options, "beam", le=self.tokenizer.target.vocab_size)
         return options
 
-    def _checked_prompting(self, options: DecodeConfig | None) -> DecodeConfig:
+    def _checked_translating(
+        self, options: DecodeConfig | None, source_lang: str | None, target_lang: str | None
+    ) -> tuple[DecodeConfig, Frame]:
+        """Returns the options with their defaults, and the tokens around a source."""
+        if not isinstance(self.model, TranslationModel):
+            raise ConfigError("a language model cannot translate; use generate")
+        frame = self.tokenizer.frame(source_lang, target_lang)
+        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
+            raise ConfigError(
+                f"source_positions={self.model.config.source_positions} has no room for text; use "
+                f"a model with more"
+            )
+        before, after = (np.array(part, np.int32) for part in frame[:2])
+        options = _with_forced(self._checked(options, BEAM), len(frame.forced))
+        return options, frame._replace(before=before, after=after)  # faster than tuples
+
+    def _checked_prompting(self, options: DecodeConfig | None, samples: int = 1) -> DecodeConfig:
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model cannot continue prompts; use translate")
-        return self._checked(options, beam=1)
+        options = self._checked(options, beam=1)
+        if samples < 1:
+            raise ConfigError(f"samples={samples} must be at least 1")
+        if samples > 1 and options.temperature is None:
+            raise ConfigError(f"all {samples} samples would be the same; set a temperature")
+        return options
+
+    def _encode_lines(
+        self, group: list[tuple[int, tuple[str, str]]], options: DecodeConfig, frame: Frame
+    ) -> list[Line]:
+        encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
+        return [
+            self._translation_requests(i, text, prefix, tokens, frame, options)
+            for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
+        ]
+
+    def _encode_prompts(
+        self, group: list[tuple[int, str]], options: DecodeConfig, samples: int
+    ) -> list[Line]:
+        encoded = self.tokenizer.encode_all([text for _, text in group])
+        return [
+            self._prompt_requests(i, tokens, options, samples)
+            for (i, _), tokens in zip(group, encoded, strict=True)
+        ]
 
     def _translation_requests(
         self,
@@ -359,10 +402,11 @@ class Engine:
         scored = self._scored(results, [line[0].tokens for line in lines])
         return [Output(tuple(some)) for some in scored]
 
-    def _translations(self, lines: Sequence[Line], alpha: float) -> list[Output]:
+    def _translations(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the translation of each line."""
         results = [[*map(_hypotheses, line)] for line in lines]
         scored = iter(self._scored([*chain.from_iterable(results)]))
+        alpha = next((line[0].config.alpha for line in lines if line), 0.0)  # the same for all
         return [_join_pieces(line, [next(scored) for _ in line], alpha) for line in results]
 
     def _scored(
@@ -392,7 +436,7 @@ def _with_forced(options: DecodeConfig, count: int) -> DecodeConfig:
     )
 
 
-class _StreamedText:
+class StreamedText:
     """The text of a growing sequence of tokens, without the prompt that it continues."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -489,8 +533,13 @@ def _text(text: str, kind: str, i: int) -> str:
     return text
 
 
+def _pairs(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yields each line with its prefix, by default an empty one; checks both."""
+    checked = None if prefixes is None else _texts(prefixes, "prefix")
+    return _paired(_texts(lines, "line"), checked)
+
+
 def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Yields each line with its prefix, by default an empty one."""
     if prefixes is None:
         yield from ((line, "") for line in lines)
         return

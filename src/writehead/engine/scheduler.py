@@ -46,6 +46,7 @@ class Request(Options):
     tokens: Tokens = ()
     on_tokens: Callable[[list[int]], None] | None = None  # called with new tokens, for streaming
     on_done: Callable[[], None] | None = None
+    on_start: Callable[[], None] | None = None  # called when it enters a slot
     hypotheses: Sequence[Hypothesis] = ()
     error: WriteheadError | None = None
     is_done: bool = False
@@ -83,6 +84,15 @@ class Stats:
         return self.loaded_rows / self.loaded_slots if self.loaded_slots else 1.0
 
 
+class Load(NamedTuple):
+    """The requests in a scheduler, and the bytes of the slots: those in use, and all."""
+
+    running: int = 0
+    waiting: int = 0
+    used_bytes: float = 0.0
+    bytes: float = 0.0
+
+
 class Scheduler:
     """Decodes requests with a model; several threads may call it."""
 
@@ -100,6 +110,7 @@ class Scheduler:
         self.suppressed = suppressed  # tokens that are never chosen
         self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
+        self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
         self.stats = Stats()
         self._queues: dict[int, _Queue] = {}
         self._lock = threading.RLock()
@@ -124,7 +135,8 @@ class Scheduler:
         with self._lock:
             if not request.is_done:
                 request.is_cancelled = request.is_done = True
-                self._queues[request.config.width].has_cancelled = True
+                if queue := self._queues.get(request.config.width):
+                    queue.has_cancelled = True
 
     def step(self, times: int = 1) -> bool:
         """Runs one or a few steps of every lane with requests; returns whether work remains.
@@ -137,6 +149,12 @@ class Scheduler:
                 remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
                 times -= 1
         return remains
+
+    @property
+    def load(self) -> Load:
+        """The requests and memory at this moment; does not wait for a step that runs."""
+        loads = [queue.load for queue in [*self._queues.values()]]
+        return Load(*map(sum, zip(Load(), *loads, strict=True)))
 
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
@@ -278,11 +296,19 @@ class _Queue:
                 request.finish(error=SearchError("the request was interrupted; submit it again"))
 
     @property
+    def load(self) -> Load:
+        """See `Scheduler.load`."""
+        lane, size, running = self.lane, self.lane_bytes, len(self.active)
+        used = size * running / lane.shape.slots if lane is not None else 0.0
+        return Load(running + len(self._entering), len(self.waiting), used, size)
+
+    @property
     def lane_bytes(self) -> float:
         """The planned bytes of the lane."""
-        if self.lane is None:
+        lane = self.lane
+        if lane is None:
             return 0.0
-        shape = self.lane.shape
+        shape = lane.shape
         return shape.slots * self._slot_bytes(shape.source, shape.capacity)
 
     def drop_idle_lane(self) -> None:
@@ -342,6 +368,9 @@ class _Queue:
         )
         if not self._entering:
             return
+        for request in self._entering:
+            if request.on_start is not None:
+                request.on_start()
         slots = [heapq.heappop(self._free) for _ in self._entering]
         if isinstance(self.model, LanguageModel):
             self._prefill = _Prefill(self.model, self._entering, slots)
@@ -480,7 +509,7 @@ class _Queue:
 
     def _plan_slots(self, source: int, capacity: int) -> int:
         """Returns the default number of slots or that of `batch_tokens`, limited by free memory."""
-        slots, tokens = MAX_ROWS[self.kind] // self.beam, self.scheduler.batch_tokens
+        slots, tokens = self.scheduler.max_rows // self.beam, self.scheduler.batch_tokens
         if tokens is not None:
             slots = tokens // (self.beam * (source + capacity))
         slots, each = min(slots, MAX_SLOTS), self._slot_bytes(source, capacity)

@@ -1,0 +1,109 @@
+"""Baselines for the server: batches that are formed on arrival and run to their end.
+
+They take the place of an engine's scheduler, so that they serve behind the same HTTP layer.
+"""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from writehead.bench.peers import load_translator
+from writehead.engine import Engine
+from writehead.engine.scheduler import Load, Request, Scheduler
+from writehead.engine.search import Hypothesis
+from writehead.errors import ConfigError
+from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.model import TranslationModel
+
+CONTINUOUS, STATIC, CTRANSLATE2 = "continuous", "static", "ctranslate2"
+BATCHINGS = (CONTINUOUS, STATIC, CTRANSLATE2)
+
+
+class StaticScheduler(Scheduler):
+    """Decodes the requests that have arrived as one batch; those that arrive meanwhile wait.
+
+    A batch has one beam size and up to `max_rows` rows. `step` decodes one batch to its end.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        eos = engine.model.config.eos
+        super().__init__(engine.model, vocab_size=engine.tokenizer.vocab_size, eos=eos)
+        self._arrived: list[Request] = []
+        self._mutex = threading.Lock()
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queues requests for a later batch."""
+        with self._mutex:
+            self._arrived += requests
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request; if its batch has begun, it is decoded nevertheless."""
+        if not request.is_done:
+            request.is_cancelled = request.is_done = True
+
+    def step(self, times: int = 1) -> bool:
+        """Decodes one batch; returns whether requests wait."""
+        with self._mutex:
+            waiting = [one for one in self._arrived if not one.is_cancelled]
+            beam = waiting[0].config.width if waiting else 1
+            batch = [one for one in waiting if one.config.width == beam]
+            batch = batch[: max(1, self.max_rows // beam)]
+            chosen = set(batch)
+            self._arrived = [one for one in waiting if one not in chosen]
+        if batch:
+            self.decode(batch)
+        return bool(self._arrived)
+
+    def decode(self, batch: list[Request]) -> None:
+        """Decodes a batch with our own scheduler."""
+        super().submit(batch)
+        while super().step():
+            pass
+
+    @property
+    def load(self) -> Load:
+        """The requests that wait for a batch."""
+        return Load(waiting=len(self._arrived))
+
+
+class CTranslate2Scheduler(StaticScheduler):
+    """Decodes batches with CTranslate2, in the dtype of the engine's model."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        model, size = engine.model, engine.tokenizer.vocab_size
+        if not isinstance(model, TranslationModel):
+            raise ConfigError("this benchmark of CTranslate2 needs a translation model")
+        with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
+            tokens, dtype = [str(i) for i in range(size)], str(model.dtype).removeprefix("torch.")
+            export_ctranslate2(model, tokens, Path(folder) / "model", quantization=dtype)
+            self._translator: Any = load_translator(folder, model.device, dtype)
+
+    def decode(self, batch: list[Request]) -> None:
+        """Decodes a batch. The scores are 0, because CTranslate2's have another penalty."""
+        for request in batch:
+            if request.on_start is not None:
+                request.on_start()
+        config = batch[0].config
+        results = self._translator.translate_batch(
+            [[str(token) for token in request.tokens[:-1]] for request in batch],
+            beam_size=config.width,
+            num_hypotheses=config.n_best,
+            length_penalty=config.alpha,
+            max_decoding_length=max(request.max_length for request in batch),
+        )
+        for request, result in zip(batch, results, strict=True):
+            ids = [[int(token) for token in one] for one in result.hypotheses]
+            request.finish([Hypothesis(one, 0.0, 0.0, True) for one in ids])
+
+
+def baseline(name: str, engine: Engine) -> None:
+    """Replaces the scheduler of an engine by a baseline; `continuous` keeps it."""
+    kinds = {STATIC: StaticScheduler, CTRANSLATE2: CTranslate2Scheduler}
+    if name in kinds:
+        rows, engine.scheduler = engine.scheduler.max_rows, kinds[name](engine)
+        engine.scheduler.max_rows = rows
+    elif name != CONTINUOUS:
+        raise ConfigError(f"batching must be one of {', '.join(BATCHINGS)}")

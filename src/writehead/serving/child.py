@@ -1,0 +1,63 @@
+"""A server in a process of its own, for benchmarks."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+from writehead.bench.static_batching import baseline
+from writehead.engine import Engine
+from writehead.errors import RunError
+from writehead.serving.models import Served, pair_of
+from writehead.serving.run import listen, run_server
+from writehead.serving.settings import Limits, Settings
+from writehead.util.threads import use_threads
+
+STOP_SECONDS = 30.0
+LIMITS = Limits(queue=100_000, deadline=600.0, grace=5)  # a benchmark shows the queue
+
+
+@dataclass(frozen=True)
+class ChildOptions:
+    """How a benchmark loads a run, and how it forms batches."""
+
+    run: Path
+    device: str
+    dtype: str | None
+    threads: int | None
+    batching: str
+    max_rows: int | None
+
+
+@contextmanager
+def child_server(options: ChildOptions) -> Iterator[str]:
+    """Serves a run; yields its URL, which answers once the model is loaded."""
+    bound = listen("127.0.0.1", 0)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_serve, args=(options, bound), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        if not process.is_alive():
+            raise RunError("the server has stopped; look at its messages above")
+    finally:
+        bound.close()
+        process.terminate()
+        process.join(STOP_SECONDS)
+        process.kill()
+
+
+def _serve(options: ChildOptions, bound: socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark stops this process
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the lines about requests
+    use_threads(options.threads)
+    engine = Engine.load(options.run, options.device, options.dtype)
+    if options.max_rows is not None:
+        engine.scheduler.max_rows = options.max_rows
+    baseline(options.batching, engine)
+    name = options.run.resolve().name
+    run_server([Served(name, engine, pair_of(name))], Settings(limits=LIMITS), bound)

@@ -1,0 +1,94 @@
+"""Runs the application with uvicorn until SIGTERM or Ctrl-C, then finishes what it decodes."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+from writehead.config import DecodeConfig
+from writehead.errors import ConfigError
+from writehead.serving.app import make_app, requests_log
+from writehead.serving.models import Served
+from writehead.serving.settings import Settings
+from writehead.util.extras import requires
+from writehead.util.garbage import frozen_objects
+
+with requires("serve"):
+    import uvicorn
+
+CPU_FRACTION = 0.5  # of the free memory that lanes may use
+BACKLOG = 4096  # connections that wait to be accepted
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to an address."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
+    return bound
+
+
+def run_server(models: Sequence[Served], settings: Settings, bound: socket.socket) -> None:
+    """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
+    for one in models:
+        warm_up(one)
+    share_memory(models)
+    # lines are numbered within a request, and answers tell the number of pieces
+    logging.getLogger("writehead.engine.engine").setLevel(logging.ERROR)
+    requests_log.propagate = False
+    requests_log.setLevel(logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    requests_log.addHandler(handler)
+    config = uvicorn.Config(
+        make_app(models, settings),
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=settings.limits.grace,
+    )
+    host, port = bound.getsockname()[:2]
+    place = f"[{host}]" if ":" in host else host
+    names = ", ".join(one.name for one in models)
+    print(f"serving {names} on http://{place}:{port}", file=sys.stderr, flush=True)
+    # uvicorn repeats the signal that stopped it, once all requests are finished
+    before = signal.signal(signal.SIGTERM, _ignore)
+    try:
+        with suppress(KeyboardInterrupt), frozen_objects():
+            uvicorn.Server(config).run([bound])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        requests_log.removeHandler(handler)
+
+
+def warm_up(model: Served) -> None:
+    """Decodes a word, which compiles kernels, so that the first request does not wait for them."""
+    options = DecodeConfig(max_length=2)
+    if model.translates:
+        list(model.engine.translate(["a"], options))
+    else:
+        list(model.engine.generate(["a"], options))
+
+
+def share_memory(models: Sequence[Served]) -> None:
+    """Divides the memory for lanes among models, after `warm_up`; also limits it on a CPU.
+
+    Each beam size has its own lane. Without a limit, idle lanes would never be dropped.
+    """
+    for one in models:
+        scheduler = one.engine.scheduler
+        if one.engine.model.device.type == "cpu":
+            with suppress(AttributeError, ValueError):  # not on this system
+                free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+                scheduler.memory = min(scheduler.memory, CPU_FRACTION * free)
+        scheduler.memory /= len(models)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,231 @@
+"""One thread that steps the schedulers of all models, and hands results to asyncio."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from writehead.engine.scheduler import Request, Scheduler
+from writehead.errors import OutOfRoom
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Command = Callable[[], None]
+
+
+class StepFailed(Exception):
+    """A step raised an exception while it decoded this request."""
+
+
+@dataclass(eq=False)
+class Job:
+    """The requests of one call. All fields but the last are set in the worker's thread.
+
+    `events` receives (request, token, time) for each token if the job is streamed, and None at the
+    end; then `error` is the reason of a failure.
+    """
+
+    id: str
+    scheduler: Scheduler
+    requests: Sequence[Request]
+    is_streamed: bool = False
+    started: float | None = None  # when its first request entered a slot
+    error: Exception | None = None
+    left: int = 0  # unfinished requests
+    is_over: bool = False
+    running: set[Request] = field(default_factory=set)  # that have entered a slot
+    counts: dict[Request, list[int]] = field(default_factory=dict)  # tokens: decoded, and sent
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
+
+
+Event = tuple[int, int, float]
+
+
+class Worker:
+    """Decodes jobs of several schedulers, one step of each in turn."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[Command | None] = SimpleQueue()
+        self._busy: dict[Scheduler, set[Job]] = {}
+        self._ended: list[tuple[Job, Request]] = []
+        self._events: list[tuple[Job, Event | None]] = []
+        # sequences; each is written by one thread only
+        self._submitted, self._dequeued = 0, 0
+        self._thread = threading.Thread(target=self._run, name="writehead-worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; it ends only by `stop`, or by a fault of its own."""
+        return self._thread.is_alive()
+
+    @property
+    def waiting(self) -> int:
+        """The number of sequences that wait for a slot."""
+        return self._submitted - self._dequeued
+
+    def submit(self, job: Job) -> None:
+        """Starts to decode a job; all calls come from one thread."""
+        self._submitted += len(job.requests)
+        self._inbox.put(partial(self._submit, job))
+
+    def cancel(self, job: Job) -> None:
+        """Ends a job without a result; its slots become free before the next step."""
+        self._inbox.put(partial(self._cancel, job))
+
+    def call(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Calls `work` between two steps, so that only one thread computes."""
+        result: Future[T] = Future()
+
+        def command() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            try:
+                result.set_result(work())
+            except Exception as error:
+                result.set_exception(error)
+
+        self._inbox.put(command)
+        return asyncio.wrap_future(result)
+
+    def stop(self) -> None:
+        """Ends all jobs with an error, and the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                for scheduler in [*self._busy]:
+                    self._step(scheduler)
+                self._send()
+        finally:
+            for job in [job for jobs in self._busy.values() for job in jobs]:
+                self._end(job, StepFailed("the server stops"))
+            self._send()
+
+    def _take_commands(self) -> bool:
+        """Runs the commands that have arrived, or waits for one; returns whether to continue."""
+        with suppress(Empty):
+            command = self._inbox.get(block=not self._busy)
+            while command is not None:
+                command()
+                command = self._inbox.get_nowait()
+            return False
+        return True
+
+    def _submit(self, job: Job) -> None:
+        job.left = len(job.requests)
+        for i, request in enumerate(job.requests):
+            request.on_start = partial(self._start, job, request)
+            request.on_done = partial(self._ended.append, (job, request))
+            if job.is_streamed:
+                job.counts[request] = [0, 0]
+                request.on_tokens = partial(self._stream, job, i, request)
+        self._busy.setdefault(job.scheduler, set()).add(job)
+        if not job.requests:
+            self._end(job)
+            return
+        self._queue(job, job.requests)
+
+    def _queue(self, job: Job, requests: Sequence[Request]) -> None:
+        try:
+            job.scheduler.submit(requests)
+        except Exception as error:
+            self._end(job, error)
+
+    def _cancel(self, job: Job) -> None:
+        if not job.is_over:
+            self._end(job, StepFailed("cancelled"))
+
+    def _start(self, job: Job, request: Request) -> None:
+        job.started = job.started or time.perf_counter()
+        job.running.add(request)
+        self._dequeued += 1
+
+    def _stream(self, job: Job, index: int, request: Request, tokens: list[int]) -> None:
+        now, counts = time.perf_counter(), job.counts[request]
+        for token in tokens:
+            counts[0] += 1
+            if counts[0] > counts[1]:  # else it was sent before the request was repeated
+                counts[1] = counts[0]
+                self._events.append((job, (index, token, now)))
+
+    def _step(self, scheduler: Scheduler) -> None:
+        failure: Exception | None = None
+        try:
+            remains = scheduler.step()
+        except Exception as error:
+            failure, remains = error, True
+            self._report(scheduler, error)
+        ended = [*self._ended]
+        self._ended.clear()
+        for job, request in ended:
+            if job.is_over:
+                continue
+            if request.error is None:
+                job.left -= 1
+                if not job.left:
+                    self._end(job)
+            elif failure is None:
+                self._end(job, request.error)
+            else:
+                self._retry(job, request, failure)
+        if not remains and not self._busy[scheduler]:
+            del self._busy[scheduler]
+
+    def _report(self, scheduler: Scheduler, error: Exception) -> None:
+        """Logs why a step failed; if memory was short, makes the next batches smaller."""
+        if isinstance(error, OutOfRoom):
+            scheduler.max_rows = max(1, scheduler.max_rows // 2)
+            log.warning("out of memory; batches now have up to %d rows", scheduler.max_rows)
+            return
+        log.error("a decoding step failed", exc_info=error)
+
+    def _retry(self, job: Job, request: Request, failure: Exception) -> None:
+        """Repeats a request that waited for a slot, or was stopped by a lack of memory."""
+        is_short = isinstance(failure, OutOfRoom)
+        if request in job.running and not (is_short and job.scheduler.max_rows > 1):
+            log.error("request %s failed in this step", job.id)
+            self._end(job, failure if is_short else StepFailed(str(failure)))
+            return
+        if request in job.running:
+            job.running.remove(request)
+            self._dequeued -= 1
+        request.is_done, request.error = False, None
+        if request in job.counts:
+            job.counts[request][0] = 0
+        self._queue(job, [request])
+
+    def _end(self, job: Job, error: Exception | None = None) -> None:
+        for request in job.requests:
+            if not request.is_done:
+                job.scheduler.cancel(request)
+        job.error, job.is_over = error, True
+        self._dequeued += len(job.requests) - len(job.running)
+        self._busy[job.scheduler].discard(job)
+        self._events.append((job, None))
+
+    def _send(self) -> None:
+        """Hands events to the event loops of their jobs, at once for each loop."""
+        events, self._events = self._events, []
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[Job, Event | None]]] = {}
+        for job, event in events:
+            loops.setdefault(job.loop, []).append((job, event))
+        for loop, some in loops.items():
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_deliver, some)
+
+
+def _deliver(events: Sequence[tuple[Job, Event | None]]) -> None:
+    for job, event in events:
+        job.events.put_nowait(event)

@@ -1,0 +1,182 @@
+"""Answers of the server equal what the engine decodes offline."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from texts import ODD, sentences
+from writehead.config import DecodeConfig
+
+LINES = sentences(9, seed=4, longest=12)
+LONG = " ".join(sentences(12, seed=5))  # in several pieces
+
+
+def approximately(found, output):
+    """Whether a translation of the server is an output of the engine."""
+    assert [one["text"] for one in found["hypotheses"]] == [one.text for one in output.hypotheses]
+    for ours, one in zip(found["hypotheses"], output.hypotheses, strict=True):
+        assert ours["score"] == pytest.approx(one.score, rel=1e-9)
+        assert ours["log_probability"] == pytest.approx(one.log_probability, rel=1e-9)
+        assert ours["finished"] == one.finished
+    assert (found["text"], found["pieces"]) == (output.text, output.pieces)
+    return True
+
+
+def events(response):
+    """The events of a stream, without the last, which is [DONE]."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *some, last = [one.removeprefix("data: ") for one in response.text.split("\n\n") if one]
+    assert last == "[DONE]"
+    return [json.loads(one) for one in some]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beam": 3, "n_best": 3, "alpha": 1.1},
+        {"beam": 1, "max_length": 5},
+        {"temperature": 0.8, "top_k": 7, "seed": 11},
+        {"repetition_penalty": 1.7, "min_length": 3},
+    ],
+)
+def test_every_option_of_the_engine(http, served, options):
+    texts = [*LINES, *ODD, LONG]
+    answer = http.post("/v1/translate", json={"text": texts, **options}).json()
+    outputs = [*served[0].engine.translate(texts, DecodeConfig(**options))]
+    assert len(answer["translations"]) == len(outputs)
+    assert all(map(approximately, answer["translations"], outputs))
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_a_prefix_starts_each_translation(http, served):
+    body = {"text": LINES[:2], "prefix": ["the cat", "a bird"], "model": "toy-en-de"}
+    found = http.post("/v1/translate", json=body).json()["translations"]
+    outputs = [*served[0].engine.translate(LINES[:2], prefixes=body["prefix"])]
+    assert all(map(approximately, found, outputs))
+    assert found[1]["text"].startswith("a bird")
+
+
+def test_a_stream_of_a_translation_is_its_text(http, served):
+    texts = LINES[:3]
+    *pieces, last = events(http.post("/v1/translate", json={"text": texts, "stream": True}))
+    outputs = [*served[0].engine.translate(texts, DecodeConfig(beam=1))]
+    assert all(map(approximately, last["translations"], outputs))
+    for i, output in enumerate(outputs):
+        assert "".join(one["text"] for one in pieces if one["index"] == i) == output.text
+
+
+def test_libretranslate_keeps_lines_and_markup(http, served):
+    body = {"source": "en", "target": "de", "q": f"  {LINES[0]}\n\n{LINES[1]}\r\n...\n"}
+    first, second = [one.text for one in served[0].engine.translate(LINES[:2])]
+    assert http.post("/translate", json=body).json() == {
+        "translatedText": f"  {first}\n\n{second}\r\n...\n"
+    }
+    body |= {"format": "html", "q": f"<p id='a'>{LINES[0]}</p><!-- x --><script>a<b</script>"}
+    body["q"] += f"<br/>&amp;{LINES[1]}"
+    [other] = served[0].engine.translate([f"&{LINES[1]}"])
+    assert http.post("/translate", json=body).json()["translatedText"] == (
+        f"<p id='a'>{first}</p><!-- x --><script>a<b</script><br/>"
+        + other.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
+
+
+def test_libretranslate_lists_and_alternatives(http, served):
+    body = {"q": LINES[:3], "source": "auto", "target": "de", "alternatives": 2}
+    answer = http.post("/translate", json=body).json()
+    options = DecodeConfig(beam=4, n_best=3)
+    for i, output in enumerate(served[0].engine.translate(LINES[:3], options)):
+        best, *others = [one.text for one in output.hypotheses]
+        assert (answer["translatedText"][i], answer["alternatives"][i]) == (best, others)
+    assert http.get("/languages").json() == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_deepl(http, served, form):
+    body = {"text": LINES[:2], "source_lang": "EN", "target_lang": "DE-DE"}
+    answer = http.post("/v2/translate", **({"data": body} if form else {"json": body})).json()
+    outputs = served[0].engine.translate(LINES[:2])
+    assert [one["text"] for one in answer["translations"]] == [one.text for one in outputs]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.8}])
+def test_completions(http, served, options):
+    body = {"model": "writer", "prompt": LINES[:2], "max_tokens": 9, "seed": 5, **options}
+    body |= {} if options["temperature"] == 0 else {"n": 3}
+    answer = http.post("/v1/completions", json=body).json()
+    known = {"temperature": options["temperature"] or None, "top_p": options.get("top_p")}
+    config = DecodeConfig(max_length=9, seed=5, **known)
+    outputs = served[1].engine.generate(LINES[:2], config, samples=body.get("n", 1))
+    expected = [one for output in outputs for one in output.hypotheses]
+    assert [one["text"] for one in answer["choices"]] == [one.text for one in expected]
+    for choice, one in zip(answer["choices"], expected, strict=True):
+        assert choice["finish_reason"] == ("stop" if one.finished else "length")
+    *chunks, last = events(
+        http.post(
+            "/v1/completions",
+            json={**body, "stream": True, "stream_options": {"include_usage": True}},
+        )
+    )
+    for i, one in enumerate(expected):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == i]
+        assert "".join(choice["text"] for choice in own) == one.text
+        assert [choice["finish_reason"] for choice in own][-1] is not None
+    prompt_tokens = sum(len(served[1].engine.tokenizer.encode(line)) for line in LINES[:2])
+    assert last["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"] == prompt_tokens
+
+
+def test_log_probabilities_of_tokens_add_up(http, served):
+    body = {"model": "writer", "prompt": "the cat", "max_tokens": 6, "temperature": 0}
+    [choice] = http.post("/v1/completions", json={**body, "logprobs": 2, "echo": True}).json()[
+        "choices"
+    ]
+    [output] = served[1].engine.generate(["the cat"], DecodeConfig(max_length=6))
+    [best], scored = output.hypotheses, choice["logprobs"]
+    if not best.finished:  # else, the end token has a probability, too
+        assert sum(scored["token_logprobs"]) == pytest.approx(best.log_probability, rel=1e-5)
+    assert "".join(scored["tokens"]) == best.text
+    assert choice["text"] == "the cat" + best.text
+    assert scored["text_offset"][0] == len("the cat")
+    for p, tops in zip(scored["token_logprobs"], scored["top_logprobs"], strict=True):
+        assert len(tops) <= 2
+        assert max(tops.values()) == pytest.approx(p)  # greedy search takes the likeliest
+
+
+def test_a_completion_without_tokens_has_no_log_probabilities(http):
+    body = {"model": "writer", "prompt": "", "logprobs": 1, "stop": "", "temperature": 0}
+    for prompt in ("", *LINES):  # some end at once
+        [choice] = http.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"]
+        scored = choice["logprobs"]
+        assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text(http, served, stream):
+    [output] = served[1].engine.generate(["the cat"], DecodeConfig(max_length=30))
+    stop = output.text[len(output.text) // 2 :][:3]
+    body = {"model": "writer", "prompt": "the cat", "max_tokens": 30, "temperature": 0}
+    body |= {"stop": [stop, "never this"], "stream": stream}
+    response = http.post("/v1/completions", json=body)
+    choices = [one["choices"][0] for one in (events(response) if stream else [response.json()])]
+    assert "".join(one["text"] for one in choices) == output.text[: output.text.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_many_clients_at_once(http, served):
+    lines = sentences(40, seed=9, longest=12)
+    searches = [{"beam": 1}, {"beam": 2}, {"beam": 4}, {"temperature": 1.0, "seed": 3}]
+    jobs = [(line, searches[i % 4]) for i, line in enumerate(lines)]
+
+    def ask(job):
+        return http.post("/v1/translate", json={"text": job[0], **job[1]}).json()
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [*pool.map(ask, jobs)]
+    for (line, search), answer in zip(jobs, answers, strict=True):
+        [output] = served[0].engine.translate([line], DecodeConfig(**search))
+        assert approximately(answer["translations"][0], output)

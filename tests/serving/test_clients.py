@@ -1,0 +1,99 @@
+"""Clients of other APIs work unchanged, and Schemathesis finds nothing."""
+
+import libretranslatepy
+import openai
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from servers import client, models
+from writehead.config import DecodeConfig
+from writehead.serving.bodies import join_parts, parts_of
+from writehead.serving.stop import StopText
+
+
+@pytest.fixture(scope="module")
+def ai(http):
+    return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
+
+
+def test_openai_completes_and_streams(ai, served):
+    [output] = served[1].engine.generate(["a dog"], DecodeConfig(max_length=12, min_length=9))
+    options = {"model": "writer", "prompt": "a dog", "max_tokens": 12, "temperature": 0}
+    options["extra_body"] = {"min_tokens": 9}
+    whole = ai.completions.create(**options, logprobs=1)
+    assert whole.choices[0].text == output.text
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert len(whole.choices[0].logprobs.tokens) == len(whole.choices[0].logprobs.token_logprobs)
+    chunks = [*ai.completions.create(**options, stream=True)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == output.text
+    assert len(chunks) > 2
+    seeded = {**options, "temperature": 1.0, "n": 2, "seed": 7}
+    texts = [[choice.text for choice in ai.completions.create(**seeded).choices] for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_openai_lists_models_and_raises_its_own_errors(ai):
+    assert [one.id for one in ai.models.list()] == ["toy-en-de", "writer"]
+    assert ai.models.retrieve("writer").owned_by == "writehead"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        ai.completions.create(model="nobody", prompt="a")
+    with pytest.raises(openai.UnprocessableEntityError, match="max_tokens"):
+        ai.completions.create(model="writer", prompt="a", max_tokens=0)
+
+
+def test_libretranslate(http, served):
+    theirs = libretranslatepy.LibreTranslateAPI(str(http.base_url))
+    [output] = served[0].engine.translate(["the cat sees a dog."])
+    assert theirs.translate("the cat sees a dog.", "en", "de") == output.text
+    assert [one["code"] for one in theirs.languages()] == ["de", "en"]
+
+
+def test_schemathesis_finds_nothing():
+    with client(models()) as http:
+        schema = schemathesis.openapi.from_url(f"{http.base_url}/openapi.json")
+
+        @settings(
+            max_examples=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=[*HealthCheck],
+        )
+        @given(data=st.data())
+        def check(operation, data):
+            case = data.draw(operation.as_strategy())
+            # no schema tells which options of a search exclude each other
+            case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+        for found in schema.get_all_operations():
+            check(found.ok())
+
+
+@given(
+    st.text("ab.", max_size=30),
+    st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
+def test_text_ends_at_the_first_stop_string(text, stops, data):
+    stopped, found, rest = StopText(stops), "", text
+    while rest and not stopped.is_over:
+        size = data.draw(st.integers(1, len(rest)))
+        found, rest = found + stopped.add(rest[:size]), rest[size:]
+        before = text[: len(text) - len(rest)]
+        assert stopped.is_over == any(stop in before for stop in stops)
+        assert text.startswith(found)
+    found += stopped.rest()
+    places = [text[: len(text) - len(rest)].find(stop) for stop in stops]
+    assert found == text[: min((place for place in places if place >= 0), default=None)]
+
+
+@given(st.text(max_size=40), st.booleans())
+def test_parts_make_the_document(text, is_html):
+    parts = parts_of(text, is_html)
+    if not is_html:
+        assert "".join(part.content for part in parts) == text
+        assert join_parts([part._replace(is_text=False) for part in parts], []) == text
+    assert all("\n" not in part.content for part in parts if part.is_text)
