@@ -117,7 +117,7 @@ def test_damaged_files_are_errors(tmp_path, name, file, content, words):
 
 
 def test_a_folder_without_a_tokenizer_and_a_huge_file_are_errors(tmp_path):
-    with pytest.raises(DataError, match=r"has no tokenizer; it needs tokenizer\.model"):
+    with pytest.raises(DataError, match=r"has no complete tokenizer; it needs tokenizer\.model"):
         load_tokenizer(tmp_path)
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(65 << 20)

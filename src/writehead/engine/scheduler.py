@@ -103,11 +103,12 @@ class Scheduler:
         vocab_size: int,
         eos: int,
         suppressed: Sequence[int] = (),
+        ends: Sequence[int] = (),
         batch_tokens: int | None = None,
         graphs: bool = True,
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
-        self.suppressed = suppressed  # tokens that are never chosen
+        self.suppressed, self.ends = suppressed, ends  # tokens never chosen; others that are eos
         self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
         self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
@@ -501,6 +502,7 @@ class _Queue:
             vocab_size=own.vocab_size,
             eos=own.eos,
             suppressed=own.suppressed,
+            ends=own.ends,
             graphs=own.graphs,
         )
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
