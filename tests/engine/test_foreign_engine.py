@@ -12,7 +12,8 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine, beam_search
 from writehead.errors import ConfigError, DataError
-from writehead.runs import load_run, quantize_run, save_run
+from writehead.interop.quantize import quantize_run
+from writehead.runs import load_run, save_run
 from writehead.training.evaluate import text_likelihood
 
 LINES = [*sentences(5), "日本 🙂", "a </s> b", *sentences(3, seed=1)]
