@@ -4,6 +4,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from writehead.config import DecodeConfig
+from writehead.engine.engine import BEAM
 from writehead.serving.bodies import body_schema, join_parts, parts_of, read_body
 from writehead.serving.service import Service
 from writehead.serving.settings import BEAM_LIMIT
@@ -14,7 +15,6 @@ with requires("serve"):
     from pydantic import BaseModel, Field
 
 router = APIRouter(tags=["LibreTranslate"])
-BEAM = 4
 
 
 class TranslateBody(BaseModel):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 from writehead.config import DecodeConfig
+from writehead.engine.engine import BEAM
 from writehead.errors import ConfigError
 from writehead.serving.app import make_app, requests_log
 from writehead.serving.models import Served
@@ -21,6 +22,7 @@ with requires("serve"):
     import uvicorn
 
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
+WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -68,12 +70,15 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
 
 
 def warm_up(model: Served) -> None:
-    """Decodes a word, which compiles kernels, so that the first request does not wait for them."""
-    options = DecodeConfig(max_length=2)
-    if model.translates:
-        list(model.engine.translate(["a"], options))
-    else:
-        list(model.engine.generate(["a"], options))
+    """Decodes words, which compiles kernels and captures graphs that requests would wait for."""
+    engine = model.engine
+    for count in WARMUP_TEXTS.get(engine.model.device.type, (1,)):
+        words = ["a"] * count
+        if model.translates:
+            for beam in (1, BEAM):
+                list(engine.translate(words, DecodeConfig(beam=beam, max_length=2)))
+        else:
+            list(engine.generate(words, DecodeConfig(max_length=2)))
 
 
 def share_memory(models: Sequence[Served]) -> None:
