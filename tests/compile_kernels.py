@@ -153,7 +153,7 @@ def compile_training() -> None:
 
 def main() -> None:
     JITFunction.__getitem__ = compile_instead
-    decode_ops._shared_memory = lambda device: SHARED_MEMORY
+    decode_ops.shared_memory = lambda device: SHARED_MEMORY
     as_on_an_h200 = {"runs_triton": lambda T: True, "pdl": lambda T: {"launch_pdl": True}}
     for module in [one for name, one in sys.modules.items() if name.startswith("writehead.")]:
         for name in as_on_an_h200.keys() & vars(module).keys():
@@ -167,6 +167,8 @@ def main() -> None:
     compile_lane("language", 1, 1, g=2, window=1)
     compile_lane("language", 16, 5, window=7, **GATED)
     compile_lane("language", 128, 1, **GATED)
+    compile_lane("translation", 16, 2, positions="relative", attention_scale=1.0)
+    compile_lane("language", 16, 1, window=7, positions="relative", relative_distance=20)
     compile_products()
     compile_decode_attention()
     compile_training()

@@ -77,17 +77,14 @@ def assert_at_most_twice(ours: Tensor, plain: Tensor, exact: Tensor) -> None:
 def sees(visibility: Visibility) -> Sees:
     """A function that tells whether query i of a row may read memory position j."""
 
-    def look_up(table: Tensor | None, row: int, index: int) -> int:
-        return index if table is None else int(table[row, index])
-
     def answer(row: int, i: int, j: int) -> bool:
-        query = look_up(visibility.query_positions, row, i)
-        memory = look_up(visibility.memory_positions, row, j)
-        if memory < 0 or (visibility.lengths is not None and j >= visibility.lengths[row]):
+        positions = visibility.query_positions
+        query = i if positions is None else int(positions[row, i])
+        if visibility.lengths is not None and j >= visibility.lengths[row]:
             return False
-        if visibility.causal and memory > query:
+        if visibility.causal and j > query:
             return False
-        if visibility.window is not None and query - memory >= visibility.window:
+        if visibility.window is not None and query - j >= visibility.window:
             return False
         if visibility.query_segments is None:
             return True
@@ -97,7 +94,14 @@ def sees(visibility: Visibility) -> Sees:
     return answer
 
 
-def slow_attend(Q: Tensor, K: Tensor, V: Tensor, may_see: Sees, scale: float) -> Tensor:
+def slow_attend(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    may_see: Sees,
+    scale: float,
+    bias: Callable[[int, int, int, int], float] = lambda row, head, i, j: 0.0,
+) -> Tensor:
     """Attention one scalar at a time, [b,h,n,k] [b,g,m,k] [b,g,m,v] -> [b,h,n,v]."""
     b, h, n, _ = Q.shape
     g, m, v = V.shape[1:]
@@ -105,7 +109,9 @@ def slow_attend(Q: Tensor, K: Tensor, V: Tensor, may_see: Sees, scale: float) ->
     for row, head, i in product(range(b), range(h), range(n)):
         write_head = head // (h // g)
         seen = [j for j in range(m) if may_see(row, i, j)]
-        exps = [math.exp(scale * float(Q[row, head, i] @ K[row, write_head, j])) for j in seen]
+        logits = [scale * float(Q[row, head, i] @ K[row, write_head, j]) for j in seen]
+        biases = [bias(row, head, i, j) for j in seen]
+        exps = [math.exp(sum(both)) for both in zip(logits, biases, strict=True)]
         for weight, j in zip(exps, seen, strict=True):
             O[row, head, i] += weight / sum(exps) * V[row, write_head, j]
     return O

@@ -29,8 +29,8 @@ SEARCH = ("tests/engine/test_search_kernels.py",)
 OTHERS = "reference or library or compiled or elements or on_a_gpu or torch.float16"
 WANTED = "errs_at_most or equal or embed_adds or ring or slots or beams or several"
 DIRECT = f"({WANTED}) and not ({OTHERS} or 9000)"
-FEW = "(torch.bfloat16 and (37 or 900)) or equals_the_formula_where or slots_come or beams_follow"
-SMALL = f"({FEW} or several_new) and not ({OTHERS} or packed)"
+QUICK = "(torch.bfloat16 and (37 or 900)) or equals_the_formula_where or slots_come or beams_follow"
+SMALL = f"({QUICK} or several_new) and not ({OTHERS} or packed)"
 # tool, tests, pytest's -k, and whether PyTorch's caching allocator is used
 PASSES = (
     ("memcheck", OPS, DIRECT, False),

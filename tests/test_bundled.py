@@ -9,7 +9,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from texts import sentences
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.bpe import BPETokenizer
 from writehead.engine import Engine
 from writehead.errors import RunError
 from writehead.paper.presets import preset
@@ -62,7 +62,7 @@ def test_the_bundled_model_is_small_quantized_multi_query_and_the_one_of_its_res
     config = read_config(bundled_run())
     assert config == replace(preset("bundled/multi-query"), vocab_size=config.vocab_size)
     assert read_quantization(BUNDLED) is not None
-    assert Tokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
+    assert BPETokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
     for name in ("quantized", "speed"):
         result = json.loads((ROOT / "results" / "bundled" / f"{name}.json").read_text())
         assert result["fingerprint"] == run_fingerprint(BUNDLED)

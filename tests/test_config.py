@@ -102,6 +102,13 @@ def test_the_config_of_an_old_run_is_the_model_it_was():
         (LANGUAGE, {"positions": "rotary", "k": 7}, "an even k, not k=7"),
         (LANGUAGE, {"positions": "sinusoidal", "d": 13}, "an even d, not d=13"),
         (LANGUAGE, {"positions": "rotary", "k": 6, "position_offset": 2}, "position_offset to 0"),
+        (
+            LANGUAGE,
+            {"positions": "relative", "relative_buckets": 7},
+            "buckets=7 must be even",
+        ),
+        (LANGUAGE, {"relative_distance": 16}, "relative_distance=16 must be above 16"),
+        (LANGUAGE, {"attention_scale": 0.0}, "attention_scale=0.0 must be above 0"),
         (LANGUAGE, {"position_offset": -1}, "position_offset=-1 must be at least 0"),
         (LANGUAGE, {"rotary_base": 1}, "rotary_base=1 must be above 1"),
         (LANGUAGE, {"embedding_scale": 0.0}, "embedding_scale=0.0 must be above 0"),

@@ -23,8 +23,11 @@ FIELDS = {"bias": True, "norm": "layer", "norm_place": "post", "gated": True, "o
 HEADS = {"g": 2, "encoder_g": 6, "cross_g": 1, "source_vocab_size": 41, "position_offset": 2}
 MIXED = config("translation", **FIELDS, **HEADS)
 ROTARY = config("language", positions="rotary", k=6)
+RELATIVE = config("translation", positions="relative", relative_buckets=6, g=1)
 CONFIGS = pytest.mark.parametrize(
-    "cfg", [TRANSLATION, LANGUAGE, MIXED, ROTARY], ids=["translation", "lm", "mixed", "rotary"]
+    "cfg",
+    [TRANSLATION, LANGUAGE, MIXED, ROTARY, RELATIVE],
+    ids=["translation", "lm", "mixed", "rotary", "relative"],
 )
 
 

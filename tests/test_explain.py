@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from writehead import cost
 from writehead.errors import ConfigError
-from writehead.hugging_face_config import import_config
+from writehead.interop.families import describe
 
 SIDES = {"attention_heads": 4, "ffn_dim": 52}
 BART = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDES.items()}
@@ -65,7 +65,7 @@ def test_a_hugging_face_config_has_the_sizes_and_the_work_of_its_model(tmp_path,
     auto = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     with torch.device("meta"):
         model = getattr(transformers, auto).from_config(config, attn_implementation="eager")
-    found = import_config(tmp_path / "config.json")
+    found = describe(tmp_path / "config.json")
     counted, exact = sum(cost.parameters(found.config).values()), parameters(model)
     assert (found.config.g, found.config.window) == (g, 8 if kind == "mistral" else None)
     if found.approximations:
@@ -85,7 +85,7 @@ def test_a_hugging_face_config_has_the_sizes_and_the_work_of_its_model(tmp_path,
 def test_the_options_of_layers_are_read(tmp_path):
     def read(kind, **fields):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
-        return import_config(tmp_path / "config.json")
+        return describe(tmp_path / "config.json")
 
     marian = read("marian", **BART, activation_function="swish", scale_embedding=True).config
     assert (marian.activation, marian.embedding_scale) == ("silu", 24**0.5)
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_such_config_is_refused_in_a_sentence(tmp_path, conten
     file = tmp_path / "config.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=words) as caught:
-        import_config(file)
+        describe(file)
     assert len(str(caught.value)) < len(str(file)) + 150
 
 

@@ -12,8 +12,8 @@ from helpers import KERNELS
 SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
-LOWER = "errors util schema config cost hugging_face_config ops model data runs"
-UPPER = "engine training interop bench paper explain serving demo cli"
+LOWER = "errors util schema config cost ops model data runs interop"
+UPPER = "engine training bench paper explain serving demo cli"
 PACKAGES = [*LOWER.split(), *UPPER.split()]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from helpers import config, model
 from writehead.config import Batching
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.bpe import BPETokenizer
 from writehead.engine import Engine
 from writehead.runs import quantize_run, save_run
 
@@ -32,8 +32,8 @@ def sentences(count: int, *, seed: int = 0, longest: int = 7) -> list[str]:
 
 
 @cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(sentences(400), 300)
+def tokenizer() -> BPETokenizer:
+    return BPETokenizer.train(sentences(400), 300)
 
 
 def engine(task: str, batching: Batching | None = None, **changes: object) -> Engine:

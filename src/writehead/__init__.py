@@ -27,11 +27,14 @@ if TYPE_CHECKING:
         sample,
     )
     from writehead.errors import WriteheadError
+    from writehead.interop.convert import convert
+    from writehead.interop.huggingface import export_model, import_model
+    from writehead.interop.pretrained import load_run
     from writehead.model import LanguageModel, TranslationModel, make_model
     from writehead.ops.attention import attend
     from writehead.ops.visibility import Visibility
     from writehead.paper.presets import preset, preset_names
-    from writehead.runs import Run, load_run, save_run
+    from writehead.runs import Run, save_run
 
 __version__ = "0.1.0"
 
@@ -54,7 +57,10 @@ __all__ = [
     "__version__",
     "attend",
     "beam_search",
+    "convert",
+    "export_model",
     "greedy",
+    "import_model",
     "load_run",
     "make_model",
     "matched_d_ff",
@@ -64,7 +70,10 @@ __all__ = [
     "save_run",
 ]
 
-_MODULES = ("config", "errors", "paper.presets", "ops.attention", "model", "runs", "engine")
+_MODULES = (
+    *("config", "errors", "paper.presets", "ops.attention", "model", "engine"),
+    *("interop.pretrained", "interop.huggingface", "interop.convert", "runs"),
+)
 
 
 def __getattr__(name: str) -> object:

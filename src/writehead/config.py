@@ -31,10 +31,12 @@ class AttentionConfig:
     v: int
     window: int | None = None  # a query sees its own position and the window-1 before it (§4.1)
     bias: bool = False
+    scale: float | None = None  # of the logits; None: k^-0.5
 
     def __post_init__(self) -> None:
         check_types(self)
         check_sizes(self, "d", "h", "g", "k", "v", "window")
+        check_bounds(self, "scale", gt=0)
         if self.h % self.g:
             raise ConfigError(f"g={self.g} write-heads must divide h={self.h} read-heads")
 
@@ -82,14 +84,23 @@ class ModelConfig(JsonConfig):
     decoder_layers: int
     source_positions: int = 0
     target_positions: int = 256
-    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = "learned"
     position_offset: int = 0  # position of the first token; the table has as many additional rows
+    sinusoid: Literal["marian", "fairseq"] = "marian"  # the lowest frequency; see `sinusoidal`
     rotary_base: float = 10_000.0
+    rotary_factor: float = 1.0  # divides the frequencies; see ops.rotary.Scaling
+    rotary_original: int | None = None
+    rotary_low: float = 1.0
+    rotary_high: float = 4.0
+    relative_buckets: int = 32  # biases per read-head, of ranges of distances
+    relative_distance: int = 128  # from here on, all distances have one bias
+    attention_scale: float | None = None  # multiplies the attention logits; None: k^-0.5
     tied: bool = True
     embedding_scale: float | None = None  # multiplies the token embeddings; None: 1
     norm: Literal["rms", "layer"] = "rms"
     norm_place: Literal["pre", "post"] = "pre"  # "post": norm(X + sublayer(X)), no final norm
     norm_epsilon: float = 1e-6
+    norm_offset: float = 0.0  # added to the gains of RMS norms
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     gated: bool = False  # the feed-forward layer computes P_2(activation(P_1 x) * P_3 x)
     bias: bool = False
@@ -111,8 +122,11 @@ class ModelConfig(JsonConfig):
             self._check_no_encoder()
         self._check_positions()
         check_bounds(self, "dropout", ge=0, lt=1)
-        check_bounds(self, "norm_epsilon", "logit_scale", "embedding_scale", gt=0)
+        scales = "logit_scale", "embedding_scale", "attention_scale"
+        check_bounds(self, "norm_epsilon", *scales, gt=0)
         check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
+        if self.norm == "layer" and self.norm_offset:
+            raise ConfigError("norm_offset is for RMS norms; set norm='rms' or norm_offset=0")
         check_bounds(self, "pad", "eos", lt=self.source_vocab_size or self.vocab_size)
         # these properties check h, k, v, window, and each number of write-heads
         _ = self.decoder_attention, self.encoder_attention, self.cross_attention
@@ -127,12 +141,21 @@ class ModelConfig(JsonConfig):
     def _check_positions(self) -> None:
         check_bounds(self, "position_offset", ge=0, le=INT32)
         check_bounds(self, "rotary_base", gt=1)
+        check_bounds(self, "rotary_factor", "rotary_low", gt=0)
+        check_bounds(self, "rotary_high", gt=self.rotary_low)
+        check_sizes(self, "rotary_original")
+        check_bounds(self, "relative_buckets", ge=4, le=INT32)
+        check_bounds(self, "relative_distance", gt=self.relative_buckets // 2, le=INT32)
         if self.positions == "sinusoidal" and self.d % 2:
             raise ConfigError(f"sinusoidal positions need an even d, not d={self.d}")
         if self.positions == "rotary" and self.k % 2:
             raise ConfigError(f"rotary positions need an even k, not k={self.k}")
-        if self.positions == "rotary" and self.position_offset:
-            raise ConfigError("rotary positions are relative; set position_offset to 0")
+        if self.positions in ("rotary", "relative") and self.position_offset:
+            raise ConfigError(
+                f"{self.positions} positions have no offset; set position_offset to 0"
+            )
+        if self.positions == "relative" and self.relative_buckets % 2:
+            raise ConfigError(f"relative_buckets={self.relative_buckets} must be even")
 
     @cached_property
     def encoder_attention(self) -> AttentionConfig:
@@ -151,7 +174,8 @@ class ModelConfig(JsonConfig):
 
     def _attention(self, g: int | None) -> AttentionConfig:
         g = self.g if g is None else g
-        return AttentionConfig(self.d, self.h, g, self.k, self.v, bias=self.bias)
+        scale = self.attention_scale
+        return AttentionConfig(self.d, self.h, g, self.k, self.v, bias=self.bias, scale=scale)
 
     @property
     def kind(self) -> Kind:
@@ -240,6 +264,8 @@ class TrainConfig(JsonConfig):
     clip: float | None = 1.0
     label_smoothing: float = 0.1
     z_loss: float = 1e-4
+    distill: float = 0.5  # weight of the loss to the teacher's predictions, if there is a teacher
+    distill_temperature: float = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -259,7 +285,8 @@ class TrainConfig(JsonConfig):
         check_bounds(self, "steps", ge=1, le=MAX_STEPS)
         check_bounds(self, "seed", "weight_decay", "z_loss", ge=0)
         check_bounds(self, "decay", "label_smoothing", "beta1", "beta2", ge=0, lt=1)
-        check_bounds(self, "learning_rate", "clip", gt=0)
+        check_bounds(self, "distill", ge=0, le=1)
+        check_bounds(self, "learning_rate", "clip", "distill_temperature", gt=0)
         if self.rows % self.accumulate:
             raise ConfigError(f"accumulate={self.accumulate} must divide rows={self.rows}")
         if self.average > self.keep:

@@ -130,6 +130,8 @@ def parameters(config: ModelConfig) -> dict[str, int]:
     learned = config.target_positions + config.position_offset
     if encoders:
         learned += config.source_positions + config.position_offset
+    biases = config.relative_buckets * config.h * (2 if encoders else 1)
+    positions = {"learned": learned * d, "relative": biases}
     final_norms = 0 if config.norm_place == "post" else 2 if encoders else 1
     norms = 2 * (encoders + decoders) + config.cross_layers + final_norms
     counts = {
@@ -137,7 +139,7 @@ def parameters(config: ModelConfig) -> dict[str, int]:
         "source embedding": (config.source_vocab_size or 0) * d,
         "output embedding": 0 if config.tied else config.vocab_size * d,
         "output bias": config.vocab_size if config.output_bias else 0,
-        "positions": learned * d if config.positions == "learned" else 0,
+        "positions": positions.get(config.positions, 0),
         "encoder attention": encoders * config.encoder_attention.parameters,
         "encoder feed-forward": encoders * config.feed_forward_parameters,
         "decoder self-attention": decoders * config.decoder_attention.parameters,
@@ -256,6 +258,8 @@ def sentence_bytes(config: ModelConfig, setting: Setting) -> int:
         # attention has three copies of its output: as computed, masked, and with joined heads
         attending = attention.h * (attention.k + 3 * attention.v) + attention.kv_size
         encoding = setting.source * (d + max(d + inner, attending)) * e
+        if config.positions == "relative":  # as computed, and masked
+            encoding += 2 * attention.h * setting.source**2 * e
     search = setting.beam * (setting.target * SEARCH_BYTES + step)
     return kv_bytes(config, sentence)["total"] + search + encoding
 

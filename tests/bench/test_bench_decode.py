@@ -124,7 +124,7 @@ def test_libraries_are_timed_with_our_sizes():
     assert "GPU" in measured["PyTorch, torch.compile"]["absent"]
     for changes, words in (
         ({"g": 1}, {"Hugging Face": "multi-head"}),
-        ({"window": 3}, {"Hugging Face": "without a window", "CTranslate2": "window"}),
+        ({"window": 3}, {"Hugging Face": "without a window"}),
         ({"d": 14}, {"Hugging Face": "h × k = d"}),
     ):
         other = dataclasses.replace(sizes, **changes)

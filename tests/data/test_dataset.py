@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from corpora import translation_dataset
+from writehead.data.bpe import BPETokenizer
 from writehead.data.dataset import Dataset, token_dtype
-from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError
 
 
@@ -27,7 +27,7 @@ def test_ids_past_65535_take_four_bytes(folder, monkeypatch):
     for path in folder.glob("*.tokens"):
         np.fromfile(path, dtype=np.uint16).astype(np.uint32).tofile(path)
     change_info(folder, vocab_size=70_000)
-    monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
+    monkeypatch.setattr(BPETokenizer, "vocab_size", 70_000)
     assert Dataset.open(folder).split("train").source[7].tolist() == before
 
 
@@ -52,7 +52,7 @@ def unsort(folder):
 
 def replace_tokenizer(folder):
     lines = [f"another text {i} of words" for i in range(200)]
-    Tokenizer.train(lines, 290).save(folder / "tokenizer.model")
+    BPETokenizer.train(lines, 290).save(folder / "tokenizer.model")
 
 
 @pytest.mark.parametrize(

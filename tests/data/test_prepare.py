@@ -10,11 +10,11 @@ from corpora import files, pair_inputs, pairs, sentences, write, write_pairs
 from processes import run_python
 from texts import full_disk
 from writehead.config import PrepareConfig
+from writehead.data.bpe import normalise
 from writehead.data.corpus import pairs as embedded_pairs
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.data.sources import Inputs, TextFiles, parallel_files, text_files
-from writehead.data.tokenizer import normalise
 from writehead.errors import DataError
 from writehead.util.progress import Reporter
 

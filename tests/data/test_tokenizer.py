@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpora import sentences
-from writehead.data.tokenizer import EOS, PAD, Tokenizer, normalise
+from writehead.data.bpe import EOS, PAD, BPETokenizer, normalise
 from writehead.errors import DataError
 
 ODD = "漢字かな|𝔘𝔫𝔦𝔠𝔬𝔡𝔢|👩🏽‍🚀 🇩🇪|עברית العربية|ﬁ ½ ℃ …|<pad> </s> <unk> <0x41>|\U0010ffff"
@@ -15,7 +15,7 @@ ODD = "漢字かな|𝔘𝔫𝔦𝔠𝔬𝔡𝔢|👩🏽‍🚀 🇩🇪|עבר
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.train(sentences(300, seed=1), 420)
+    return BPETokenizer.train(sentences(300, seed=1), 420)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,15 @@ def test_any_text_is_normalised_once_and_survives_the_tokenizer(tokenizer, text)
 
 
 def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer, tmp_path):
-    again, texts = Tokenizer.train(sentences(300, seed=1), 420), sentences(50, seed=2)
+    again, texts = BPETokenizer.train(sentences(300, seed=1), 420), sentences(50, seed=2)
     assert (again.model, again.vocab_size) == (tokenizer.model, 420)
     for text in ODD.split("|"):
         ids = tokenizer.encode(text)
         assert (min(ids) > 2, tokenizer.decode([PAD, *ids, EOS, PAD])) == (True, text)
-    for eos in (False, True):
-        batch = [ids.tolist() for ids in tokenizer.encode_all(texts, eos=eos)]
-        assert batch == [[*tokenizer.encode(text), *[EOS] * eos] for text in texts]
+    batch = [ids.tolist() for ids in tokenizer.encode_all(texts)]
+    assert batch == [tokenizer.encode(text) for text in texts]
     for vocab_size, words in ((100, "260 or more"), (270, "too small"), (50_000, "too large")):
         with pytest.raises(DataError, match=words):
-            Tokenizer.train(sentences(20, seed=1), vocab_size)
+            BPETokenizer.train(sentences(20, seed=1), vocab_size)
     with pytest.raises(DataError, match="none/bpe could not be written: No such file"):
         tokenizer.save(tmp_path / "none" / "bpe")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from search_toys import random_toy
 from texts import ODD, engine, sentences, tokenizer
 from writehead.config import Batching, DecodeConfig
+from writehead.data.bpe import normalise
 from writehead.data.lines import split_line, split_text
-from writehead.data.tokenizer import normalise
 from writehead.engine import Engine, beam_search, greedy
 from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
 from writehead.runs import save_run
@@ -235,7 +235,7 @@ def test_an_engine_is_loaded_from_a_run(tmp_path, translator):
     assert_same(loaded.translate(LINES[:4]), translator.translate(LINES[:4]))
     assert Engine.load(tmp_path / "run", device="cpu").model.dtype == torch.float32
     (tmp_path / "run/tokenizer.model").unlink()
-    with pytest.raises(RunError, match=r"has no tokenizer\.model"):
+    with pytest.raises(RunError, match="has no tokenizer"):
         Engine.load(tmp_path / "run")
     with pytest.raises(ConfigError, match="int"):
         Engine.load(3)

@@ -36,6 +36,7 @@ KINDS = {
     "multi-head, layer norm": {"g": 6, "norm": "layer", "bias": True, "activation": "gelu"},
     "local": {"g": 2, "window": 4, "tied": False},
     "rotary, gated": {"k": 6, "positions": "rotary", "gated": True, "activation": "silu"},
+    "relative": {"positions": "relative", "relative_distance": 17, "attention_scale": 1.0},
     "post-norm": {"norm_place": "post", "positions": "sinusoidal", "norm": "layer", "bias": True}
     | {"output_bias": True, "embedding_scale": 3.0, "position_offset": 2},
 }

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
-from writehead.config import DecodeConfig
+from writehead.config import AttentionConfig, DecodeConfig
 from writehead.engine import search_kernels
 from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, with_tuples
 from writehead.errors import BackendError, ConfigError, TokenError
+from writehead.model import KVCache
 
 # the kernels compute with minus infinity
 pytestmark = [
@@ -36,9 +37,13 @@ def make_pair(slots: int, beam: int, vocab_size: int = V, **changes: object) -> 
     """The reference and the kernels, with a KV cache that is a ring of 5 positions."""
     rows, made = slots * beam, []
     for name in ("reference", "triton"):
-        ancestors = torch.full((rows, 5), 77, dtype=torch.int32, device=DEVICE)
-        given = {"lengths": torch.full((rows,), 77, device=DEVICE), "ancestors": ancestors}
-        given |= {"eos": EOS, "device": DEVICE, "implementation": name, **changes}
+        heads = AttentionConfig(d=2, h=1, g=1, k=1, v=1)
+        cache = KVCache(heads, layers=1, rows=rows, capacity=5, beam=beam, device=DEVICE)
+        cache.live.zero_()
+        for T in (cache.lengths, cache.ancestors):
+            if T is not None:
+                T.fill_(77)
+        given = {"cache": cache, "eos": EOS, "device": DEVICE, "implementation": name, **changes}
         made.append(Search(slots, beam, 12, vocab_size=vocab_size, **given))
     return made
 

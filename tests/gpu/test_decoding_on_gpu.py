@@ -123,3 +123,17 @@ def test_unsupported_heads_are_decoded_step_by_step_with_a_warning(caplog):
         assert len(list(one.translate(sentences(3), DecodeConfig(max_length=4)))) == 3
     assert "without CUDA graphs" in caplog.text
     assert "powers of two" in caplog.text
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_suppressed_tokens_are_not_chosen_in_graphs(beam):
+    options = DecodeConfig(beam=beam)
+    made, lines = engine("translation").model.to(torch.float32), sentences(20)
+    plain = [one.text for one in Engine(copy.deepcopy(made), tokenizer()).translate(lines, options)]
+    likely = [token for text in plain[:3] for token in tokenizer().encode(text)]
+    forbidding = copy.copy(tokenizer())
+    forbidding.suppressed = tuple({*likely} - {EOS})
+    expected = Engine(copy.deepcopy(made), forbidding).translate(lines, options)
+    got = [*Engine(made.to(DEVICE), forbidding).translate(lines, options)]
+    assert [one.text for one in got] == [one.text for one in expected]
+    assert [one.text for one in got] != plain

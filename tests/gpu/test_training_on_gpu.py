@@ -12,7 +12,10 @@ from trainings import CONFIG, MODEL, pair_dataset
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch, PackedBatches
 from writehead.data.dataset import Dataset
+from writehead.model import make_model
+from writehead.runs import save_run
 from writehead.training.distributed import World
+from writehead.training.origin import Origin
 from writehead.training.step import WARMUP_STEPS, Stepper
 
 pytestmark = pytest.mark.gpu
@@ -32,18 +35,20 @@ def batches(tmp_path_factory) -> list[Batch]:
     return [next(made) for _ in range(STEPS)]
 
 
-def make(model: ModelConfig, config: TrainConfig) -> Stepper:
+def make(model: ModelConfig, config: TrainConfig, origin: Origin | None = None) -> Stepper:
     torch.compiler.reset()
-    return Stepper(model, config, World(0, 1, torch.device("cuda")))
+    return Stepper(model, config, World(0, 1, torch.device("cuda")), origin)
 
 
 def weights(stepper: Stepper) -> Tensor:
     return torch.cat([P.detach().flatten() for P in stepper.model.parameters()])
 
 
-def train(config: TrainConfig, batches: list[Batch]) -> tuple[Tensor, Tensor]:
+def train(
+    config: TrainConfig, batches: list[Batch], origin: Origin | None = None
+) -> tuple[Tensor, Tensor]:
     """Loss and likelihood per token of each step, and the change of the weights."""
-    stepper = make(PLAIN, config)
+    stepper = make(PLAIN, config, origin)
     before = weights(stepper)
     sums = [stepper.update(batch, i)[:2] / batch.tokens for i, batch in enumerate(batches)]
     return torch.stack(sums), weights(stepper) - before
@@ -59,6 +64,19 @@ def test_captured_steps_train_like_uncaptured_steps(optimizer, rate, batches):
     plain, expected_move = train(replace(config, compile="no"), batches)
     assert len({batch.tokens for batch in batches}) > 3
     assert plain[-1, 1] < 0.8 * plain[0, 1]  # it learns, so a stale step would show
+    assert_close(losses, plain, rtol=3e-3, atol=0.0)
+    assert (moved - expected_move).norm() < 0.05 * expected_move.norm()
+
+
+def test_captured_steps_learn_from_a_teacher_like_uncaptured_steps(batches, tmp_path):
+    torch.manual_seed(7)
+    save_run(tmp_path / "teacher", make_model(replace(PLAIN, g=4, d=48)))
+    config = replace(TRAIN, optimizer="adamw", learning_rate=0.003, distill=0.7)
+    origin = Origin(teacher=tmp_path / "teacher")
+    losses, moved = train(config, batches, origin)
+    plain, expected_move = train(replace(config, compile="no"), batches, origin)
+    alone, _ = train(replace(config, compile="no"), batches)
+    assert (plain[:, 0] - alone[:, 0]).abs().max() > 0.1  # the teacher matters
     assert_close(losses, plain, rtol=3e-3, atol=0.0)
     assert (moved - expected_move).norm() < 0.05 * expected_move.norm()
 

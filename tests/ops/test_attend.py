@@ -27,17 +27,14 @@ def depths(implementation: str) -> tuple[int, int]:
     return (v, v) if implementation == "sdpa" else (k, v)
 
 
-def inputs(implementation: str, g: int, *, n: int = n, m: int = m, b: int = b, beam: int = 1):
+def inputs(implementation: str, g: int, *, n: int = n, m: int = m, b: int = b):
     k, v = depths(implementation)
-    return random(b * beam, h, n, k), random(b, g, m, k), random(b, g, m, v)
+    return random(b, h, n, k), random(b, g, m, k), random(b, g, m, v)
 
 
 def reference(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Tensor) -> Tensor:
-    """`slow_attend` over copies of K and V in which noise and beams are applied."""
-    V = V * noise.unsqueeze(3)  # scaling a position's values scales its weight
-    beam, may_see = len(Q) // len(K), sees(visibility)
-    K, V = (T.repeat_interleave(beam, dim=0) for T in (K, V))
-    return slow_attend(Q, K, V, lambda row, i, j: may_see(row // beam, i, j), SCALE)
+    """`slow_attend` with noise: scaling a position's values scales its weight."""
+    return slow_attend(Q, K, V * noise.unsqueeze(3), sees(visibility), SCALE)
 
 
 LIMITS = [
@@ -49,41 +46,51 @@ LIMITS = [
         query_segments=torch.tensor([[1, 2, 0], [2, 2, 3]]),
         memory_segments=torch.tensor([[1] * 4 + [2] * 6 + [0] * 3, [1] * 5 + [2] * 8]),
     ),
-    Visibility(  # a ring
-        causal=True,
-        window=5,
-        query_positions=torch.tensor([[15, 16, 17], [1, 2, 3]]),
-        memory_positions=torch.tensor([[*range(13, 18), *range(5, 13)], [0, 1, 2, 3] + [-1] * 9]),
-    ),
+    Visibility(causal=True, window=5, query_positions=torch.tensor([[9, 15, 12], [1, 2, 3]])),
 ]
 FOURS = torch.tensor([[1, 1, 2, 2], [1, 2, 2, 0]])
 # causality plus one of these is not the causal triangle of PyTorch
 SQUARE = [
     *({"window": 2}, {"lengths": torch.tensor([4, 2])}),
-    *({"query_positions": FOURS}, {"memory_positions": FOURS}),
+    {"query_positions": FOURS},
     {"query_segments": FOURS, "memory_segments": FOURS},
 ]
 
 
 @every_implementation
 @pytest.mark.parametrize(
-    ("g", "n", "m", "visibility", "beam"),
+    ("g", "n", "m", "visibility"),
     [
-        *((g, n, m, limits, 1) for g in (h, 2, 1) for limits in LIMITS),
-        *((2, n, m, Visibility(), 1) for n, m in ((1, 1), (1, 5), (5, 1), (5, 3))),
-        *((2, n, m, Visibility(True), 1) for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (5, 3))),
-        *((2, 4, 4, Visibility(True, **limit), 1) for limit in SQUARE),
-        *((2, n, m, Visibility(lengths=torch.tensor([m, 5])), 4) for n in (1, n)),
+        *((g, n, m, limits) for g in (h, 2, 1) for limits in LIMITS),
+        *((2, n, m, Visibility()) for n, m in ((1, 1), (1, 5), (5, 1), (5, 3))),
+        *((2, n, m, Visibility(True)) for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (5, 3))),
+        *((2, 4, 4, Visibility(True, **limit)) for limit in SQUARE),
+        *((2, n, m, Visibility(lengths=torch.tensor([m, 5]))) for n in (1, n)),
     ],
 )
-def test_attend_equals_a_loop_over_scalars(g, n, m, visibility, beam, implementation):
-    Q, K, V = inputs(implementation, g, n=n, m=m, beam=beam)
+def test_attend_equals_a_loop_over_scalars(g, n, m, visibility, implementation):
+    Q, K, V = inputs(implementation, g, n=n, m=m)
     options, noise = {"scale": SCALE, "implementation": implementation}, random(b, g, m)
     O = attend(Q, K, V, visibility, noise=noise, **options)  # noqa: E741
     assert_close(O, reference(Q, K, V, visibility, noise))
     without_noise = reference(Q, K, V, visibility, torch.ones(b, g, m))
     transposed = (T.mT.contiguous().mT for T in (Q, K, V))
     assert_close(attend(*transposed, visibility, **options), without_noise)
+
+
+@every_implementation
+@every_kind
+@pytest.mark.parametrize("visibility", LIMITS)
+def test_a_bias_is_added_to_the_logits_of_each_distance(visibility, g, implementation):
+    Q, K, V = inputs(implementation, g)
+    table, positions = random(h, 9), visibility.query_positions  # distances -4 to 4
+    O = attend(Q, K, V, visibility, scale=SCALE, bias=table, implementation=implementation)  # noqa: E741
+
+    def bias(row: int, head: int, i: int, j: int) -> float:
+        query = i if positions is None else int(positions[row, i])
+        return float(table[head, 4 + max(-4, min(query - j, 4))])
+
+    assert_close(O, slow_attend(Q, K, V, sees(visibility), SCALE, bias))
 
 
 @every_implementation
@@ -105,6 +112,13 @@ def test_gradients_equal_finite_differences(g, implementation):
     visibility = Visibility(causal=True, query_positions=torch.tensor([[1, 2]]))
     options = {"scale": SCALE, "implementation": implementation}
     assert torch.autograd.gradcheck(lambda *T: attend(*T, visibility, **options), tensors)
+    # the second query sees nothing
+    segments = torch.tensor([[1, 0]]), torch.tensor([[1, 1, 2]])
+    visibility = Visibility(query_segments=segments[0], memory_segments=segments[1])
+    tensors.append(random(h, 3).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda *T: attend(*T[:3], visibility, bias=T[3], **options), tensors
+    )
 
 
 def test_invalid_arguments_are_rejected():
@@ -114,6 +128,8 @@ def test_invalid_arguments_are_rejected():
             attend(Q, K, V, scale=SCALE, noise=noise)
     with pytest.raises(ShapeError, match="noise is on meta and Q on cpu"):
         attend(Q, K, V, scale=SCALE, noise=random(b, 2, m).to("meta"))
+    with pytest.raises(ShapeError, match=r"table \[h, 2 limit \+ 1\]"):
+        attend(Q, K, V, scale=SCALE, bias=random(h, 4))
     for shape in ((b, n, 77), (n, 78)):
         with pytest.raises(ShapeError, match=r"need \[b, n, 78\]"):
             Heads(h, 2, k, v).split(random(*shape))
@@ -171,14 +187,13 @@ class LargestResult(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("n", [1, 3])
-def test_k_and_v_are_never_repeated_for_read_heads_or_beams(n, beam, implementation):
+def test_k_and_v_are_never_repeated_for_read_heads(n, implementation):
     h, g, m, k = 16, 2, 1024, 64
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-    shapes = (b * beam, h, n, k), (b, g, m, k), (b, g, m, k)
+    shapes = (b, h, n, k), (b, g, m, k), (b, g, m, k)
     Q, K, V = (randn(*shape, dtype=dtype) for shape in shapes)
     visibility = Visibility(lengths=integers(m, 9))
     with LargestResult() as largest:
         attend(Q, K, V, visibility, scale=SCALE, implementation=implementation)
-    assert 0 < largest.nbytes < K.nbytes * beam * h // g
+    assert 0 < largest.nbytes < K.nbytes * h // g

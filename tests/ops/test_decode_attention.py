@@ -69,6 +69,8 @@ class Steps:
             ancestors = torch.randint(beam, (rows, size), device=DEVICE, dtype=torch.int32)
         if "counts" in limits:
             limits["counts"] = integers(*limits["counts"])
+        if "limit" in limits:  # of relative positions
+            limits["bias"] = randn(heads.h, 2 * limits.pop("limit") + 1, dtype=torch.float32)
         self.cache = CacheLayer(
             *(randn(rows, heads.g, size, depth) for depth in (heads.k, heads.v)),
             *(integers(*lengths).repeat_interleave(beam), live, beam),
@@ -128,7 +130,14 @@ class Steps:
                     stored[row, :, (length + i) % size] = added[i]
             positions = length + torch.arange(count).unsqueeze(0)
             limits = Visibility(causal=True, window=cache.window, query_positions=positions)
-            own = slow_attend(Q.transpose(0, 1).unsqueeze(0), *whole, sees(limits), SCALE)
+
+            def bias(_, head: int, i: int, j: int, length: int = length) -> float:
+                if cache.bias is None:
+                    return 0.0
+                limit = cache.bias.shape[1] // 2
+                return float(cache.bias[head, limit + min(length + i - j, limit)])
+
+            own = slow_attend(Q.transpose(0, 1).unsqueeze(0), *whole, sees(limits), SCALE, bias)
             O[r, :count] = own[0].transpose(0, 1)
         return O.flatten(2), *after
 
@@ -183,6 +192,12 @@ CASES = [
     (GROUPED, [0, 17, 12], {"n": 1, "counts": [0, 1, 1]}),
     (GROUPED, [0, 17, 12], {"n": 19, "counts": [0, 19, 3]}),
     (GROUPED, [0, 17, 12], {**RING, "n": 19, "counts": [0, 19, 3]}),
+    # relative positions
+    (GROUPED, [0, 36, 20], {"limit": 9, "padded": True}),
+    (MULTI_QUERY, [33, 20, 0], {"beam": 3, "dead": (1,), "limit": 40}),
+    (GROUPED, [33, 5], {**RING, "beam": 2, "limit": 7}),
+    (GROUPED, [0, 17, 3], {"n": 19, "limit": 1}),
+    (MULTI_QUERY, [0, 9, 40], {**RING, "n": 5, "limit": 6}),
 ]
 
 

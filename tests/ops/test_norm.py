@@ -6,6 +6,7 @@ from torch import nn
 
 from helpers import DEVICE, DTYPES, assert_at_most_twice, assert_close_in, randn
 from writehead.errors import BackendError, ConfigError
+from writehead.ops.linear import Weight
 from writehead.ops.norm import Norm, normalize
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -45,6 +46,22 @@ def test_kernel_errs_at_most_twice_as_much_as_plain_pytorch(kind, dtype):
     norm, X = norm.to(dtype), X.to(dtype)
     Y = normalize(X, Norm.of(norm), implementation="triton")
     assert_at_most_twice(Y, norm(X), exact)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_offset_is_added_to_the_gain_without_rounding(dtype, implementation):
+    norm, X = make("rms", 21).to(dtype), randn(3, 21, dtype=dtype)
+    gain = 1.0 + norm.weight.double()
+    exact = nn.functional.rms_norm(X.double(), [21], eps=0.3) * gain
+    norm.offset = 1.0
+    Y = normalize(X, Norm.of(norm), implementation=implementation)
+    assert_close_in(dtype, Y, exact, ulps=4)
+    W = randn(5, 21)
+    folded = Weight(W, norm=Norm.of(norm.float())).fold()
+    assert_close_in(torch.float32, folded.W, W.double() * gain)
+    assert folded.norm is not None
+    assert folded.norm.offset == 0.0
 
 
 def test_gradients_and_the_default_epsilon_are_pytorchs():

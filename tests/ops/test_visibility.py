@@ -24,7 +24,6 @@ def table(values: st.SearchStrategy[int], *shape: int) -> st.SearchStrategy[torc
     window=st.none() | st.integers(1, m + 2),
     lengths=st.none() | table(st.integers(0, m), b),
     query_positions=st.none() | table(st.integers(0, m + 3), b, n),
-    memory_positions=st.none() | table(st.integers(-2, m + 3), b, m),
     segments=st.none() | st.tuples(table(st.integers(0, 2), b, n), table(st.integers(0, 2), b, m)),
 )
 def test_masks_equal_a_check_of_each_pair(segments, **limits):

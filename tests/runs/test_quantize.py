@@ -84,7 +84,7 @@ def test_a_quantized_run_is_as_small_as_its_bits_and_close_to_the_original(tmp_p
 def test_a_quantized_run_is_complete_and_nothing_is_overwritten(run, small):
     assert {path.name for path in small.iterdir()} == {path.name for path in run.iterdir()}
     loaded = load_run(small)
-    assert loaded.tokenizer.read_bytes() == b"\x00tokens"
+    assert (loaded.tokenizer / "tokenizer.model").read_bytes() == b"\x00tokens"
     for source, target, words in (
         (small, small.parent / "smaller", "already has 4 bits"),
         (run, small, "exists"),

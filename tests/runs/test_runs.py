@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import config, edit_config, edit_weights, tokens
-from writehead.errors import ConfigError, DamagedRun, RunError
+from writehead.errors import ConfigError, DamagedRun, DataError, RunError
 from writehead.model import make_model
 from writehead.runs import folder, load_run, save_run
 
@@ -32,7 +32,7 @@ def test_a_run_loads_as_it_was_saved(tmp_path, task, positions):
         assert torch.equal(loaded.model.state_dict()[name], tensor), name
     inputs = [tokens(2, 5)] * (2 if task == "translation" else 1)
     assert torch.equal(loaded.model(*inputs), model(*inputs))
-    assert loaded.tokenizer.read_bytes() == b"\x00tokens"
+    assert (loaded.tokenizer / "tokenizer.model").read_bytes() == b"\x00tokens"
     assert load_run(place, dtype=torch.bfloat16).model.dtype == torch.bfloat16
     with pytest.raises(ConfigError, match="device 'cuda:77'"):
         load_run(place, device="cuda:77")
@@ -57,7 +57,7 @@ def test_an_existing_run_is_replaced_whole_and_only_with_overwrite(run, linked):
         place.symlink_to(run.name)
     with pytest.raises(RunError, match="exists"):
         save_run(place, model)
-    with pytest.raises(RunError, match="could not be written"):
+    with pytest.raises(DataError, match=r"no\.model cannot be read"):
         save_run(place, model, tokenizer=run.parent / "no.model", overwrite=True)
     assert torch.equal(embeddings(run), before)
     save_run(place, model, overwrite=True)
@@ -84,11 +84,11 @@ def test_a_finished_run_replaces_another_whole_even_if_it_was_interrupted(run, m
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.finish_run(run, TINY, weights, b"tokens")
+        folder.finish_run(run, TINY, weights, {"tokenizer.model": b"tokens"})
     now = embeddings(run)  # of one of them, whose checksum is that of the other at no moment
     assert torch.equal(now, before) or torch.equal(now, weights["tokens.weight"])
     monkeypatch.undo()
-    folder.finish_run(run, TINY, weights, b"tokens")
+    folder.finish_run(run, TINY, weights, {"tokenizer.model": b"tokens"})
     assert torch.equal(embeddings(run), weights["tokens.weight"])
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from trainings import CONFIG, go, last_checkpoint
+from writehead.data.bpe import BPETokenizer
 from writehead.data.dataset import Dataset
-from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError, WriteheadError
 from writehead.paper.report import make_report
 from writehead.runs import load_run
@@ -109,11 +109,11 @@ def test_a_changed_byte_of_a_tokenizer_never_ends_in_another_error(dataset):
             changed = bytearray(whole)
             changed[at] = byte
             try:
-                tokenizer = Tokenizer(bytes(changed))
+                tokenizer = BPETokenizer(bytes(changed))
                 tokenizer.decode(tokenizer.encode(text))
                 tokenizer.decode(tokenizer.encode_all([text])[0])
             except DataError:
                 refused += 1
     assert refused > 50
     with pytest.raises(DataError, match="cannot encode or decode"):
-        Tokenizer(whole).decode([10**6])
+        BPETokenizer(whole).decode([10**6])

@@ -142,7 +142,7 @@ def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
     # no sequence ends before the last step, whatever the model predicts
     fixed = DecodeConfig(min_length=steps, max_length=steps)
     options = [Options(fixed, steps)] * b
-    slots, sources = np.arange(b, dtype=np.int32), tokens.tolist()
+    slots, sources = np.arange(b, dtype=np.int32), [*tokens.cpu().numpy()]
     most = max(1, ADMIT_TOKENS[model.device.type] // m)  # encoded together, as in the engine
 
     def start() -> None:

@@ -107,7 +107,8 @@ def ctranslate2_generate(
     config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
     """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch."""
-    translator = load_translator(_exported(config, device, dtype).name, device, dtype)
+    name = str(dtype).removeprefix("torch.")
+    translator = load_translator(_exported(config, device, dtype).name, device, name)
     length = max(1, setting.source - 1)  # CTranslate2 appends eos
     tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]
     sources = [random.choices(tokens, k=length) for _ in range(setting.batch)]
@@ -120,7 +121,7 @@ def ctranslate2_generate(
     return run
 
 
-def load_translator(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
+def load_translator(folder: str, device: torch.device, compute_type: str) -> Any:
     """Loads `folder`/model as a CTranslate2 translator, with as many threads as PyTorch."""
     with requires("interop"):
         library: Any = importlib.import_module("ctranslate2")
@@ -128,7 +129,7 @@ def load_translator(folder: str, device: torch.device, dtype: torch.dtype) -> An
         f"{folder}/model",
         device.type,
         device_index=device.index or 0,
-        compute_type=str(dtype).removeprefix("torch."),
+        compute_type=compute_type,
         intra_threads=torch.get_num_threads(),
     )
 
@@ -142,5 +143,5 @@ def _exported(
     model = build(config, device, dtype)
     assert isinstance(model, TranslationModel)
     tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
-    export_ctranslate2(model, tokens, Path(folder.name) / "model", dtype=name)
+    export_ctranslate2(model, tokens, Path(folder.name) / "model", quantization=name)
     return folder

@@ -7,20 +7,20 @@ from typing import Any
 
 from writehead import cost
 from writehead.errors import RunError
-from writehead.runs.folder import read_config, read_quantization, run_bytes, run_fingerprint
+from writehead.interop.pretrained import RunFacts
 from writehead.util.files import hidden_directory, link_target, write_file
 from writehead.util.json_files import read_json
 
 
 def run_facts(run: Path) -> dict[str, Any]:
-    """Returns the config, quantization, size on disk and fingerprint of a run."""
-    config, quantization = read_config(run), read_quantization(run)
+    """Returns the config, quantization, size on disk and fingerprint of a model."""
+    facts = RunFacts.read(run)
     return {
-        "model": config.to_json(),
-        "parameters": sum(cost.parameters(config).values()),
-        "quantization": quantization and quantization.to_json(),
-        "bytes": run_bytes(run),
-        "fingerprint": run_fingerprint(run),
+        "model": facts.config.to_json(),
+        "parameters": sum(cost.parameters(facts.config).values()),
+        "quantization": facts.quantization and facts.quantization.to_json(),
+        "bytes": facts.bytes,
+        "fingerprint": facts.fingerprint,
     }
 
 

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from writehead.bench.peers import load_translator
-from writehead.data.tokenizer import EOS
 from writehead.engine import Engine
 from writehead.engine.scheduler import Load, Request, Scheduler
 from writehead.engine.search import Hypothesis
@@ -29,7 +28,8 @@ class StaticScheduler(Scheduler):
     """
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.model, vocab_size=engine.tokenizer.vocab_size, eos=EOS)
+        eos = engine.model.config.eos
+        super().__init__(engine.model, vocab_size=engine.tokenizer.vocab_size, eos=eos)
         self._arrived: list[Request] = []
         self._mutex = threading.Lock()
 
@@ -78,8 +78,8 @@ class CTranslate2Scheduler(StaticScheduler):
             raise ConfigError("this benchmark of CTranslate2 needs a translation model")
         with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
             tokens, dtype = [str(i) for i in range(size)], str(model.dtype).removeprefix("torch.")
-            export_ctranslate2(model, tokens, Path(folder) / "model", dtype=dtype)
-            self._translator: Any = load_translator(folder, model.device, model.dtype)
+            export_ctranslate2(model, tokens, Path(folder) / "model", quantization=dtype)
+            self._translator: Any = load_translator(folder, model.device, dtype)
 
     def decode(self, batch: list[Request]) -> None:
         """Decodes a batch. The scores are 0, because CTranslate2's have another penalty."""

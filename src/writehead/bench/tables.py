@@ -12,7 +12,7 @@ MEASURED = {
     "decode": (("preset", "target", "batch", "beam"), "step_ms"),
 }
 TRAINED = ("name", "step_ms", "us_per_token", "floor_us_per_token", "utilisation", "fill")
-TRANSLATED = ("sentences_per_second", "occupancy", "device_idle", "equal_lines")
+TRANSLATED = ("sentences_per_second", "occupancy", "device_idle", "equal_lines", "bleu")
 
 Rows = list[list[Any]]
 
@@ -88,6 +88,8 @@ def _shown(value: object) -> str:
     """Formats a value; a float has three digits and no exponent."""
     if value is None:
         return "–"
+    if isinstance(value, dict):  # sacrebleu's scores by tokenization
+        value = value["intl"]
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else str(value)
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -15,23 +15,27 @@ from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
 from writehead.bench.timing import idle_fraction, time_work
 from writehead.config import DecodeConfig
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
 from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.interop.pretrained import read_config
 from writehead.model import TranslationModel
 from writehead.runs.bundled import name_of
-from writehead.runs.folder import TOKENIZER, read_config
+from writehead.training.evaluate import bleu, load_sacrebleu
 from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects
 
-OURS, FLOAT32 = "ours", "ours, float32"
+OURS, FLOAT32, INT8 = "ours", "ours, float32", f"{CTRANSLATE2}, int8"
 ALPHA = 0.6  # as in §4.2
 ONE_LINE = 10  # repeats of the translation of one line
 PROFILED = 9_000  # lines whose kernels are recorded
 PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
-NOTES = ["CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6."]
+NOTES = [
+    "CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6. Ours is "
+    "at most 50 tokens longer than the source, CTranslate2 as long as the model allows."
+]
 
 Translate = Callable[[list[str], int], list[str]]  # arguments: lines and beam
 
@@ -45,7 +49,7 @@ class System(NamedTuple):
 
 @dataclass(frozen=True)
 class TranslateJob:
-    """A run, the lines that it translates, and how they are timed."""
+    """A run, the lines that it translates, their references, and how they are timed."""
 
     run: Path
     lines: list[str]
@@ -54,32 +58,44 @@ class TranslateJob:
     beams: tuple[int, ...]
     repeats: int
     peers: bool
+    references: list[str] | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
 
     def __post_init__(self) -> None:
         for beam in self.beams:
             check_beam(beam, read_config(self.run).vocab_size, self.run)
         if not any(line.strip() for line in self.lines):
             raise DataError("there is no line to translate; use a file with text in it")
+        if self.references is not None:
+            load_sacrebleu()  # raises if it is missing, before minutes of decoding
+            if len(self.references) != len(self.lines):
+                raise DataError(
+                    f"{len(self.lines)} lines have {len(self.references)} references; pass one "
+                    f"for each"
+                )
 
 
 def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[str, Any]:
     """Measures seconds to load and to the first sentence, and sentences and tokens per second.
 
     Ours also has the time of one line alone, and statistics of the scheduler and the device.
-    `equal_lines` counts the translations of each system that are equal to ours. If the dtype is not
-    float32, ours in float32 is one of the systems.
+    `equal_lines` counts the translations of each system that are equal to ours; references add
+    `bleu`. If the dtype is not float32, ours in float32 is one of the systems.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
         systems[FLOAT32] = partial(_load_ours, job, torch.float32)
     if job.peers:
-        systems[CTRANSLATE2] = partial(_load_ctranslate2, job)
+        dtype = str(job.dtype).removeprefix("torch.")
+        systems[CTRANSLATE2] = partial(_load_ctranslate2, job, dtype)
+        systems[INT8] = partial(_load_ctranslate2, job, f"int8_{dtype}")
     engines: dict[str, Any] = {}
     ours: dict[str, list[str]] = {}
     for name, load in systems.items():
         report(f"{name}: {len(job.lines):,} lines of text")
         measure = partial(_measure, job, load, ours)
-        engines[name] = attempt(measure) if name == CTRANSLATE2 else measure()
+        engines[name] = attempt(measure) if name in (CTRANSLATE2, INT8) else measure()
     return {
         "run": name_of(job.run),
         **run_facts(job.run),
@@ -93,36 +109,42 @@ def _load_ours(job: TranslateJob, dtype: torch.dtype) -> System:
     engine = Engine.load(job.run, job.device, dtype)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        outputs = engine.translate(lines, DecodeConfig(beam=beam, alpha=ALPHA))
+        options = DecodeConfig(beam=beam, alpha=ALPHA)
+        outputs = engine.translate(
+            lines, options, source_lang=job.source_lang, target_lang=job.target_lang
+        )
         return [output.text for output in outputs]
 
     return System(translate, engine.scheduler)
 
 
-def _load_ctranslate2(job: TranslateJob) -> System:
+def _load_ctranslate2(job: TranslateJob, quantization: str) -> System:
     """Loads CTranslate2 with the run's weights and tokenizer; its tokens are our ids as text."""
     engine = Engine.load(job.run, "cpu", torch.float32)
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
+    frame = tokenizer.frame(job.source_lang, job.target_lang)
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
         tokens = [str(i) for i in range(tokenizer.vocab_size)]
-        dtype = str(job.dtype).removeprefix("torch.")
-        export_ctranslate2(engine.model, tokens, Path(folder) / "model", dtype=dtype)
-        translator = load_translator(folder, job.device, job.dtype)
+        export_ctranslate2(engine.model, tokens, Path(folder) / "model", quantization=quantization)
+        translator = load_translator(folder, job.device, quantization)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        encoded = [tokenizer.encode(line)[: config.source_positions - 1] for line in lines]
+        limit = config.source_positions - len(frame.after)  # CTranslate2 appends eos
+        encoded = [[*frame.before, *tokenizer.encode(line)][:limit] for line in lines]
         results = translator.translate_batch(
             [[str(token) for token in source] for source in encoded],
+            target_prefix=[[str(token) for token in frame.forced]] * len(lines),
             beam_size=beam,
             length_penalty=ALPHA,
             max_decoding_length=config.target_positions,
             max_batch_size=max(1, PEER_BATCH_TOKENS[job.device.type] // beam),
             batch_type="tokens",
         )
+        texts = [[int(token) for token in result.hypotheses[0]] for result in results]
         return [
-            tokenizer.decode([int(token) for token in result.hypotheses[0]]) if source else ""
-            for result, source in zip(results, encoded, strict=True)
+            tokenizer.decode(text) if len(source) > len(frame.before) else ""
+            for text, source in zip(texts, encoded, strict=True)
         ]
 
     return System(translate)
@@ -139,7 +161,7 @@ def _measure(
     one_line = [next(line for line in job.lines if line.strip())]
     translate(one_line, job.beams[-1])
     result: dict[str, Any] = {"load_s": loaded, "first_sentence_s": time.perf_counter() - start}
-    tokenizer, result["searches"] = Tokenizer.load(job.run / TOKENIZER), {}
+    tokenizer, result["searches"] = load_tokenizer(job.run).target, {}
     for beam in job.beams:
         search, texts = search_name(beam).replace(" ", "-"), translate(job.lines, beam)
         work = partial(translate, job.lines, beam)
@@ -156,6 +178,8 @@ def _measure(
             "tokens_per_second": tokens / times.median,
             "equal_lines": sum(map(str.__eq__, texts, ours.setdefault(search, texts))),
         }
+        if job.references is not None:
+            result["searches"][search]["bleu"] = bleu(texts, job.references)
         if scheduler is not None:
             scheduler.stats = Stats()
             alone = time_work(partial(translate, one_line, beam), job.device, repeats=ONE_LINE)

@@ -24,8 +24,9 @@ from writehead.errors import WriteheadError, one_line
 
 HELP = "Fast Transformer decoding with multi-query and grouped-query attention."
 # in the order in which people start to use them
-COMMANDS = ["demo", "presets", "explain", "prepare", "train", "average", "quantize", "evaluate"]
-COMMANDS += ["translate", "generate", "serve", "bench", "reproduce", "report"]
+COMMANDS = ["demo", "presets", "explain", "prepare", "train", "average", "convert", "quantize"]
+COMMANDS += ["import", "export", "evaluate", "translate", "generate", "serve", "bench"]
+COMMANDS += ["reproduce", "report"]
 STREAM_ERRORS = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from writehead.cli.app import Page, app
-from writehead.cli.options import Device, Dtype, Force, Settings, Threads, read_configs
+from writehead.cli.options import (
+    Device,
+    Dtype,
+    Force,
+    Settings,
+    SourceLang,
+    TargetLang,
+    Threads,
+    read_configs,
+)
 from writehead.config import ModelConfig, TrainConfig
 from writehead.cost import Setting
 from writehead.errors import ConfigError
@@ -107,8 +116,13 @@ def decode_command(
 def translate_command(
     input_path: Annotated[str, typer.Option("--input", "-i", help="Text file to translate.")],
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
+        str | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Text file with a reference per line, for BLEU.")
+    ] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     beam: Beams = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of timed passes after the first pass.")
@@ -120,23 +134,27 @@ def translate_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time the translation of a file, and count lines equal to those of other systems and float32.
+    """Time the translation of a file, and compare the lines with CTranslate2's and float32's.
 
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
     from writehead.bench.translate import TranslateJob, bench_translate
     from writehead.cli.textio import read_lines
+    from writehead.interop.hub import find_folder
     from writehead.runs.bundled import bundled_run
 
     record = _Record("translate", device, output, force, dtype=dtype, input=input_path)
     job = TranslateJob(
-        run=run or bundled_run(),
+        run=bundled_run() if run is None else find_folder(run),
         lines=list(read_lines(input_path)),
         device=record.device,
         dtype=record.dtype,
         beams=tuple(beam or (1, 4)),
         repeats=repeats,
         peers=peers,
+        references=list(read_lines(str(reference))) if reference else None,
+        source_lang=source_lang,
+        target_lang=target_lang,
     )
     with record.writing() as report:
         record.result |= bench_translate(job, report)

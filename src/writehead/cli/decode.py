@@ -16,9 +16,10 @@ from typer import Argument, Option
 
 from writehead import __version__
 from writehead.cli.app import app
-from writehead.cli.options import Device, Dtype, Force, Threads
+from writehead.cli.options import Device, Dtype, Force, SourceLang, TargetLang, Threads
 from writehead.config import Batching, DecodeConfig
 from writehead.errors import ConfigError, DataError
+from writehead.interop.hub import find_folder
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.cli import textio
@@ -83,6 +84,8 @@ def translate_command(
     ] = None,
     input_path: Input = "-",
     output_path: Output = "-",
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     beam: Annotated[
         int | None, Option(help="Beam size. Default: 4; 1 for sampling or with a penalty.")
     ] = None,
@@ -119,7 +122,8 @@ def translate_command(
     this command can wait for each translation before it writes the next line.
     """
     config = _decode_config(context.params)
-    if run is not None and not os.path.isdir(run):  # a file of text, or the text itself
+    folder = None if run is None else find_folder(run)
+    if folder is not None and not os.path.isdir(folder):  # a file of text, or the text itself
         raise ConfigError(
             f"there is no run at {run!r}; RUN must be the folder of a run: pass text on "
             f"standard input, or a file with --input"
@@ -130,13 +134,16 @@ def translate_command(
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
-    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+    engine = Engine.load(folder, device, dtype, batching=Batching(tokens=batch_tokens))
+    languages = {"source_lang": source_lang, "target_lang": target_lang}
     form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
     form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
 
     def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         lines, starts = _unzip(group)
-        outputs = engine.translate(lines, config, prefixes=starts, progress=progress, first=first)
+        outputs = engine.translate(
+            lines, config, prefixes=starts, **languages, progress=progress, first=first
+        )
         for i, output in enumerate(outputs, first):
             yield "".join(
                 form.format(i=i, text=textio.plain_line(one.text), score=one.score)
@@ -147,7 +154,7 @@ def translate_command(
     if reader.typed:
         bundled = "using the bundled model, English to German; pass RUN to use another; "
         textio.say(f"{bundled if run is None else ''}type a line and press Enter; Ctrl-D exits")
-    with _open_output(context, engine, config, form=form) as output:
+    with _open_output(context, folder, engine, config, form=form, **_given(languages)) as output:
         groups = textio.paired(reader.groups(*_group_sizes(engine)), prefixes)
         textio.decode_lines(
             groups,
@@ -202,9 +209,10 @@ def generate_command(
     from writehead.cli import textio
     from writehead.engine import Engine  # imports PyTorch
 
+    folder = find_folder(run)
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
-    engine = Engine.load(run, device, dtype, batching=Batching(tokens=batch_tokens))
+    engine = Engine.load(folder, device, dtype, batching=Batching(tokens=batch_tokens))
 
     def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         prompts, starts = tee(line for line, _ in group)
@@ -216,7 +224,7 @@ def generate_command(
     list(answer([], 0, None))  # checks the options before a line is read
     if typed:
         textio.say("type a prompt and press Enter; Ctrl-D exits")
-    with _open_output(context, engine, config, samples=samples, echo=echo) as output:
+    with _open_output(context, folder, engine, config, samples=samples, echo=echo) as output:
         lines = [[prompt or ""]] if reader is None else reader.groups(*_group_sizes(engine))
         groups = textio.paired(lines, None)
         one_at_a_time = (typed or reader is None) and samples == 1 and config.width == 1
@@ -248,6 +256,10 @@ def _unzip(group: "Iterable[Source]") -> tuple[Iterator[str], Iterator[str]]:
     return (line for line, _ in sources), (prefix for _, prefix in others)
 
 
+def _given(options: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _decode_config(given: dict[str, Any]) -> DecodeConfig:
     """Returns the search options from the command line."""
     if given["seed"] is not None and given["temperature"] is None:
@@ -266,21 +278,25 @@ def _group_sizes(engine: "Engine") -> tuple[int, int]:
 
 @contextmanager
 def _open_output(
-    context: typer.Context, engine: "Engine", config: DecodeConfig, **form: object
+    context: typer.Context,
+    folder: Path | None,
+    engine: "Engine",
+    config: DecodeConfig,
+    **form: object,
 ) -> "Iterator[textio.Output]":
     """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
     from writehead.cli import textio
+    from writehead.interop.pretrained import RunFacts
     from writehead.runs.bundled import bundled_run
-    from writehead.runs.folder import run_fingerprint
 
-    run, path, force = (context.params[name] for name in ("run", "output_path", "force"))
+    path, force = (context.params[name] for name in ("output_path", "force"))
 
     def manifest() -> dict[str, Any]:
         """Returns everything the output depends on, except the input."""
         return {
             "writehead": __version__,
             "verb": context.command.name,
-            "weights": run_fingerprint(bundled_run() if run is None else Path(run)),
+            "weights": RunFacts.read(folder or bundled_run()).fingerprint,
             "model": engine.model.config.to_json(),
             "tokenizer": engine.tokenizer.fingerprint,
             "dtype": str(engine.model.dtype),

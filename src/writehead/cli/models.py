@@ -15,7 +15,8 @@ from writehead.cli.options import ForceRun, Json, NewRun, Threads, check_new_run
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
-from writehead.hugging_face_config import find_config, import_config
+from writehead.interop.families import describe, find_config
+from writehead.interop.hub import find_folder
 from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
 from writehead.schema import with_settings
 
@@ -72,9 +73,10 @@ def explain_command(
     Features of a Hugging Face model that writehead does not have are approximated and listed.
     """
     changes = read_settings(settings, ("model",))["model"]
-    file = None if model in preset_names() else find_config(Path(model))
-    imported = None if file is None else import_config(file)
-    config = with_settings(imported.config if imported else _find_model(model), changes)
+    is_preset = model.partition("/")[0] in FAMILIES
+    file = None if is_preset else find_config(find_folder(model, config_only=True))
+    described = None if file is None else describe(file)
+    config = with_settings(described.config if described else _find_model(model), changes)
     if config.task == "language" and source is not None:
         raise ConfigError(f"--source is for translation; {model} is a language model")
     length = 0 if config.task == "language" else 128 if source is None else source
@@ -89,7 +91,7 @@ def explain_command(
             setting=cost.Setting(batch, length, target, beam),
             chip=dataclasses.replace(cost.find_chip(chip), **given),
             position=position,
-            approximations=() if imported is None else imported.approximations,
+            approximations=() if described is None else described.approximations,
         )
     )
     if as_json:
@@ -114,7 +116,7 @@ def _find_model(name: str) -> ModelConfig:
 
 @app.command(name="quantize")
 def quantize_command(
-    run: Annotated[Path, Argument(help="Folder of a run or a checkpoint.")],
+    run: Annotated[str, Argument(help="Folder of a run or a checkpoint.")],
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[
@@ -131,10 +133,12 @@ def quantize_command(
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.runs.folder import quantize_run  # imports PyTorch, which takes seconds
+    from writehead.interop.huggingface import as_run  # imports PyTorch, which takes seconds
+    from writehead.runs.folder import quantize_run
 
     check_new_run(output, force)
-    done = quantize_run(run, output, config, overwrite=force)
+    with as_run(run) as folder:
+        done = quantize_run(folder, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes reduced to {done.bytes_after:,}, {config.words}; "
         f"largest relative error {done.error:.2%}, in {done.matrix}",

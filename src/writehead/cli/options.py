@@ -29,6 +29,14 @@ Threads = Annotated[
 ]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 ForceRun = Annotated[bool, Option("--force", help="Replace the output run if it exists.")]
+SourceLang = Annotated[
+    str | None,
+    Option(help="Language code of the source, such as en or eng_Latn, if the model has several."),
+]
+TargetLang = Annotated[
+    str | None,
+    Option(help="Language code of the translation, such as de or deu_Latn, if there are several."),
+]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 NewRun = Annotated[Path, Argument(help="Folder of the new run.")]
 Preset = Annotated[str, Option("--preset", help="Model to train; see `writehead presets`.")]

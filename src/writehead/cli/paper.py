@@ -1,6 +1,7 @@
 """`writehead reproduce` and `writehead report`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +16,14 @@ from writehead.util.files import write_file
 
 RESULTS = Path("results")
 CARD = Path("src/writehead/bundled/MODEL_CARD.md")
+CONVERTING = "converting.md"  # next to the report
 
 Results = Annotated[Path, Option(help="Folder with the results.")]
 
 
 @app.command(name="reproduce")
 def reproduce_command(
-    table: Annotated[str, Argument(help="table1, table2 or table3.")],
+    table: Annotated[str, Argument(help="table1, table2, table3 or conversion.")],
     scale: Annotated[
         str | None,
         Option(
@@ -32,7 +34,8 @@ def reproduce_command(
     ] = None,
     data: Annotated[Path | None, Option(help="Folder with text or parquet files.")] = None,
     only: Annotated[
-        list[str] | None, Option(help="Row to run, such as multi-query. Repeatable. Default: all.")
+        list[str] | None,
+        Option(help="Row to run, or a pattern, such as '*-query'. Repeatable. Default: all."),
     ] = None,
     steps: Annotated[int | None, Option(help="Training steps per row.")] = None,
     seeds: Annotated[
@@ -49,7 +52,10 @@ def reproduce_command(
     """Reproduce a table of the paper row by row. Rows differ only in their attention.
 
     Rows that already have a result are skipped. After Ctrl-C or SIGTERM, run the same command
-    again to resume. For table1 and table3, several processes, such as one per GPU, divide the rows.
+    again to resume. Several processes, such as one per GPU, divide the rows, except for table2.
+
+    `conversion` trains Table 1's multi-head model, unless that is done, converts it to fewer
+    write-heads, and trains the results for 1 to 10% of the steps. --set changes that training.
 
     Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
     """
@@ -57,7 +63,7 @@ def reproduce_command(
         raise ConfigError(
             "a row is trained on one GPU; start the same command once per GPU, without torchrun"
         )
-    from writehead.paper import experiments, reproduce, speed
+    from writehead.paper import conversion, experiments, reproduce, speed
 
     if table == "table2":
         given = {"data": data, "steps": steps, "seeds": seeds, "set": settings}
@@ -70,12 +76,16 @@ def reproduce_command(
         with resumable():
             paths = speed.reproduce_speed(scale, rows, results, runs, device)
     else:
-        experiment = experiments.find_experiment(table, scale or "small")
+        is_conversion = table == conversion.TABLE
+        experiment = experiments.find_experiment(
+            "table1" if is_conversion else table, scale or "small"
+        )
         changes = read_settings(settings, ("train",))["train"]
+        known = conversion.ROWS if is_conversion else tuple(experiment.rows)
         job = reproduce.Job(
             experiment=experiment,
-            train=with_settings(experiment.with_steps(steps), changes),
-            rows=experiments.choose_rows(table, tuple(experiment.rows), only or []),
+            train=with_settings(experiment.with_steps(steps), {} if is_conversion else changes),
+            rows=experiments.choose_rows(table, known, only or []),
             seeds=read_seeds(seeds or "1"),
             data=data,
             results=results,
@@ -83,7 +93,10 @@ def reproduce_command(
             device=device,
         )
         with resumable():
-            paths = reproduce.reproduce_quality(job)
+            if is_conversion:
+                paths = conversion.reproduce_conversion(conversion.Conversion(job, changes))
+            else:
+                paths = reproduce.reproduce_quality(job)
     typer.echo(f"{sum(map(Path.is_file, paths))} of {len(paths)} results exist", err=True)
 
 
@@ -116,7 +129,8 @@ def report_command(
 ) -> None:
     """Compare our results with the paper's tables and claims; write Markdown and SVG figures.
 
-    In a checkout, this also updates the table in the model card of the bundled model.
+    In a checkout, this also updates the tables in the model card of the bundled model and in
+    docs/converting.md.
 
     Example: writehead report report.md --results results
     """
@@ -125,9 +139,14 @@ def report_command(
     if output is None:
         output = Path("docs/results.md") if results == RESULTS else results / "report.md"
     report, card = reports.make_report(results), results.parent / CARD
+    page, section = output.with_name(CONVERTING), report.conversion or ""
+    if section and not page.is_file():
+        report = replace(report, text=f"{report.text}\n{section}\n")
     texts = {output: report.text}
     if report.card and card.is_file():
-        texts[card] = reports.fill_card(card, report.card)
+        texts[card] = reports.fill(card, report.card)
+    if page.is_file():
+        texts[page] = reports.fill(page, section, reports.CONVERSION_MARKS)
     if check:
         texts |= {output.parent / "figures" / name: svg for name, svg in report.figures.items()}
         outdated = [path for path, text in texts.items() if reports.read_text(path) != text]
@@ -135,6 +154,6 @@ def report_command(
             typer.echo(f"{path} is outdated; run writehead report", err=True)
         raise typer.Exit(1 if outdated else 0)
     reports.write_report(report, output)
-    if card in texts:
-        write_file(card, texts[card])
+    for path in texts.keys() - {output}:
+        write_file(path, texts[path])
     typer.echo(f"report: {output}")

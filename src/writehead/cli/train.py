@@ -10,14 +10,22 @@ from typer import Argument, Option
 
 from writehead.cli import options
 from writehead.cli.app import app
+from writehead.config import TrainConfig
 from writehead.errors import ConfigError
-from writehead.paper.presets import train_preset
+from writehead.interop.hub import find_folder
+from writehead.paper.presets import preset, train_preset
+from writehead.schema import with_settings
 
 
 @app.command(name="train")
 def train_command(
     dataset: Annotated[Path, Argument(help="Dataset made by `writehead prepare`.")],
-    preset_name: options.Preset,
+    preset_name: Annotated[
+        str | None,
+        Option(
+            "--preset", help="Model to train; see `writehead presets`. Default: that of --init."
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         Option(
@@ -25,6 +33,12 @@ def train_command(
             "--into",  # torchrun takes --run for its own --run-path
             help="Folder of the new run. Default: runs/DATASET/PRESET.",
         ),
+    ] = None,
+    init: Annotated[
+        Path | None, Option(help="Run whose weights to start from, instead of random weights.")
+    ] = None,
+    teacher: Annotated[
+        Path | None, Option(help="Run whose predictions to learn too; see train.distill.")
     ] = None,
     settings: options.Settings = None,
     device: options.Device = "auto",
@@ -34,16 +48,31 @@ def train_command(
 
     Example: writehead train data/ende --preset wmt14-small/multi-query --set train.steps=20000
 
+    To continue from a converted model: writehead train data/ende --init converted
+    --teacher runs/ende/wmt14-small/multi-head --run uptrained --set train.steps=300
+
     To train on several GPUs, use torchrun and write --into instead of --run:
     torchrun --nproc-per-node 8 -m writehead train data/ende --preset wmt14/multi-query --into run
     """
-    model, config = options.read_configs(preset_name, settings, train_preset(preset_name))
-    if any(setting.startswith("model.vocab_size=") for setting in settings or ()):
+    changes = options.read_settings(settings, ("train", "model"))
+    init, teacher = (one and find_folder(one) for one in (init, teacher))
+    if preset_name is not None:
+        model, config = preset(preset_name), train_preset(preset_name)
+        folder = run or Path("runs") / dataset.name / preset_name
+    elif init is None or run is None:
+        raise ConfigError("give --preset, or both --init and --run")
+    else:
+        from writehead.interop.pretrained import read_config
+
+        model, config, folder = read_config(init), TrainConfig(), run
+    model = with_settings(model, changes["model"])
+    config = with_settings(config, changes["train"])
+    if "vocab_size" in changes["model"]:
         raise ConfigError("to set model.vocab_size, prepare the dataset with another --vocab-size")
     from writehead.training.loop import train
+    from writehead.training.origin import Origin
 
-    folder = run or Path("runs") / dataset.name / preset_name
-    outcome = train(dataset, folder, model, config, device=device)
+    outcome = train(dataset, folder, model, config, origin=Origin(init, teacher), device=device)
     if outcome.stopped_by is not None:
         if int(os.environ.get("RANK", "0")) == 0:
             saved = f"stopped after step {outcome.step} of {config.steps}; checkpoint saved"
@@ -72,13 +101,15 @@ def average_command(
 
 @app.command(name="evaluate")
 def evaluate_command(
-    run: Annotated[Path | None, Argument(help="Run to score. Default: the bundled model.")] = None,
+    run: Annotated[str | None, Argument(help="Run to score. Default: the bundled model.")] = None,
     source: Annotated[Path | None, Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, Option(help="Reference translations.")] = None,
     test_set: Annotated[str | None, Option(help="A sacrebleu test set, such as wmt14.")] = None,
     text: Annotated[Path | None, Option(help="Text to score with a language model.")] = None,
     dataset: Annotated[Path | None, Option(help="Dataset with the split to score.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
+    source_lang: options.SourceLang = None,
+    target_lang: options.TargetLang = None,
     search: Annotated[list[str] | None, Option(help="greedy or beam-4. Default: both.")] = None,
     output: Annotated[Path | None, Option(help="Also write the result to a JSON file.")] = None,
     force: options.Force = False,
@@ -106,7 +137,7 @@ def evaluate_command(
     from writehead.training import evaluate
     from writehead.util.environment import environment
 
-    folder = bundled_run() if run is None else run
+    folder = bundled_run() if run is None else find_folder(run)
     inputs = [path for path in (source, reference, text) if path is not None]
     inputs += [folder / name for name in FILES] + list(dataset.glob("*") if dataset else ())
     same = (one for one in inputs if output and output.is_file() and one.is_file())
@@ -128,7 +159,15 @@ def evaluate_command(
         result |= evaluate.evaluate_text(engine, references)
     else:
         with textio.counting(not as_json) as show:
-            result |= evaluate.evaluate_translation(engine, sources, references, search, show=show)
+            result |= evaluate.evaluate_translation(
+                engine,
+                sources,
+                references,
+                search,
+                source_lang=source_lang,
+                target_lang=target_lang,
+                show=show,
+            )
     result |= environment(engine.model.device)
     if file is not None:
         file.write(result)

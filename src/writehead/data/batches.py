@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.cost import Pairs
-from writehead.data.dataset import Side, Split
-from writehead.data.tokenizer import BOS, EOS
+from writehead.data.dataset import Split
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
 from writehead.util.json_files import check_shape
+from writehead.util.transfer import send
 
 DRAW_SIZE = 512  # sequences looked up at a time
 LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
@@ -41,10 +41,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copies the batch to a device without waiting for it."""
-        if torch.device(device).type != "cuda":
-            return self._map(lambda T: T.to(device))
-        # without pinned memory, the copy would wait for earlier work
-        return self._map(lambda T: T.pin_memory().to(device, non_blocking=True))
+        device = torch.device(device)
+        return self._map(lambda T: send(T, device))
 
     def copy_(self, other: "Batch") -> None:
         """Copies the tokens of another batch of the same shape into this one."""
@@ -99,7 +97,7 @@ def _segment_lengths(packing: Packing) -> Tensor:
 
 
 class Pieces(NamedTuple):
-    """Sequences, or parts of them that start at label `begins`; `lengths` include EOS."""
+    """Sequences, or parts of them that start at label `begins`; `lengths` include eos."""
 
     indices: Ints
     begins: Ints
@@ -286,7 +284,7 @@ def _assemble(
     for name, column in zip(("source", "target"), columns, strict=True):
         if name in split.sides:
             cells, shape = row * widths[name] + column, (rows, widths[name])
-            filled[name] = _fill(split.sides[name], name, pieces, segments, cells, shape)
+            filled[name] = _fill(split, name, pieces, segments, cells, shape)
     labels, inputs, packing = filled["target"]
     source, _, source_packing = filled.get("source", (None, None, None))
     tokens = int(pieces.lengths["target"].sum())
@@ -294,21 +292,21 @@ def _assemble(
 
 
 def _fill(
-    side: Side, name: str, pieces: Pieces, segments: Ints, cells: Ints, shape: tuple[int, int]
+    split: Split, name: str, pieces: Pieces, segments: Ints, cells: Ints, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Packing]:
     """Puts the pieces of one side into rows; returns labels, decoder inputs and packing."""
-    lengths = pieces.lengths[name]
+    side, lengths = split.sides[name], pieces.lengths[name]
     ends = np.cumsum(lengths)
     positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     starts = side.offsets[pieces.indices].astype(np.int64) + pieces.begins
-    # EOS is in no file: the token read in its place is overwritten
+    # eos is in no file: the token read in its place is overwritten
     indices = np.minimum(np.repeat(starts, lengths) + positions, len(side.tokens) - 1)
     labels: Ints = side.tokens[indices].astype(np.int64)
     is_last = pieces.begins + lengths > side.lengths[pieces.indices]
-    labels[ends[is_last] - 1] = EOS
+    labels[ends[is_last] - 1] = split.eos
     inputs = np.roll(labels, 1)  # the encoder reads the labels of the source instead
     previous = side.tokens[np.maximum(starts - 1, 0)]
-    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, BOS)
+    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, split.bos)
     cells = np.repeat(cells, lengths) + positions
 
     def spread(values: Ints) -> Tensor:

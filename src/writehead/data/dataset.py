@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.config import PrepareConfig, Task
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.bpe import BOS, EOS, BPETokenizer
 from writehead.errors import ConfigError, DataError, shown
 from writehead.util.json_files import JsonError, check_shape, read_json
 
@@ -47,6 +47,8 @@ class Split:
 
     name: str
     sides: dict[str, Side]
+    bos: int = BOS  # before each target
+    eos: int = EOS  # after each sequence; no file contains it
 
     def __len__(self) -> int:
         return len(self.target.offsets) - 1
@@ -101,9 +103,9 @@ class Dataset:
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> BPETokenizer:
         """The tokenizer of the dataset."""
-        return Tokenizer.load(self.directory / TOKENIZER)
+        return BPETokenizer.load(self.directory / TOKENIZER)
 
     def split(self, name: str) -> Split:
         """Maps a split into memory."""

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.config import PrepareConfig
+from writehead.data.bpe import MAX_PIECE, normalise
 from writehead.data.dataset import token_dtype
 from writehead.data.sources import Row
-from writehead.data.tokenizer import MAX_PIECE, Tokenizer, normalise
+from writehead.data.tokenizer import Tokenizer
 
 EMPTY, TOO_LONG, DUPLICATE = "empty", "too long", "duplicate"
 IDENTICAL, RATIO = "source and target identical", "lengths too unlike"

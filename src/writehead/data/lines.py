@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Callable
 
-from writehead.data.tokenizer import MAX_PIECE
+from writehead.data.bpe import MAX_PIECE
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from writehead import __version__
 from writehead.config import PrepareConfig
+from writehead.data.bpe import BPETokenizer, check_vocab_size, normalise
 from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
 from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_chunk
 from writehead.data.sources import Inputs
-from writehead.data.tokenizer import Tokenizer, check_vocab_size, normalise
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
 from writehead.util.locks import locked
@@ -118,7 +118,7 @@ def _make(job: _Job, folder: Path, kept: Path) -> None:
     lines, sample = _read_and_sample(job)
     if kept.is_file():
         job.report.say("using the tokenizer of an interrupted attempt")
-        tokenizer = Tokenizer.load(kept)
+        tokenizer = BPETokenizer.load(kept)
     else:
         tokenizer = run_interruptibly(lambda: _train(job, sample))
         write_file(kept, tokenizer.model)
@@ -158,11 +158,11 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
     return lines, list(chain.from_iterable(sample.kept for sample in samples))
 
 
-def _train(job: _Job, sample: list[str]) -> Tokenizer:
+def _train(job: _Job, sample: list[str]) -> BPETokenizer:
     vocab_size = job.config.vocab_size
     job.report.say(f"training a tokenizer with a vocabulary of {vocab_size:,} …")
     texts, seed = filter(None, map(normalise, sample)), job.config.seed
-    tokenizer = Tokenizer.train(texts, vocab_size, seed=seed, fit_vocab_size=job.fit_vocab_size)
+    tokenizer = BPETokenizer.train(texts, vocab_size, seed=seed, fit_vocab_size=job.fit_vocab_size)
     if tokenizer.vocab_size < vocab_size:
         job.report.say(
             f"the text is too small for a vocabulary of {vocab_size:,}; using the largest possible "
@@ -197,7 +197,7 @@ class _Reservoir:
 
 
 def _encode_split(
-    job: _Job, tokenizer: Tokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
+    job: _Job, tokenizer: BPETokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
     """Writes the files of a split; for `train`, also those of the lines held out as dev."""
     is_train, config = split == "train", job.config

@@ -1,198 +1,259 @@
-"""Converts text to token ids and back, with sentencepiece BPE; bytes encode unknown characters.
+"""What all tokenizers have in common: text to token ids and back, and special tokens around them.
 
-All text is normalised here and nowhere else. Decoding the ids of a text gives the normalised text.
+A folder holds the files of one tokenizer: ours, `tokenizer.json`, or sentencepiece models with
+`vocab.json`. Reading them executes no code.
 """
 
+import difflib
 import hashlib
-import io
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import sentencepiece
 from numpy.typing import NDArray
 
-from writehead.errors import DataError
-from writehead.util.files import write_file
+from writehead.errors import ConfigError, DataError, one_line, shown
+from writehead.util.json_files import JsonError, parse_json
 
 Tokens = Sequence[int] | NDArray[np.int32]
+Files = Mapping[str, bytes]  # contents by name
 
-PAD, EOS, UNKNOWN = 0, 1, 2
-BOS = PAD  # decoding starts from padding, as in the paper's library
-MIN_VOCAB_SIZE = 256 + 3 + 1  # bytes, special tokens, and one more
-MAX_PIECE = 16  # maximum characters per token
+OWN_FILE, JSON_FILE = "tokenizer.model", "tokenizer.json"
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
+M2M_FILES = ("sentencepiece.bpe.model", "vocab.json")
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+# all files that a tokenizer may have; some are only for other libraries
+TOKENIZER_FILES = (
+    *(OWN_FILE, JSON_FILE, *MARIAN_FILES, "target_vocab.json", M2M_FILES[0], *SETTINGS),
+    *("added_tokens.json", "merges.txt", "spiece.model", "chat_template.jinja"),
+)
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
-MAX_MARKS = 30  # in a row
+MAX_ID = 1 << 24  # size limit of a vocabulary
 MIN_TEXTS_FOR_THREADS = 64  # starting threads takes longer than encoding fewer texts
 
-# Control characters that are not white space, soft hyphens, zero-width spaces, byte order marks,
-# directional and interlinear marks. Joiners stay: emoji and several scripts need them.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
-    "\u2066-\u206f\ufeff\ufff9-\ufffb]"
-)
-# Long runs from ranges that include all combining marks. Normalising takes quadratic time in their
-# number, so Unicode's Stream-Safe Text Format allows at most 30 in a row; no language needs more.
-_MARKS = re.compile(
-    "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
-)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_PLAIN = re.compile("[!-~]+(?: [!-~]+)*")
+
+class Frame(NamedTuple):
+    """The tokens before and after a source, and the tokens that its translation begins with."""
+
+    before: Tokens = ()
+    after: Tokens = ()
+    forced: tuple[int, ...] = ()
 
 
-def normalise(text: str) -> str:
-    """Normalises text for the tokenizer: NFC, one space between words, none at the ends.
+class Tokenizer(ABC):
+    """Converts text to token ids and back.
 
-    Replaces U+2581, sentencepiece's space, with an underscore. Normalising again changes nothing.
+    `files` are the contents of its files by name, and `origin` is their place, for messages.
     """
-    if _PLAIN.fullmatch(text):
-        return text
-    if not text.isascii():
-        text = _SURROGATE.sub("\ufffd", text).replace("\u2581", "_")
-    text = _INVISIBLE.sub("", text)
-    text = unicodedata.normalize("NFC", _MARKS.sub(_limit_marks, text))
-    return " ".join(_MARKS.sub(_limit_marks, text).split())  # some marks decompose into two
 
+    eos: int | None = None  # None: the model's config decides
+    unknown: int | None = None
+    prompt_start: tuple[int, ...] = ()  # the tokens before a prompt
+    suppressed: tuple[int, ...] = ()  # tokens that a model must not generate
+    unsettled: Set[int] = frozenset()  # tokens whose text can change with the tokens after them
+    source_languages: Mapping[str, int] = {}  # the tokens of language codes such as eng_Latn
+    target_languages: Mapping[str, int] = {}
 
-def _limit_marks(run: re.Match[str]) -> str:
-    """Removes the combining marks that follow 30 others."""
-    kept, marks = [], 0
-    for character in run[0]:
-        marks = marks + 1 if unicodedata.combining(character) else 0
-        if marks <= MAX_MARKS:
-            kept.append(character)
-    return "".join(kept)
-
-
-def check_vocab_size(vocab_size: int) -> None:
-    """Raises DataError if the vocabulary is too small for any text."""
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise DataError(f"vocab_size={vocab_size} is too small; use {MIN_VOCAB_SIZE} or more")
-
-
-class Tokenizer:
-    """A sentencepiece model; source and target share its vocabulary."""
-
-    def __init__(self, model: bytes, origin: str = "the tokenizer") -> None:
-        self.model, self._origin = model, origin
-        try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self._pieces.id_to_piece(list(range(self._pieces.vocab_size())))  # each must be UTF-8
-        except (RuntimeError, ValueError) as error:
-            raise DataError(f"{origin} is not a sentencepiece model; copy it again") from error
-        if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
-            raise DataError(f"{origin} has other special tokens; make one with `writehead prepare`")
-
-    @classmethod
-    def train(
-        cls,
-        sentences: Iterable[str],
-        vocab_size: int,
-        *,
-        seed: int = 0,
-        fit_vocab_size: bool = False,
-    ) -> "Tokenizer":
-        """Trains a tokenizer with `vocab_size` ids; the result is deterministic.
-
-        If the text is too small for so many ids, raises DataError or, with `fit_vocab_size`, uses
-        as many as possible.
-        """
-        check_vocab_size(vocab_size)
-        model = io.BytesIO()
-        sentencepiece.set_random_generator_seed(seed % 2**32)
-        # the model file, and so its fingerprint, records each option that is passed, even a default
-        limit: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=map(normalise, sentences),
-                model_writer=model,
-                model_type="bpe",
-                vocab_size=vocab_size,
-                **limit,
-                byte_fallback=True,
-                character_coverage=0.9999,
-                normalization_rule_name="identity",
-                max_sentencepiece_length=MAX_PIECE,
-                pad_id=PAD,
-                eos_id=EOS,
-                unk_id=UNKNOWN,
-                bos_id=-1,
-                num_threads=1,
-                minloglevel=2,
-                max_sentence_length=1 << 16,
-            )
-        except RuntimeError as error:
-            raise DataError(_explain(vocab_size, str(error))) from error
-        return cls(model.getvalue())
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Tokenizer":
-        """Loads a tokenizer from a file."""
-        try:
-            with Path(path).open("rb") as file:
-                model = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
-        if len(model) > MAX_BYTES:
-            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes; a tokenizer has fewer")
-        return cls(model, str(path))
-
-    def save(self, path: Path) -> None:
-        """Writes the tokenizer to a file."""
-        try:
-            write_file(path, self.model)
-        except OSError as error:
-            raise DataError(f"{path} could not be written: {error.strerror}") from error
+    def __init__(self, files: Files, origin: str) -> None:
+        self.files, self.origin = files, origin
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
         """The number of token ids."""
-        return int(self._pieces.vocab_size())
+
+    @property
+    @abstractmethod
+    def pieces(self) -> list[str]:
+        """The text of each id, as in the files."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the model."""
-        return hashlib.sha256(self.model).hexdigest()[:16]
+        """A hash of the files."""
+        hashes = (hashlib.sha256(self.files[name]).hexdigest() for name in sorted(self.files))
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
+    @property
+    def target(self) -> "Tokenizer":
+        """The tokenizer of the target side, if source and target differ."""
+        return self
+
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS."""
-        return list(self._call(self._pieces.encode, normalise(text)))
+        """Returns the ids of a text, without the tokens of its frame."""
 
+    @abstractmethod
     def encode_all(
-        self, texts: Iterable[str], *, eos: bool = False, threads: int | None = None
+        self, texts: Iterable[str], *, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts, by default without EOS; many texts use all cores."""
-        clean = [normalise(text) for text in texts]
-        if threads is None:
-            threads = -1 if len(clean) >= MIN_TEXTS_FOR_THREADS else 1
-        options = {"return_type": "numpy", "add_eos": eos, "num_threads": threads}
-        return list(self._call(self._pieces.encode, clean, **options))
+        """Returns the ids of many texts, without frames; many texts use all cores."""
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of token ids, ignoring PAD and EOS."""
-        return str(self._call(self._pieces.decode, [int(i) for i in ids]))
+        """Returns the text of token ids that a model generated, without special tokens."""
 
+    @abstractmethod
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids; faster than a `decode` for each."""
-        return list(self._call(self._pieces.decode, texts, num_threads=1)) if texts else []
 
-    def _call(self, method: Callable[..., Any], argument: object, **options: Any) -> Any:
-        """Calls sentencepiece; converts its errors to DataError."""
-        try:
-            return method(argument, **options)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise DataError(f"{self._origin} cannot encode or decode the input: {error}") from error
+    def frame(self, source_lang: str | None = None, target_lang: str | None = None) -> Frame:
+        """Returns what surrounds a source in these languages; raises if a code is unknown."""
+        return self._frame(
+            _find_language("source_lang", source_lang, self.source_languages),
+            _find_language("target_lang", target_lang, self.target_languages),
+        )
+
+    @abstractmethod
+    def _frame(self, source: int | None, target: int | None) -> Frame:
+        """Returns the frame of a source, given the tokens of its languages."""
 
 
-def _explain(vocab_size: int, error: str) -> str:
-    """Returns a clearer message for an error in sentencepiece's training."""
-    if "sentences_.empty()" in error:
-        return "every line is empty, so no vocabulary can be learned; use text with words"
-    if largest := re.search(r"value <= (\d+)", error):
-        return f"vocab_size={vocab_size} is too large for this text; use {largest[1]} or less"
-    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
-        return f"vocab_size={vocab_size} is too small for this text; use more than {smallest[1]}"
-    return f"a vocabulary of {vocab_size} cannot be learned: {error}"
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """Loads the tokenizer of a folder, whose files determine its kind."""
+    folder = Path(folder)
+    files = read_tokenizer(folder)
+    # these modules load libraries
+    if files.keys() >= {*MARIAN_FILES}:
+        from writehead.data.vocab_json import MarianTokenizer
+
+        return MarianTokenizer(files, str(folder))
+    if JSON_FILE in files:
+        from writehead.data.tokenizer_json import JsonTokenizer
+
+        return JsonTokenizer(files, str(folder))
+    if files.keys() >= {*M2M_FILES}:
+        from writehead.data.vocab_json import M2MTokenizer
+
+        return M2MTokenizer(files, str(folder))
+    if OWN_FILE in files:
+        from writehead.data.bpe import BPETokenizer
+
+        return BPETokenizer(files[OWN_FILE], str(folder / OWN_FILE))
+    raise DataError(
+        f"{folder} has no tokenizer; it needs {OWN_FILE}, {JSON_FILE}, {' + '.join(MARIAN_FILES)}, "
+        f"or {' + '.join(M2M_FILES)}"
+    )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Returns whether a folder has the files that `load_tokenizer` needs."""
+    present = {path.name for path in tokenizer_files(folder)}
+    kinds = ((OWN_FILE,), (JSON_FILE,), MARIAN_FILES, M2M_FILES)
+    return any(present >= {*names} for names in kinds)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Returns the files in a folder that belong to a tokenizer."""
+    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def read_tokenizer(path: Path) -> dict[str, bytes]:
+    """Reads the files of a tokenizer from a folder, or one file, by name."""
+    if path.is_dir():
+        return {file.name: read_limited(file) for file in tokenizer_files(path)}
+    return {path.name if path.name in TOKENIZER_FILES else OWN_FILE: read_limited(path)}
+
+
+def read_limited(path: Path) -> bytes:
+    """Reads a tokenizer's file; raises DataError if that is impossible or it is too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path} has more than {MAX_BYTES:,} bytes; a tokenizer has fewer")
+    return content
+
+
+def read_object(files: Files, name: str, origin: str) -> dict[str, Any]:
+    """Parses one of a tokenizer's files as a JSON object; returns none of a missing file."""
+    try:
+        value = parse_json(files.get(name, b"{}").decode())
+    except ValueError as error:
+        problem = "" if isinstance(error, JsonError) else "is not JSON: "
+        raise DataError(f"{origin}/{name} {problem}{error}; copy it again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{origin}/{name} is {shown(value)}, not an object; copy it again")
+    return value
+
+
+def read_settings(files: Files, origin: str) -> dict[str, Any]:
+    """Returns what tokenizer_config.json and, for missing names, special_tokens_map.json say."""
+    config, special = (read_object(files, name, origin) for name in SETTINGS[:2])
+    return special | {name: value for name, value in config.items() if value is not None}
+
+
+def token_text(settings: Mapping[str, Any], name: str, default: str = "") -> str:
+    """Returns the text of a token in the settings, such as eos_token."""
+    value = settings.get(name, default)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else default
+
+
+def read_suppressed(files: Files, origin: str, vocab_size: int) -> tuple[int, ...]:
+    """Returns the tokens that generation_config.json forbids."""
+    data = read_object(files, SETTINGS[2], origin)
+    words, tokens = (data.get(name) for name in ("bad_words_ids", "suppress_tokens"))
+    found = [*tokens] if isinstance(tokens, list) else []
+    for word in words if isinstance(words, list) else []:
+        found += word if isinstance(word, list) and len(word) == 1 else []
+    return tuple(
+        sorted({token for token in found if type(token) is int and 0 <= token < vocab_size})
+    )
+
+
+def choose_languages(
+    tokenizer: Tokenizer, source: int | None, target: int | None, default: str
+) -> tuple[int, int]:
+    """Returns the tokens of both languages, by default those of the tokenizer's settings.
+
+    `default` is the source language if the settings name none.
+    """
+    files, origin, codes = tokenizer.files, tokenizer.origin, tokenizer.target_languages
+    settings = read_settings(files, origin)
+    if source is None:
+        source = codes.get(str(settings.get("src_lang")), codes.get(default))
+    if target is None:
+        forced = read_object(files, SETTINGS[2], origin).get("forced_bos_token_id")
+        target = codes.get(str(settings.get("tgt_lang")), forced)
+    for side, token in (("source", source), ("target", target)):
+        if token not in codes.values():
+            raise ConfigError(
+                f"this model translates between {len(codes)} languages; set {side}_lang, such as "
+                f"{max(codes)}"
+            )
+    assert source is not None
+    assert target is not None
+    return source, target
+
+
+def threads_for(texts: Sequence[str], threads: int | None) -> int:
+    """Returns how many threads sentencepiece uses, where -1 is one per core."""
+    if threads is not None:
+        return threads
+    return -1 if len(texts) >= MIN_TEXTS_FOR_THREADS else 1
+
+
+def _find_language(option: str, code: str | None, known: Mapping[str, int]) -> int | None:
+    """Returns the token of a language code, which may be written like the token: >>deu<<."""
+    if code is None:
+        return None
+    if not known:
+        raise ConfigError(f"{option}={shown(code)}: this model has no such codes; leave it out")
+    if code not in known and code.strip("<>_") not in known:
+        raise ConfigError(f"{option}={shown(code)} is unknown; {_close_codes(code, known)}")
+    return known.get(code, known.get(code.strip("<>_")))
+
+
+def _close_codes(code: str, known: Iterable[str]) -> str:
+    """Returns a hint with the codes that are most like an unknown one."""
+    codes, start = sorted(known), code[:2].lower()
+    close = [one for one in codes if one.startswith(start)] if start else []
+    close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.6)
+    some = [*dict.fromkeys(close)][:8]
+    if some:
+        return f"close codes: {', '.join(map(shown, some))}"
+    return one_line(f"choose from {', '.join(codes)}", 190)

@@ -4,12 +4,4 @@ from writehead.engine.engine import Engine, Output, ScoredText
 from writehead.engine.search import Hypothesis
 from writehead.engine.stepwise import beam_search, greedy, sample
 
-__all__ = [
-    "Engine",
-    "Hypothesis",
-    "Output",
-    "ScoredText",
-    "beam_search",
-    "greedy",
-    "sample",
-]
+__all__ = ["Engine", "Hypothesis", "Output", "ScoredText", "beam_search", "greedy", "sample"]

@@ -1,37 +1,38 @@
 """The `Engine`: decodes lines of text in batches, and yields the outputs in input order."""
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
+from operator import gt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from writehead.config import Batching, DecodeConfig
 from writehead.data.lines import EXTRA_TOKENS, split_line
-from writehead.data.tokenizer import EOS, Tokenizer, Tokens
+from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
 from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
+from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
-from writehead.runs import load_run
 from writehead.runs.bundled import bundled_run
 from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
+from writehead.util.pipeline import work_ahead, work_behind
 from writehead.util.threads import use_threads
 
 log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 
-BACKGROUND_LINES = 64  # a smaller group is detokenized in the calling thread
-BACKGROUND_GROUPS = 4  # groups of lines that may wait to be detokenized
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
@@ -77,18 +78,22 @@ class Engine:
     ) -> None:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
         config = model.config
-        if tokenizer.vocab_size > config.vocab_size or config.eos != EOS:
+        sizes = tokenizer.vocab_size, tokenizer.target.vocab_size
+        limits = config.source_vocab_size or config.vocab_size, config.vocab_size
+        eos = config.eos if tokenizer.eos is None else tokenizer.eos
+        if any(map(gt, sizes, limits)) or eos != config.eos:
             raise DataError(
-                f"the tokenizer ({tokenizer.vocab_size} tokens, eos={EOS}) does not fit the model "
-                f"({config.vocab_size} tokens, eos={config.eos}); use the one it was trained with"
+                f"the tokenizer ({max(sizes)} tokens, eos={eos}) does not fit the model "
+                f"({min(limits)} tokens, eos={config.eos}); use the one it was trained with"
             )
         self.model = model
         self.tokenizer = tokenizer
         self.batching = batching or Batching()
         self.scheduler = Scheduler(
             model,
-            vocab_size=tokenizer.vocab_size,
-            eos=EOS,
+            vocab_size=tokenizer.target.vocab_size,
+            eos=config.eos,
+            suppressed=tokenizer.suppressed,
             batch_tokens=self.batching.tokens,
             graphs=graphs,
         )
@@ -107,8 +112,9 @@ class Engine:
     ) -> "Engine":
         """Loads a run; the default is the bundled model, which translates English to German.
 
-        The default dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables
-        CUDA graphs. `threads` sets the CPU threads of the process, by default one per core.
+        `run` may also be the folder of a Hugging Face model, or its name on the hub. The default
+        dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables CUDA graphs.
+        `threads` sets the CPU threads of the process, by default one per core.
         """
         use_threads(threads)
         run, place = bundled_run() if run is None else run, find_device(device)
@@ -116,9 +122,9 @@ class Engine:
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
-            raise RunError(f"{run} has no tokenizer.model; save the run with its tokenizer")
+            raise RunError(f"{run} has no tokenizer; save the run with its tokenizer")
         graphs = graphs and backend == "auto"
-        return cls(loaded.model, Tokenizer.load(loaded.tokenizer), batching, graphs=graphs)
+        return cls(loaded.model, load_tokenizer(loaded.tokenizer), batching, graphs=graphs)
 
     def translate(
         self,
@@ -126,17 +132,21 @@ class Engine:
         options: DecodeConfig | None = None,
         *,
         prefixes: Iterable[str] | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
         progress: Progress | None = None,
         first: int = 0,
     ) -> Iterator[Output]:
         """Translates lines and yields outputs in order; the default is beam search with beam=4.
 
         `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
-        be 50 tokens longer than its source. Lines are numbered from `first`; line i uses seed + i.
+        be 50 tokens longer than its source. Models of several languages need their codes, listed in
+        `tokenizer.target_languages`. Lines are numbered from `first`; line i uses seed + i.
         """
-        encode = partial(self._encode_lines, options=self._checked_translating(options))
+        options, frame = self._checked_translating(options, source_lang, target_lang)
+        encode = partial(self._encode_lines, options=options, frame=frame)
         done = self._decode(enumerate(_pairs(lines, prefixes), first), encode, progress)
-        return _in_background(self._translations, done)
+        return work_behind(done, self._translations)
 
     def generate(
         self,
@@ -155,7 +165,7 @@ class Engine:
         options = self._checked_prompting(options, samples)
         encode = partial(self._encode_prompts, options=options, samples=samples)
         done = self._decode(enumerate(_texts(prompts, "prompt"), first), encode, progress)
-        return _in_background(self._continuations, done)
+        return work_behind(done, self._continuations)
 
     def requests(
         self,
@@ -164,6 +174,8 @@ class Engine:
         *,
         prefixes: Iterable[str] | None = None,
         samples: int = 1,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
     ) -> list[Line]:
         """Returns the requests with which `translate` or `generate` would decode each text.
 
@@ -172,7 +184,9 @@ class Engine:
         """
         if isinstance(self.model, TranslationModel):
             lines = [*enumerate(_pairs(texts, prefixes))]
-            return self._encode_lines(lines, self._checked_translating(options))
+            return self._encode_lines(
+                lines, *self._checked_translating(options, source_lang, target_lang)
+            )
         options = self._checked_prompting(options, samples)
         return self._encode_prompts([*enumerate(_texts(texts, "prompt"))], options, samples)
 
@@ -184,7 +198,7 @@ class Engine:
 
     def streamed_text(self, request: Request) -> "StreamedText":
         """Returns the text of a request that grows with the tokens that it is given."""
-        prompt = [] if isinstance(self.model, TranslationModel) else [*request.tokens[1:]]
+        prompt = [] if isinstance(self.model, TranslationModel) else [*request.tokens]
         return StreamedText(self.tokenizer, prompt)
 
     def stream(self, prompt: str, options: DecodeConfig | None = None) -> Iterator[str]:
@@ -242,7 +256,7 @@ class Engine:
         finished: deque[float] = deque()  # for each finished request, its fraction of a line
         waiting = 0  # unfinished requests
         try:
-            for lines in _ahead(texts, encode, self.batching.lines):
+            for lines in work_ahead(texts, encode, self.batching.lines):
                 report(sum(not line for line in lines))  # empty lines have no requests
                 waiting += self._submit(lines, finished.append)
                 pending.extend(lines)
@@ -282,15 +296,24 @@ class Engine:
         """Returns the options with the default `beam`; raises if the model does not allow them."""
         options = check_options(DecodeConfig() if options is None else options, beam)
         check_bounds(options, "max_length", "min_length", le=self.model.config.target_positions)
-        check_bounds(options, "beam", le=self.tokenizer.vocab_size)
+        check_bounds(options, "beam", le=self.tokenizer.target.vocab_size)
         return options
 
-    def _checked_translating(self, options: DecodeConfig | None) -> DecodeConfig:
+    def _checked_translating(
+        self, options: DecodeConfig | None, source_lang: str | None, target_lang: str | None
+    ) -> tuple[DecodeConfig, Frame]:
+        """Returns the options with their defaults, and the tokens around a source."""
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
-        if self.model.config.source_positions < 2:
-            raise ConfigError("source_positions=1 has no room for text; use a model with more")
-        return self._checked(options, BEAM)
+        frame = self.tokenizer.frame(source_lang, target_lang)
+        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
+            raise ConfigError(
+                f"source_positions={self.model.config.source_positions} has no room for text; use "
+                f"a model with more"
+            )
+        before, after = (np.array(part, np.int32) for part in frame[:2])
+        options = _with_forced(self._checked(options, BEAM), len(frame.forced))
+        return options, frame._replace(before=before, after=after)  # faster than tuples
 
     def _checked_prompting(self, options: DecodeConfig | None, samples: int = 1) -> DecodeConfig:
         if not isinstance(self.model, LanguageModel):
@@ -303,11 +326,11 @@ class Engine:
         return options
 
     def _encode_lines(
-        self, group: list[tuple[int, tuple[str, str]]], options: DecodeConfig
+        self, group: list[tuple[int, tuple[str, str]]], options: DecodeConfig, frame: Frame
     ) -> list[Line]:
-        encoded = self.tokenizer.encode_all([text for _, (text, _) in group], eos=True)
+        encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
         return [
-            self._translation_requests(i, text, prefix, tokens, options)
+            self._translation_requests(i, text, prefix, tokens, frame, options)
             for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
         ]
 
@@ -321,31 +344,39 @@ class Engine:
         ]
 
     def _translation_requests(
-        self, line: int, text: str, prefix: str, tokens: Tokens, options: DecodeConfig
+        self,
+        line: int,
+        text: str,
+        prefix: str,
+        tokens: NDArray[np.int32],
+        frame: Frame,
+        options: DecodeConfig,
     ) -> Line:
         """Returns a request per piece of a line; the prefix belongs to the first."""
-        limit = self.model.config.source_positions - 1  # eos needs one
-        pieces: list[Tokens] = [tokens] if len(tokens) > 1 else []
-        if len(tokens) > limit + 1:
+        limit = self.model.config.source_positions - len(frame.before) - len(frame.after)
+        pieces: list[Tokens] = [tokens] if len(tokens) else []
+        if len(tokens) > limit:
             split, is_cut = split_line(text, self.tokenizer.encode, limit)
-            pieces = [[*piece, EOS] for piece in split]
+            pieces = [*split]
             rest = ", without the rest of long words and of the line" if is_cut else ""
             log.warning(
                 "line %d is longer than the model's limit of %d source tokens; translating %d "
                 "pieces%s",
                 *(line + 1, limit, len(pieces), rest),
             )
-        forced = tuple(self.tokenizer.encode(prefix)) if pieces and prefix else ()
-        requests = []
+        forced = tuple(self.tokenizer.target.encode(prefix)) if pieces and prefix else ()
+        hidden, requests = len(frame.forced), []
         for piece in pieces:
-            length = options.max_length or len(forced) + len(piece) - 1 + EXTRA_TOKENS
+            length = options.max_length or hidden + len(forced) + len(piece) + EXTRA_TOKENS
             length = min(max(length, options.min_length), self.model.config.target_positions)
-            if len(forced) > length:
+            if len(forced) > length - hidden:
                 raise DataError(
                     f"the prefix of line {line + 1} has {len(forced)} tokens, more than "
-                    f"max_length={length}; shorten it"
+                    f"max_length={length - hidden}; shorten it"
                 )
-            requests.append(Request(options, length, forced, options.seed + line, piece))
+            source = np.concatenate((frame.before, piece, frame.after))
+            prefix_tokens = (*frame.forced, *forced)
+            requests.append(Request(options, length, prefix_tokens, options.seed + line, source))
             forced = ()
         return requests
 
@@ -354,12 +385,13 @@ class Engine:
     ) -> Line:
         """Returns a request per sample of a prompt."""
         positions, least = self.model.config.target_positions, max(1, options.min_length)
-        tokens = [self.model.config.bos, *map(int, tokens)]
+        start = self.tokenizer.prompt_start
+        tokens = [*start, *map(int, tokens)] or [self.model.config.bos]
         room = positions - len(tokens) + 1  # the last generated token is not fed
         if room < least:
             raise DataError(
-                f"prompt {line + 1} has {len(tokens) - 1} tokens, but the model has positions for "
-                f"{positions - least}; shorten it"
+                f"prompt {line + 1} has {len(tokens) - len(start)} tokens, but the model has "
+                f"positions for {positions - least + 1 - len(start)}; shorten it"
             )
         length, seed = min(options.max_length or room, room), options.seed + line * samples
         return [Request(options, length, (), seed + j, tokens) for j in range(samples)]
@@ -367,7 +399,7 @@ class Engine:
     def _continuations(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the samples or hypotheses of each prompt, without the prompt."""
         results = [[one for request in line for one in _hypotheses(request)] for line in lines]
-        scored = self._scored(results, [line[0].tokens[1:] for line in lines])
+        scored = self._scored(results, [line[0].tokens for line in lines])
         return [Output(tuple(some)) for some in scored]
 
     def _translations(self, lines: Sequence[Line]) -> list[Output]:
@@ -396,6 +428,14 @@ class Engine:
         ]
 
 
+def _with_forced(options: DecodeConfig, count: int) -> DecodeConfig:
+    """Returns the options of a search whose limits also count `count` forced tokens."""
+    most, least = options.max_length, options.min_length
+    return dataclasses.replace(
+        options, max_length=most and most + count, min_length=least and least + count
+    )
+
+
 class StreamedText:
     """The text of a growing sequence of tokens, without the prompt that it continues."""
 
@@ -406,8 +446,12 @@ class StreamedText:
     def add(self, tokens: Sequence[int]) -> str:
         """Appends tokens; returns the new text that later tokens cannot change."""
         self._tokens += tokens
+        end = len(self._tokens)
+        while end and self._tokens[end - 1] in self._tokenizer.unsettled:
+            end -= 1
         # the bytes of an incomplete character are decoded as replacement characters
-        return self._next(self._tokenizer.decode(self._tokens).rstrip("\N{REPLACEMENT CHARACTER}"))
+        text = self._tokenizer.decode(self._tokens[:end])
+        return self._next(text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
     def rest(self) -> str:
         """Returns the remaining text after the last token."""
@@ -436,52 +480,6 @@ def _join_pieces(
         joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
     joined.sort(key=lambda scored: scored.score, reverse=True)
     return Output(tuple(joined), len(pieces))
-
-
-def _ahead(
-    texts: Iterator[T], encode: Callable[[list[T]], list[Line]], size: int
-) -> Iterator[list[Line]]:
-    """Yields groups of up to `size` lines; meanwhile, another thread tokenizes the next group."""
-    group = list(islice(texts, size))
-    if len(group) < size:
-        yield encode(group)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        encoded = thread.submit(encode, group)
-        while group:
-            lines = encoded.result()
-            group = list(islice(texts, size))
-            encoded = thread.submit(encode, group)
-            yield lines
-
-
-def _in_background(
-    work: Callable[[list[Line]], list[Output]], groups: Generator[list[Line]]
-) -> Iterator[Output]:
-    """Yields the outputs of each group; another thread detokenizes large groups.
-
-    If decoding fails, the outputs before the failure come first.
-    """
-    made: deque[Future[list[Output]]] = deque()
-    failure: Exception | None = None
-    with closing(groups), ThreadPoolExecutor(1) as thread:
-        while True:
-            try:
-                group = next(groups, None)
-            except Exception as error:
-                failure, group = error, None
-            if group is None:
-                break
-            if made or len(group) >= BACKGROUND_LINES:
-                made.append(thread.submit(work, group))
-            else:
-                yield from work(group)
-            while made and (made[0].done() or len(made) > BACKGROUND_GROUPS):
-                yield from made.popleft().result()
-        while made:
-            yield from made.popleft().result()
-    if failure is not None:
-        raise failure
 
 
 def _hypotheses(request: Request) -> Sequence[Hypothesis]:

@@ -21,17 +21,11 @@ import torch
 
 from writehead import cost
 from writehead.data.tokenizer import Tokens
-from writehead.engine.runner import HostCopy, Lane, Model, Shape
-from writehead.engine.search import (
-    Hypothesis,
-    Options,
-    make_hypotheses,
-    no_hypothesis,
-    send,
-    with_tuples,
-)
+from writehead.engine.runner import Lane, Model, Shape
+from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis, with_tuples
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
+from writehead.util.transfer import HostCopy, send
 
 # steps between checks for ended sequences, if no request waits or is streamed
 POLL_STEPS = {"cpu": 1, "cuda": 3}
@@ -108,10 +102,12 @@ class Scheduler:
         *,
         vocab_size: int,
         eos: int,
+        suppressed: Sequence[int] = (),
         batch_tokens: int | None = None,
         graphs: bool = True,
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
+        self.suppressed = suppressed  # tokens that are never chosen
         self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
         self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
@@ -162,14 +158,11 @@ class Scheduler:
 
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
-        if self._free_memory < wanted:
-            for queue in self._queues.values():
+        queues = self._queues.values()
+        if self.memory - sum(queue.lane_bytes for queue in queues) < wanted:
+            for queue in queues:
                 queue.drop_idle_lane()
-        return self._free_memory
-
-    @property
-    def _free_memory(self) -> float:
-        return self.memory - sum(queue.lane_bytes for queue in self._queues.values())
+        return self.memory - sum(queue.lane_bytes for queue in queues)
 
     def _step(self, queue: "_Queue") -> bool:
         try:
@@ -207,18 +200,12 @@ class _Waiting:
     def __len__(self) -> int:
         return sum(map(len, self._groups))
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Request]:  # starts with the request that `take` returns first
         return chain.from_iterable(self._groups)
 
-    @property
-    def next(self) -> Request:
-        """The request that `take` returns first."""
-        return self._groups[0][0]
-
     def add(self, requests: Iterable[Request]) -> None:
-        """Adds the requests of one call."""
-        if group := deque(requests):
-            self._groups.append(group)
+        """Adds the requests of one call, at least one."""
+        self._groups.append(deque(requests))
 
     def take(self, most: int, tokens: int, fits: Callable[[Request], bool]) -> list[Request]:
         """Removes and returns up to `most` requests; stops before one that does not fit.
@@ -280,16 +267,13 @@ class _Queue:
             each = partial(self._slot_bytes, source)
             longest = bisect_right(range(1, capacity + 1), room, key=each)
             if longest < capacity:
-                raise self._out_of_room(request, request.max_length - (capacity - longest))
-
-    def _out_of_room(self, request: Request, longest: int) -> OutOfRoom:
-        """Returns the error for a request that fits with up to `longest` output tokens."""
-        advice = f"use max_length={longest} or less" if longest > 0 else "shorten the input"
-        beams = f" with beam={self.beam}" if self.beam > 1 else ""
-        return OutOfRoom(
-            f"{len(request.tokens)} + {request.max_length} tokens{beams} do not fit in the "
-            f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
-        )
+                most = request.max_length - (capacity - longest)  # tokens that it could generate
+                advice = f"use max_length={most} or less" if most > 0 else "shorten the input"
+                beams = f" with beam={self.beam}" if self.beam > 1 else ""
+                raise OutOfRoom(
+                    f"{len(request.tokens)} + {request.max_length} tokens{beams} do not fit in the "
+                    f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
+                )
 
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
@@ -476,7 +460,7 @@ class _Queue:
     def _deliver(self) -> None:
         """Delivers results; on a GPU, except the newest, which are still being copied."""
         # without graphs, the reference may run, and a slot with NaN must be erased before its reuse
-        late = 1 if self.active and self.lane is not None and self.lane.has_graphs else 0
+        late = 1 if self.active and self.lane is not None and self.lane.graphs else 0
         while len(self._collected) > late:
             slots, requests, packed = self._collected.popleft()
             found = make_hypotheses(packed.numpy(), requests)
@@ -493,7 +477,7 @@ class _Queue:
 
     def _prepare_lane(self) -> Lane | None:
         """Returns the lane; replaces it if it is idle and too small for the next request."""
-        sizes = [self._sizes(self.waiting.next)]
+        sizes = [self._sizes(next(iter(self.waiting)))]
         if self.lane is not None:
             if self.active or self.lane.shape.fits(*sizes[0]):
                 return self.lane
@@ -512,7 +496,12 @@ class _Queue:
         own, slots = self.scheduler, self._plan_slots(source, capacity)
         shape = Shape(slots, self.beam, source, capacity)
         self.lane = Lane(
-            self.model, shape, vocab_size=own.vocab_size, eos=own.eos, graphs=own.graphs
+            self.model,
+            shape,
+            vocab_size=own.vocab_size,
+            eos=own.eos,
+            suppressed=own.suppressed,
+            graphs=own.graphs,
         )
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
         self._polls.clear()

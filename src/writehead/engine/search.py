@@ -24,8 +24,10 @@ from torch import Tensor
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokens
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
+from writehead.util.transfer import send
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
@@ -96,8 +98,8 @@ class Pool:
 class Search:
     """Searches in `slots` slots of `beam` rows, with up to `capacity` tokens each.
 
-    Beam j of slot s is row s × beam + j. If given, `live` [rows], `lengths` [rows] and `ancestors`
-    [rows, size] are tensors of a KV cache, and `advance` updates them.
+    Beam j of slot s is row s × beam + j. `advance` updates the live rows, lengths and ancestors of
+    the KV cache, if there is one.
     """
 
     def __init__(
@@ -109,9 +111,7 @@ class Search:
         vocab_size: int,
         eos: int,
         device: torch.device | str,
-        live: Tensor | None = None,
-        lengths: Tensor | None = None,
-        ancestors: Tensor | None = None,
+        cache: KVCache | None = None,
         sampling: bool = False,
         implementation: str = "auto",
     ) -> None:
@@ -123,9 +123,9 @@ class Search:
         rows = slots * beam
         self.tokens = zeros(rows, dtype=torch.long)  # to feed next
         self.parents = torch.arange(rows, device=device)  # the row that each row continues
-        self.live = zeros(rows, dtype=torch.long) if live is None else live
-        self.lengths = zeros(rows, dtype=torch.long) if lengths is None else lengths
-        self.ancestors = ancestors
+        self.live = zeros(rows, dtype=torch.long) if cache is None else cache.live
+        self.lengths = zeros(rows, dtype=torch.long) if cache is None else cache.lengths
+        self.ancestors = None if cache is None else cache.ancestors
         self._all = torch.arange(slots, dtype=torch.int32, device=device)
         # one table of int32 and float32 columns, which the kernels read
         self.option_table = zeros(slots, 11)
@@ -144,17 +144,14 @@ class Search:
         empty = self._empty.view(torch.float32)
         empty[:, 2], empty[:, 3], empty[1:, 6] = NEVER, 0.0 if beam == 1 else NEVER, NEVER
         self.samples = np.zeros(slots, bool)  # on the host: whether a slot needs sampling
-        reasons = {"triton": self._why_not_triton(), "reference": None}
+        self.why_not_triton = None
+        if not runs_triton(self.tokens):
+            self.why_not_triton = "the kernels need a GPU and Triton"
+        elif beam > MAX_KERNEL_BEAM:
+            self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
+        reasons = {"triton": self.why_not_triton, "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
         self._scratch: Any = None  # of the kernels
-
-    def _why_not_triton(self) -> str | None:
-        """Returns why the kernels cannot run, or None."""
-        if not runs_triton(self.tokens):
-            return "the kernels need a GPU and Triton"
-        if self.beam > MAX_KERNEL_BEAM:
-            return f"the kernels support beams of up to {MAX_KERNEL_BEAM}, not {self.beam}"
-        return None
 
     def admit(
         self,
@@ -182,13 +179,9 @@ class Search:
         table = _pack(options)
         samples = self._check(options, table)
         rows = np.empty((len(slots), 4 + table.shape[1]), np.int32)
-        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:] = (
-            slots,
-            first,
-            lengths,
-            1,
-            table,
-        )
+        for column, values in enumerate((slots, first, lengths, 1)):
+            rows[:, column] = values
+        rows[:, 4:] = table
         self.samples[rows[:, 0]] = samples
         return rows
 
@@ -252,8 +245,8 @@ class Search:
             _extend(self, x, slots[live].long())
 
     def collect(self, slots: Tensor, n_best: int) -> Tensor:
-        """Returns the results of `slots` [R], for `make_hypotheses`: int32 [R, n_best, …]."""
-        index = slots.long()
+        """Returns the results of R slots, for `make_hypotheses`: int32 [R, n_best, …]."""
+        index = slots.long().flatten()
         packed = index.new_zeros(len(index), n_best, HEADER + self.capacity, dtype=torch.int32)
         packed[:, :, :HEADER] = self.pool_table[index, :n_best, :HEADER]
         texts = packed[:, :, HEADER:]
@@ -287,12 +280,6 @@ class Search:
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         return send(array, self.tokens.device)
-
-
-def send(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to a device without waiting."""
-    T = torch.from_numpy(array)
-    return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T.to(device)
 
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:

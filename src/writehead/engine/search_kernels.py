@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.ops.launch import launch, launch_dependents, pdl, wait_for_previous
+from writehead.ops.launch import launch, pdl, wait_for_previous
 
 if TYPE_CHECKING:
     from writehead.engine.search import Search
@@ -51,7 +51,7 @@ class State(NamedTuple):
     parents: Tensor
     live: Tensor
     lengths: Tensor
-    ancestors: Tensor
+    ancestors: Tensor | None
     history_tokens: Tensor
     history_parents: Tensor
 
@@ -59,13 +59,9 @@ class State(NamedTuple):
     def of(cls, search: "Search") -> "State":
         """Returns the tensors of a search."""
         options, pool = search.option_table, search.pool_table
-        ancestors = search.lengths if search.ancestors is None else search.ancestors
-        return cls(
-            *(options, options.view(torch.float32), pool, pool.view(torch.float32)),
-            *(search.prefix, search.draws, search.seen, search.tokens, search.parents),
-            *(search.live, search.lengths, ancestors),
-            *(search.history_tokens, search.history_parents),
-        )
+        numbers, pool_numbers = options.view(torch.float32), pool.view(torch.float32)
+        others = (getattr(search, name) for name in cls._fields[4:])
+        return cls(options, numbers, pool, pool_numbers, *others)
 
 
 class Scratch(NamedTuple):
@@ -162,10 +158,16 @@ def _early_eos(state, slot, eos):
 
 
 @triton.jit
-def _scan_part(row, scratch, part, place, sizes):
-    """Stores the peaks and statistics of one part of a row, at `place`."""
+def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
+    """Reads one part of a row per program; in greedy search, the last one chooses the token."""
+    wait_for_previous(sizes.PDL)
+    r = tl.program_id(0).to(tl.int64)
+    # the logits written last may still be in the L2 cache
+    part = sizes.PARTS - 1 - tl.program_id(1)
+    slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
+    logits += r * stride
+    banned, place = _early_eos(state, slot, eos), r * sizes.PARTS + part
     CHUNKS: tl.constexpr = sizes.PART // sizes.CHUNK
-    logits, banned, vocab_size = row
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, sizes.CHUNK)
     tokens = part * sizes.PART + chunks[:, None] * sizes.CHUNK + within[None, :]
     x = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
@@ -175,19 +177,6 @@ def _scan_part(row, scratch, part, place, sizes):
     tl.store(scratch.statistics + place * 2 + 1, tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0))
     maxima = tl.max(tl.where(tokens == banned, float("-inf"), x), axis=1)
     tl.store(scratch.peaks + place * CHUNKS + chunks, maxima)
-
-
-@triton.jit
-def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
-    """Reads one part of a row per program; in greedy search, the last one chooses the token."""
-    wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
-    r = tl.program_id(0).to(tl.int64)
-    # the logits written last may still be in the L2 cache
-    part = sizes.PARTS - 1 - tl.program_id(1)
-    slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
-    row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
-    _scan_part(row, scratch, part, r * sizes.PARTS + part, sizes)
     if sizes.BEAM == 1:
         tl.debug_barrier()  # all threads have written before the part is counted
         if tl.atomic_add(scratch.done + r, 1, sem="acq_rel") == sizes.PARTS - 1:
@@ -197,15 +186,16 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
             count = tl.load(state.options + slot * OPTIONS + COUNT)
             forced = tl.load(state.options + slot * OPTIONS + PREFIX_LENGTH)
             sequence = _load_sequence(state, slot)
-            maxima = _load_peaks(scratch, r, sizes)
+            peaks = _load_peaks(scratch, r, sizes)
             one = tl.full([1], 0, tl.int64) + r
             log_z = tl.sum(_log_sum(scratch, one, one >= 0, sizes), axis=0)
             if is_live != 0:
-                values, tokens = _best_of_row(row, maxima, sizes, 1, 1)
-                value, token = tl.max(values, axis=0), tl.max(tokens, axis=0)
+                row = (logits, banned, vocab_size)
+                values, best = _best_of_row(row, peaks, sizes, 1, 1)
+                value, token = tl.max(values, axis=0), tl.max(best, axis=0)
                 if count < forced:
                     token = tl.load(state.prefix + slot * capacity + count)
-                    value = tl.load(logits + r * stride + token).to(tl.float32)
+                    value = tl.load(logits + token).to(tl.float32)
                 token = tl.where(token == NONE, eos, token)
                 _append(state, slot, sequence, token, value - log_z, capacity, eos)
 
@@ -306,36 +296,27 @@ def _number(key):
 
 
 @triton.jit
-def _middle(low, high):
-    """Returns the middle of the integers from low + 1 to high."""
-    return (low >> 1) + (high >> 1) + (low & high & 1) + 1
-
-
-@triton.jit
 def _mass(x, peak, rate):
     """Returns the mass of logits x relative to that of `peak`; rate: log2(e) / temperature."""
     return tl.exp2((x - peak) * rate)
 
 
 @triton.jit
-def _load_raw(row, tile, sizes):
-    """Loads a tile of a row [TILE / CHUNK, CHUNK]; returns its logits, tokens and mask."""
-    logits, _, _, _, vocab_size = row
+def _load_tile(row, tile, sizes):
+    """Loads a tile of a row [TILE / CHUNK, CHUNK]: its logits, allowed logits and tokens.
+
+    The allowed logits have the repetition penalty, and are -inf for the banned token.
+    """
+    logits, banned, seen, penalty, vocab_size = row
     chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
     tokens = tile * sizes.TILE + chunks[:, None] * sizes.CHUNK + within[None, :]
     mask = tokens < vocab_size
     x = tl.load(logits + tokens, mask=mask, other=float("-inf")).to(tl.float32)
-    return x, tokens, mask
-
-
-@triton.jit
-def _allow(x, tokens, mask, row):
-    """Returns logits x with the repetition penalty, and without the banned token."""
-    _, banned, seen, penalty, _ = row
+    y = x
     if penalty != 1.0:
         was_seen = tl.load(seen + tokens, mask=mask, other=0) != 0
-        x = tl.where(was_seen, tl.where(x > 0.0, x / penalty, x * penalty), x)
-    return tl.where(tokens == banned, float("-inf"), x)
+        y = tl.where(was_seen, tl.where(x > 0.0, x / penalty, x * penalty), x)
+    return x, tl.where(tokens == banned, float("-inf"), y), tokens
 
 
 @triton.jit
@@ -344,21 +325,19 @@ def _read_tile(row, tile, sizes):
 
     They are the largest logit, the sum of exponentials, the largest allowed logit and its token.
     """
-    x, tokens, mask = _load_raw(row, tile, sizes)
+    x, y, tokens = _load_tile(row, tile, sizes)
     highest = tl.max(tl.max(x, axis=1), axis=0)
     total = tl.sum(tl.sum(tl.exp(x - tl.maximum(highest, FINITE)), axis=1), axis=0)
-    x = _allow(x, tokens, mask, row)
-    peak = tl.max(tl.max(x, axis=1), axis=0)
-    token = tl.min(tl.min(tl.where(x == peak, tokens, NONE), axis=1), axis=0)
-    return x, highest, total, peak, token
+    peak = tl.max(tl.max(y, axis=1), axis=0)
+    token = tl.min(tl.min(tl.where(y == peak, tokens, NONE), axis=1), axis=0)
+    return y, highest, total, peak, token
 
 
 @triton.jit
 def _tile(x, row, tile, sizes):
     """Returns the allowed logits of a tile: x, which is in registers, if there is only one."""
     if sizes.TILES > 1:
-        x, tokens, mask = _load_raw(row, tile, sizes)
-        x = _allow(x, tokens, mask, row)
+        _, x, _ = _load_tile(row, tile, sizes)
     return x
 
 
@@ -383,7 +362,7 @@ def _threshold(x, row, goal, lowest, peak, rate, sizes, BY_MASS: tl.constexpr):
     shift = tl.where(penalty == 1.0, sizes.SHIFT, 0)
     low, high = _key(lowest) >> shift, _key(peak) >> shift
     while low < high:
-        middle = _middle(low, high)
+        middle = (low >> 1) + (high >> 1) + (low & high & 1) + 1  # their sum may overflow
         bound = _number(middle << shift)
         reached = _reach(x, row, bound, peak, rate, sizes, BY_MASS) >= goal
         low = tl.where(reached, middle, low)
@@ -469,7 +448,6 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
 def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
     """Chooses the token of one row per program, by greedy search or sampling."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r).to(tl.int64)
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
@@ -501,7 +479,6 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
 def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
     """Finds the 2 × BEAM best tokens of one row per program."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     is_live = tl.load(state.live + slot * sizes.BEAM)
@@ -510,12 +487,9 @@ def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity,
     if is_live != 0:
         values, tokens = _best_of_row(row, maxima, sizes, sizes.TOP, sizes.SIZE_C)
         candidates = tl.arange(0, sizes.SIZE_C)
-        tl.store(
-            scratch.best_logits + r * sizes.TOP + candidates, values, mask=candidates < sizes.TOP
-        )
-        tl.store(
-            scratch.best_tokens + r * sizes.TOP + candidates, tokens, mask=candidates < sizes.TOP
-        )
+        at, mask = r * sizes.TOP + candidates, candidates < sizes.TOP
+        tl.store(scratch.best_logits + at, values, mask=mask)
+        tl.store(scratch.best_tokens + at, tokens, mask=mask)
 
 
 @triton.jit
@@ -578,9 +552,9 @@ def _join_pool(pool, pool_numbers, new_score, candidate, length, lost, n_best, s
 @triton.jit
 def _survivors(score, parent, token, sizes):
     """Returns the first BEAM candidates that stay live, [SIZE_B] each; candidates are sorted."""
-    goes_on = score > float("-inf")
-    place = tl.cumsum(goes_on.to(tl.int32), axis=0) - 1
-    moves = goes_on[None, :] & (place[None, :] == tl.arange(0, sizes.SIZE_B)[:, None])
+    stays = score > float("-inf")
+    place = tl.cumsum(stays.to(tl.int32), axis=0) - 1
+    moves = stays[None, :] & (place[None, :] == tl.arange(0, sizes.SIZE_B)[:, None])
     new_score = tl.max(tl.where(moves, score[None, :], float("-inf")), axis=1)
     new_parent = tl.sum(tl.where(moves, parent[None, :], 0), axis=1)
     return new_score, new_parent, tl.sum(tl.where(moves, token[None, :], 0), axis=1)
@@ -603,7 +577,6 @@ def _continue_parents(ancestors, parent, length, size, sizes):
 def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes, size):
     """Extends the hypotheses of one slot per program."""
     wait_for_previous(sizes.PDL)
-    launch_dependents(sizes.PDL)
     place = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + place).to(tl.int64)
     row, first_row = place * sizes.BEAM, slot * sizes.BEAM  # in the logits, and in the state
@@ -656,7 +629,7 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         tl.store(state.tokens + first_row + beams, last.to(tl.int64), mask=is_beam)
         tl.store(state.parents + first_row + beams, first_row + parent, mask=is_beam)
         length = tl.load(state.lengths + first_row).to(tl.int32)
-        if size > 0:
+        if state.ancestors is not None:
             _continue_parents(state.ancestors + first_row * size, parent, length, size, sizes)
         tl.debug_barrier()  # all threads have read the length
         tl.store(state.lengths + first_row + beams, (length + 1).to(tl.int64), mask=is_beam)

@@ -28,6 +28,7 @@ class WholeSequence:
 
     visibility: Visibility
     positions: Tensor | None = None  # [b or 1, n], for rotary positions; None: 0, 1, …, n-1
+    bias: Tensor | None = None  # [h, …], a table of relative positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,8 @@ Context = WholeSequence | Memory | MemoryLayer  # includes CacheLayer
 class Attention(Projections):
     """Multi-head, multi-query or grouped-query attention, depending on g.
 
-    The logits are scaled by k^-0.5. The paper folds this factor into P_q, which gives the same
-    function but a different initialization (docs/paper-map.md).
+    By default, the logits are scaled by k^-0.5. The paper folds this factor into P_q, which gives
+    the same function but a different initialization (docs/paper-map.md).
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Attention(Projections):
         check_implementation(backend)
         self.config, self.dropout, self.backend, self.rotary = config, dropout, backend, rotary
         d, h, g, k, v = config.d, config.h, config.g, config.k, config.v
-        self.heads, self.scale = Heads(h, g, k, v), k**-0.5
+        self.heads, self.scale = Heads(h, g, k, v), config.scale or k**-0.5
         self.P_q = make_projection(d, h * k, bias=config.bias)
         self.P_k = make_projection(d, g * k, bias=config.bias)
         self.P_v = make_projection(d, g * v, bias=config.bias)
@@ -100,6 +101,7 @@ class Attention(Projections):
             Q, K, V = split_heads(projected, self.heads.h), context.K, context.V
         else:
             Q, K, V = self.heads.split(projected)
+            options["bias"] = context.bias
             if self.rotary is None:
                 options["fused"] = projected
             else:

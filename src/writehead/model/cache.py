@@ -103,12 +103,17 @@ class KVCache:
         return self.K.nbytes + self.V.nbytes
 
     def layer(
-        self, index: int, slots: Tensor | None = None, counts: Tensor | None = None
+        self,
+        index: int,
+        slots: Tensor | None = None,
+        counts: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> CacheLayer:
         """Returns the context of layer `index` for the sentences in `slots`, by default all."""
         window = self.attention.window if self.size < self.capacity else None
         shared = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
-        return CacheLayer(self.K[index], self.V[index], *shared, self.ancestors, window, counts)
+        own = self.ancestors, window, counts, bias
+        return CacheLayer(self.K[index], self.V[index], *shared, *own)
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""

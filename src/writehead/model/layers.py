@@ -12,15 +12,25 @@ from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
 from writehead.ops.linear import Weight, can_defer_norm, can_split_depth, linear
 from writehead.ops.norm import DeferredRms, Norm, normalize
-from writehead.ops.rotary import Rotary
+from writehead.ops.relative import relative_buckets
+from writehead.ops.rotary import Rotary, Scaling
 
 NormModule = nn.RMSNorm | nn.LayerNorm
+
+
+class OffsetRMSNorm(nn.RMSNorm):
+    """The parameters of an RMS norm whose gain is weight + offset, which starts as one."""
+
+    def __init__(self, d: int, epsilon: float, offset: float) -> None:
+        super().__init__(d, eps=epsilon)
+        self.offset = offset
+        nn.init.constant_(self.weight, 1.0 - offset)
 
 
 def make_norm(config: ModelConfig) -> NormModule:
     """Returns an RMS norm or a layer norm, which has a bias if the model has biases."""
     if config.norm == "rms":
-        return nn.RMSNorm(config.d, eps=config.norm_epsilon)
+        return OffsetRMSNorm(config.d, config.norm_epsilon, config.norm_offset)
     return nn.LayerNorm(config.d, eps=config.norm_epsilon, bias=config.bias)
 
 
@@ -138,11 +148,19 @@ class Stack(nn.Module):
         layers = config.encoder_layers if encoder else config.decoder_layers
         cross = not encoder and config.encoder_layers > 0
         self.kind, self.offset, self.limit = config.positions, config.position_offset, count
+        self.sinusoid = config.sinusoid
         self.d, self.causal, self.window, rotary = config.d, not encoder, attention.window, None
+        self.buckets, self.furthest = config.relative_buckets, config.relative_distance
+        self.packed_bias: Tensor | None = None
         if self.kind == "learned":
             self.positions = nn.Embedding(self.offset + count, config.d)
         elif self.kind == "rotary":
-            rotary = Rotary.make(count, attention.k, config.rotary_base)
+            factor, original = config.rotary_factor, config.rotary_original
+            scaling = Scaling(factor, original, config.rotary_low, config.rotary_high)
+            rotary = Rotary.make(count, attention.k, config.rotary_base, scaling=scaling)
+        elif self.kind == "relative":
+            self.relative_bias = nn.Embedding(self.buckets, attention.h)
+            nn.init.normal_(self.relative_bias.weight, std=config.d**-0.5)
         self.compute_table()
         self.layers = nn.ModuleList(
             Layer(config, attention, cross=cross, backend=backend, rotary=rotary)
@@ -152,23 +170,32 @@ class Stack(nn.Module):
         self.dropout = SharedDropout(config.dropout)
 
     def compute_table(self, device: torch.device | None = None) -> None:
-        """Computes the table of sinusoidal positions, which a run does not store."""
+        """Computes sinusoidal positions or the buckets of distances, which a run does not store."""
         if self.kind == "sinusoidal":
-            table = sinusoidal(self.offset + self.limit, self.d, device=device)
-            self.register_buffer("table", table, persistent=False)
+            table = sinusoidal(self.offset + self.limit, self.d, self.sinusoid, device=device)
+        elif self.kind == "relative":
+            sizes = min(self.limit, self.furthest), self.buckets, self.furthest
+            table = relative_buckets(*sizes, causal=self.causal, device=device)
+        else:
+            return
+        self.register_buffer("table", table, persistent=False)
 
     @property
     def position_table(self) -> Tensor | None:
-        """The embedding of each position [positions, d]; None for rotary positions."""
-        if self.kind == "rotary":
+        """The embedding of each position [positions, d]; None if none is added to tokens."""
+        if self.kind in ("rotary", "relative"):
             return None
         table = self.positions.weight if self.kind == "learned" else self.get_buffer("table")
         return table[self.offset :]
 
-    @property
-    def final_norm(self) -> Norm | None:
-        """The norm after the last layer."""
-        return None if self.norm is None else Norm.of(self.norm)
+    def bias(self) -> Tensor | None:
+        """Returns the bias of each read-head and distance, a table of relative positions."""
+        if self.kind != "relative":
+            return None
+        if self.packed_bias is not None and not torch.is_grad_enabled():
+            return self.packed_bias
+        weight = self.relative_bias.weight.float()  # [buckets, h]
+        return weight[self.get_buffer("table")].t().contiguous()
 
     def finish(self, X: Tensor) -> Tensor:
         """Applies the final norm and dropout to the output X [b, n, d] of the last layer."""

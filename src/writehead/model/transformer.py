@@ -16,6 +16,7 @@ from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import embed
 from writehead.ops.linear import Weight, linear
+from writehead.ops.norm import Norm
 from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
@@ -145,9 +146,11 @@ class Transformer(nn.Module):
             weights = (*self.decoder.layers.parameters(), output.W)
             streamed = sum(W.nbytes for W in weights) > L2_RESIDENT_FRACTION * size
         with torch.no_grad():
-            for layer in self.modules():
-                if isinstance(layer, Layer):
-                    layer.pack(streamed=streamed)
+            for module in self.modules():
+                if isinstance(module, Layer):
+                    module.pack(streamed=streamed)
+                elif isinstance(module, Stack):
+                    module.packed_bias = module.bias()
             packed = output.fold(scale=self.config.effective_logit_scale)
             self.packed_output = replace(packed, streamed=streamed)
         return self.eval()
@@ -158,6 +161,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Projections):
                 module.packed = {}
+            elif isinstance(module, Stack):
+                module.packed_bias = None
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, which drops packed weights."""
@@ -185,7 +190,8 @@ class Transformer(nn.Module):
         """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
         layers = range(self.config.decoder_layers)
         memories = None if memory is None else [memory.layer(i, cache, slots) for i in layers]
-        contexts = [cache.layer(i, slots, counts) for i in layers]
+        bias = self.decoder.bias()
+        contexts = [cache.layer(i, slots, counts, bias) for i in layers]
         Y: Tensor = self.decoder(X, contexts, memories)
         return Y
 
@@ -227,7 +233,7 @@ class Transformer(nn.Module):
                 check_integers(f"the packing of {name}", T, [b, n], device, most=most)
         limits = {"query_segments": segments, "memory_segments": segments}
         visibility = Visibility(stack.causal, stack.window, lengths, **limits)
-        contexts = [WholeSequence(visibility, positions)] * len(stack.layers)
+        contexts = [WholeSequence(visibility, positions, stack.bias())] * len(stack.layers)
         X: Tensor = stack(self._embed(tokens, E, stack, positions), contexts, memories)
         return X
 
@@ -242,8 +248,8 @@ class Transformer(nn.Module):
 
     def _output_weight(self) -> Weight:
         W = self.tokens.weight if self.config.tied else self.output.weight
-        bias = self.output_bias if self.config.output_bias else None
-        return Weight(W, bias, self.decoder.final_norm)
+        bias, norm = self.output_bias if self.config.output_bias else None, self.decoder.norm
+        return Weight(W, bias, None if norm is None else Norm.of(norm))
 
     def _check_tokens(self, name: str, tokens: Tensor, vocab_size: int) -> None:
         if isinstance(tokens, Tensor) and (tokens.dim() != 2 or 0 in tokens.shape):
@@ -308,7 +314,7 @@ class TranslationModel(Transformer):
         shared = self.config.source_vocab_size is None
         E, stack = (self.tokens if shared else self.source_tokens).weight, self.encoder
         M = self._run_whole("source", source, E, stack, packing, lengths=source_lengths)
-        return self.encoder.finish(M)
+        return stack.finish(M)
 
     @torch.no_grad()
     def start(
@@ -324,14 +330,32 @@ class TranslationModel(Transformer):
 
         source_lengths [b] are for a padded source. See `KVCache` for `padded`.
         """
-        M = self.encode(source, source_lengths=source_lengths)
+        config = self.config
+        self._check_tokens("source", source, config.source_vocab_size or config.vocab_size)
         b, m = source.shape
         memory = self.new_memory(b, m)
-        memory.write(self.decoder.project_memory(M), torch.arange(b * m, device=source.device))
-        memory.lengths.fill_(m)
-        if source_lengths is not None:
-            memory.lengths.copy_(source_lengths)
+        self.fill(memory, torch.arange(b, device=self.device), source, source_lengths)
         return replace(self.new_state(b, max_length, beam, padded), memory=memory)
+
+    @torch.no_grad()
+    def fill(
+        self, memory: EncoderMemory, rows: Tensor, source: Tensor, lengths: Tensor | None
+    ) -> None:
+        """Encodes source [b, m], padded if lengths [b] are given, into `rows` [b] of a memory."""
+        KV = self.decoder.project_memory(self.encode(source, source_lengths=lengths))
+        positions = torch.arange(source.shape[1], device=self.device)
+        memory.write(KV, (rows.unsqueeze(1) * memory.positions + positions).flatten())
+        whole = torch.full_like(rows, source.shape[1])
+        memory.lengths.index_copy_(0, rows, whole if lengths is None else lengths.long())
+
+    @torch.no_grad()
+    def fill_packed(self, memory: EncoderMemory, tokens: Tensor) -> None:
+        """Encodes n tokens, each given by [token, segment, position, row of the memory]: [n, 4]."""
+        source, *packing, rows = tokens.t().contiguous().long().unsqueeze(1).unbind()
+        KV = self.decoder.project_memory(self.encode(source, packing=Packing(*packing)))
+        rows, positions = rows.flatten(), packing[1].flatten()
+        memory.write(KV, rows * memory.positions + positions)
+        memory.lengths.scatter_reduce_(0, rows, positions + 1, "amax", include_self=False)
 
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
         """Returns an empty memory for the encoder's K and V."""

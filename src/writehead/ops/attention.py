@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from writehead.errors import ConfigError, ShapeError
 from writehead.ops import packed_attention
 from writehead.ops.available import choose_implementation
+from writehead.ops.relative import bias_at
 from writehead.ops.visibility import Visibility
 
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
@@ -24,6 +25,7 @@ def attend(
     visibility: Visibility | None = None,
     *,
     scale: float,
+    bias: Tensor | None = None,
     noise: Tensor | None = None,
     fused: Tensor | None = None,
     implementation: str = "auto",
@@ -31,52 +33,51 @@ def attend(
     """Returns softmax(scale Q K^T) V: [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, h, n, v].
 
     Read-head i reads write-head i // (h/g). The softmax is computed in float32 or better. A query
-    that sees no position returns zeros. If K and V have fewer rows than Q, each row of K and V
-    serves consecutive rows of Q, such as the beams of a sentence, and `visibility` describes the
-    rows of K and V. noise [b, g, m] multiplies the weights of each memory position; it has no
-    gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are views of, if it is
-    given; its gradient may then be computed as one tensor.
+    that sees no position returns zeros. bias [h, …] is a table of relative positions, which are
+    added to the logits (`ops/relative.py`). noise [b, g, m] multiplies the weights of each memory
+    position; it has no gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are
+    views of, if it is given; its gradient may then be computed as one tensor.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)
-    b, h, n, k = Q.shape
-    beam = b // K.shape[0]
-    if beam > 1:  # the beams of a sentence become queries of one row
-        Q = Q.view(-1, beam, h, n, k).transpose(1, 2).reshape(-1, h, beam * n, k)
-    chosen = _choose(implementation, Q, K, V, visibility)
-    if chosen == "packed" and fused is not None:
+    if bias is not None and (bias.dim() != 2 or len(bias) != Q.shape[1] or bias.shape[1] % 2 == 0):
+        raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
+    k, v = Q.shape[3], V.shape[3]
+    reasons = {
+        "packed": packed_attention.why_not(Q, K, V, visibility)
+        or (None if bias is None else "the kernels do not support a bias of relative positions"),
+        "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
+        "eager": None,
+    }
+    chosen = choose_implementation("attention", implementation, reasons)
+    if chosen == "packed":
         return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
-    O = IMPLEMENTATIONS[chosen](Q, K, V, visibility, scale, noise)  # noqa: E741
-    if beam > 1:
-        O = O.view(-1, h, beam, n, V.shape[3]).transpose(1, 2).reshape(b, h, n, -1)  # noqa: E741
-    return O
+    if noise is not None:  # multiplying the values has the same effect
+        V = (V * noise.unsqueeze(3)).to(V.dtype)
+    added = None  # [h, n, m] or [b, h, n, m]
+    if bias is not None:
+        i, j = visibility.query_positions, torch.arange(K.shape[2], device=Q.device)
+        i = torch.arange(Q.shape[2], device=Q.device) if i is None else i
+        added = bias_at(bias, i.unsqueeze(-1) - j)
+    return (_attend_sdpa if chosen == "sdpa" else _attend_eager)(Q, K, V, visibility, scale, added)
 
 
 def check_implementation(name: str) -> None:
     """Raises unless `name` is "auto" or an implementation of `attend`."""
-    choose_implementation("attention", name, dict.fromkeys(IMPLEMENTATIONS))
-
-
-def _choose(name: str, Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str:
-    k, v = Q.shape[3], V.shape[3]
-    reasons = {
-        "packed": packed_attention.why_not(Q, K, V, visibility),
-        "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
-        "eager": None,
-    }
-    return choose_implementation("attention", name, reasons)
+    choose_implementation("attention", name, dict.fromkeys(("packed", "sdpa", "eager")))
 
 
 def _attend_eager(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, bias: Tensor | None
 ) -> Tensor:
     """Computes read-heads that share a write-head as one product, without repeating K and V."""
-    V = _scale_values(V, noise)
     b, h, n, k = Q.shape
     g, m, v = K.shape[1], K.shape[2], V.shape[3]
     Q = Q.reshape(b, g, h // g * n, k)
     logits = torch.matmul(Q, K.transpose(-1, -2))  # [b, g, h/g n, m]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
+    if bias is not None:
+        logits = (logits.view(b, h, n, m) + bias).view(b, g, -1, m)
     mask, fully_masked = visibility.mask(n, m, Q.device), visibility.fully_masked(n, m, Q.device)
     if mask is None or fully_masked is None:
         weights = torch.softmax(logits, dim=-1)
@@ -88,14 +89,24 @@ def _attend_eager(
 
 
 def _attend_sdpa(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, bias: Tensor | None
 ) -> Tensor:
     n, m = Q.shape[2], K.shape[2]
-    causal = visibility.causal and visibility.has_only_causal_limit and n == m
-    mask = None if causal else visibility.mask(n, m, Q.device)
-    O = attend_sdpa(Q, K, _scale_values(V, noise), mask, scale, causal=causal)  # noqa: E741
+    causal = visibility.is_only_causal and n == m and bias is None
+    mask = added = None if causal else visibility.mask(n, m, Q.device)
+    if bias is not None:
+        added = add_bias(mask, bias.to(Q.dtype))
+    O = attend_sdpa(Q, K, V, added, scale, causal=causal)  # noqa: E741
     fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
     return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
+
+
+def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Returns a bias [..., h, n, m] as a mask [b, h, n, m] for SDPA, without what `mask` hides."""
+    if mask is None:
+        return bias.view(-1, *bias.shape[-3:])
+    # a row of minus infinity would have a gradient of NaN
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
 
 
 def attend_sdpa(
@@ -104,7 +115,9 @@ def attend_sdpa(
     """Computes attention by SDPA, without `enable_gqa`, which would repeat K and V for a mask."""
     b, h, n, k = Q.shape
     g, m, v = K.shape[1], K.shape[2], V.shape[3]
-    if n <= MAX_FOLDED_QUERIES and not causal and (mask is None or mask.shape[2] == 1):
+    if mask is not None and mask.shape[1] > 1:  # a bias per read-head
+        Q, mask = Q.reshape(b, g, h // g * n, k), mask.reshape(len(mask), g, -1, m)
+    elif n <= MAX_FOLDED_QUERIES and not causal and (mask is None or mask.shape[2] == 1):
         # all queries see the same positions, so the queries of read-heads that share a write-head
         # can be queries of one head, and K and V are read once
         Q = Q.reshape(b, g, h // g * n, k)
@@ -121,15 +134,6 @@ def attend_sdpa(
     return O.reshape(b, h, n, v)
 
 
-def _scale_values(V: Tensor, noise: Tensor | None) -> Tensor:
-    """Returns V times noise, which has the same effect as multiplying the attention weights."""
-    return V if noise is None else (V * noise.unsqueeze(3)).to(V.dtype)
-
-
-# "auto" chooses the first that supports the arguments; K and V have as many rows as Q
-IMPLEMENTATIONS = {"packed": packed_attention.attend, "sdpa": _attend_sdpa, "eager": _attend_eager}
-
-
 def _check(
     Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
 ) -> None:
@@ -143,30 +147,21 @@ def _check(
             raise ShapeError(f"{name} is {T.dtype}; Q, K and V must have one floating-point type")
         if T.device != Q.device:
             raise ShapeError(f"{name} is on {T.device} and Q on {Q.device}; move them together")
-    if K.shape[:3] != V.shape[:3] or Q.shape[3] != K.shape[3]:
+    (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
+    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]):
         raise ShapeError(
             f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
-            f"the same [b, g, m], and Q and K the same k"
+            f"the same [b, g, m], and Q and K the same b and k"
         )
-    (b, h, n, _), (rows, g, m, _) = Q.shape, K.shape
     if h % g:
         raise ShapeError(f"{g} write-heads cannot serve {h} read-heads; g must divide h")
-    if b % rows:
-        raise ShapeError(
-            f"{rows} rows of K and V cannot serve {b} rows of Q; the number must divide {b}"
-        )
     if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
         raise ShapeError(
             f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
-            f"[b, g, m] = {[rows, g, m]}"
+            f"[b, g, m] = {[b, g, m]}"
         )
     if noise is not None and noise.device != Q.device:
         raise ShapeError(f"noise is on {noise.device} and Q on {Q.device}; move them together")
     if not scale > 0.0:
         raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
-    if b != rows and not visibility.is_same_for_all_queries:
-        raise ShapeError(
-            "rows of Q that share K and V must see the same memory; causal, window, query "
-            "positions and segments need a row of K and V for each row of Q"
-        )
-    visibility.check(rows, n, m, Q.device)
+    visibility.check(b, n, m, Q.device)

@@ -16,7 +16,6 @@ parts, and a second kernel combines the results. New positions arrive with the q
 of the first part adds them to its softmax and writes them to the cache.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,22 +24,22 @@ import torch
 from torch import Tensor
 
 from writehead.errors import ShapeError
-from writehead.ops.attention import attend_sdpa
+from writehead.ops.attention import add_bias, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
+from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
 # The tiles and these limits were chosen by measurements on an H200.
-NUM_SMS = 132
 PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
 PROGRAMS_TO_HIDE_LATENCY = 8192  # with at least this many, programs hide each other's loads
 MAX_SPLITS = 128  # with more, the second kernel would take longer than the first
 SHORT_MEMORY, LONG_MEMORY, VERY_LONG_MEMORY = 64, 512, 4096  # positions
 WIDE_HEAD = 256  # bytes; a tile of 32 KB then has at most 128 positions, the limit
-LOG2E = 1.4426950408889634
+LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +63,7 @@ class CacheLayer(MemoryLayer):
     ancestors: Tensor | None = None  # [S beam, m] int32, beams of the same slot
     window: int | None = None  # at least m; positions that a query sees, including its own
     counts: Tensor | None = None  # [R], how many of the n new positions to write; None: all
+    bias: Tensor | None = None  # [h, …] float32, a table of relative positions
 
 
 def decode_attention(
@@ -155,18 +155,23 @@ def _attend_cache(
         held = torch.cat([held, positions], dim=1).unsqueeze(1)
         last = positions.unsqueeze(2)
         seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
-        return _attend(Q, memory[0], memory[1], seen, scale)
+        bias = None if cache.bias is None else bias_at(cache.bias, last - held)
+        return _attend(Q, memory[0], memory[1], seen, scale, bias)
     _append(cache, rows, positions, K, V)
     readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
     places = torch.arange(readable, device=device)
     seen = places <= positions.unsqueeze(2)  # [R beam, n, m]
     K, V = (_listed(T[:, :, :readable], cache, rows) for T in (cache.K, cache.V))
+    bias = None
+    if cache.bias is not None:
+        bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)
     if cache.ancestors is None or cache.beam == 1:
-        return _attend(Q, K, V, seen, scale)
+        return _attend(Q, K, V, seen, scale, bias)
     own = torch.arange(len(rows), device=device).unsqueeze(1) % cache.beam
     holders = _listed(cache.ancestors[:, :readable], cache, rows)
     holders = torch.where(places == positions % size, own, holders)
-    return _attend_beams(Q, K, V, seen.squeeze(1), holders, cache.beam, scale)
+    holders = torch.where(seen.squeeze(1), holders, -1)
+    return _attend_beams(Q, K, V, holders, cache.beam, scale, bias)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -209,29 +214,35 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
     return O.reshape(rows, n, heads.h * heads.v)
 
 
-def _attend(Q: Tensor, K: Tensor, V: Tensor, seen: Tensor, scale: float) -> Tensor:
+def _attend(
+    Q: Tensor, K: Tensor, V: Tensor, seen: Tensor, scale: float, bias: Tensor | None = None
+) -> Tensor:
     """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, n, h v]; seen: [b, n or 1, m]."""
-    return attend_sdpa(Q, K, V, seen.unsqueeze(1), scale).transpose(1, 2).flatten(2)
+    mask = seen.unsqueeze(1)
+    mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
+    return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2)
 
 
 def _attend_beams(
-    Q: Tensor, K: Tensor, V: Tensor, seen: Tensor, holders: Tensor, beam: int, scale: float
+    Q: Tensor, K: Tensor, V: Tensor, holders: Tensor, beam: int, scale: float, bias: Tensor | None
 ) -> Tensor:
     """Computes [R beam, h, 1, k] [R beam, g, m, k] [R beam, g, m, v] -> [R beam, 1, h v].
 
     To avoid copying K and V, every query is multiplied by all rows of its slot. A mask then hides
-    the positions that its ancestors do not hold. seen, holders: [R beam, m].
+    the positions that its ancestors do not hold. holders: [R beam, m]. bias: [R beam, h, 1, m].
     """
     rows, h, _, k = Q.shape
     count, g, m, v = rows // beam, K.shape[1], K.shape[2], V.shape[3]
     holder = torch.arange(beam, device=Q.device).view(beam, 1, 1)
-    seen, holders = seen.view(count, 1, beam, m), holders.view(count, 1, beam, m)
-    mask = torch.where(seen & (holders == holder), 0.0, -torch.inf)  # [R, holder, beam, m]
+    is_held = holders.view(count, 1, beam, m) == holder
+    mask = torch.where(is_held, 0.0, -torch.inf)  # [R, holder, beam, m]
     Q = Q.reshape(count, beam, g, -1, k).transpose(1, 2).reshape(count, 1, g, -1, k) * scale
     K, V = (T.view(count, beam, *T.shape[1:]) for T in (K, V))
     logits = Q @ K.mT  # [R, holder, g, beam h/g, m]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.view(count, beam, g, beam, -1, m).add_(mask[:, :, None, :, None])
+    if bias is not None:
+        logits += bias.view(count, 1, beam, g, -1, m).transpose(2, 3)
     logits = logits.permute(0, 2, 3, 4, 1, 5).flatten(4)  # [R, g, beam, h/g, holder m]
     weights = torch.softmax(logits, dim=4).to(V.dtype).view(count, g, -1, beam, m)
     O = (weights.permute(0, 3, 1, 2, 4) @ V).sum(1)  # [R, g, beam h/g, v]  # noqa: E741
@@ -312,15 +323,6 @@ def choose_splits(shape: Shape, tile: Tile) -> int:
     return max(1, min(most, shape.positions // (2 * tile.positions)))
 
 
-@functools.cache
-def _shared_memory(device: torch.device) -> float:
-    """Returns the bytes of shared memory that a program may use."""
-    if device.type != "cuda":
-        return math.inf
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
 class Stored(NamedTuple):
     """A layer as the kernel reads it."""
 
@@ -333,6 +335,7 @@ class Stored(NamedTuple):
     slots: Tensor | None
     ancestors: Tensor | None
     counts: Tensor | None
+    bias: tuple[Tensor, int] | None  # a table of relative positions, and its limit
     size: int
     window: int | None
 
@@ -368,23 +371,25 @@ def attend_triton(
     """Computes `decode_attention` with the kernel."""
     rows, n, _ = Q.shape
     K, V, beam, size, group = layer.K, layer.V, layer.beam, layer.K.shape[2], heads.h // heads.g
-    appends, ancestors, counts, window = False, None, None, None
+    appends, ancestors, counts, window, bias = False, None, None, None, None
     if isinstance(layer, CacheLayer):
         appends, counts, window = True, layer.counts, layer.window
         ancestors = layer.ancestors if beam > 1 else None
+        if layer.bias is not None:
+            bias = layer.bias, layer.bias.shape[1] // 2
     tokens = n if appends else n * beam  # of a program
     programs, depth = rows * n // tokens * heads.g, max(heads.k, heads.v)
     shape = Shape(depth, K.element_size(), programs, size, tokens * group, appends, beam > 1)
     if n > 1 and window is not None:
         splits = 1  # one part would overwrite positions that another reads
-    tile = tile or choose_tile(shape, _shared_memory(K.device))
+    tile = tile or choose_tile(shape, shared_memory(K.device))
     splits = splits or choose_splits(shape, tile)
     Q, count = Q.reshape(rows * n, -1), rows * n * heads.h
     O = Q.new_empty(rows, n, heads.h * heads.v)  # noqa: E741
     parts = None
     if splits > 1:  # normalized results; the largest logit and the sum
         parts = tuple(O.new_empty(splits, count, x, dtype=torch.float32) for x in (heads.v, 2))
-    tensors = layer.lengths, layer.live, layer.slots, ancestors, counts
+    tensors = layer.lengths, layer.live, layer.slots, ancestors, counts, bias
     stored = Stored(K, V, K.stride()[:3], V.stride()[:3], *tensors, size, window)
     angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
     norm = None
@@ -395,7 +400,7 @@ def attend_triton(
     numbers = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
     sizes = Sizes(*map(tl.constexpr, (*numbers, appends, layer.padded, tile.prefetch)))
     launch_pdl(attend_kernel, (programs, splits), Q)(
-        *(Q, Q.stride(0), stored, angles, norm, O, parts, scale * LOG2E, sizes),
+        *(Q, Q.stride(0), stored, angles, norm, O, parts, scale * math.log2(math.e), sizes),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -443,7 +448,6 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     if sizes.PREFETCH:
         k, v = _load_tile(K, V, stored, own, first_row, begin, end, sizes)
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     is_query = queries < TOKENS * GROUP
     start, mask = (row * q_stride + heads * sizes.SIZE_K)[:, None], (is_query & alive)[:, None]
     q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, sizes)
@@ -471,16 +475,20 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
             tl.store(K + own * k_row + place * k_position + ks, k_new, mask=is_stored)
             tl.store(V + own * v_row + place * v_position + vs, v_new, mask=is_stored)
             largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
+            if stored.bias is not None:
+                largest += _load_bias(stored.bias, heads, token * 0)
             total += 1.0
             acc += v_new.to(tl.float32)[None, :]
     if sizes.PREFETCH:
-        seen, v = _seen(v, stored, begin, end, held, length, token, sizes)
-        largest, total, acc = _attend_tile(q, k, v, largest, total, acc, seen, scale)
+        seen, distance, v = _seen(v, stored, begin, end, held, length, token, sizes)
+        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
         begin += POSITIONS
     for first in range(begin, end, POSITIONS):
         k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
-        seen, v = _seen(v, stored, first, end, held, length, token, sizes)
-        largest, total, acc = _attend_tile(q, k, v, largest, total, acc, seen, scale)
+        seen, distance, v = _seen(v, stored, first, end, held, length, token, sizes)
+        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
     if sizes.APPENDS and TOKENS > 1:
         end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
@@ -490,9 +498,9 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
             seen_new = is_new[None, :] & (new[None, :] <= token[:, None])
             if stored.window is not None:
                 seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
-            largest, total, acc = _attend_tile(
-                q, k_new, v_new, largest, total, acc, seen_new, scale
-            )
+            distance = token[:, None] - new[None, :]
+            logits = _logits(q, k_new, seen_new, stored.bias, heads, distance, scale)
+            largest, total, acc = _attend_tile(logits, v_new, largest, total, acc)
         tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
@@ -571,7 +579,7 @@ def _load_new(K_new, V_new, stride, new, is_new, length, rotary, sizes):
 
 @triton.jit
 def _seen(v, stored, first, end, held, length, token, sizes):
-    """Returns whether queries see the positions from `first` on, [SIZE_Q or 1, POSITIONS], and v.
+    """Returns whether queries see the positions from `first` on, how far they are back, and v.
 
     Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
     """
@@ -586,14 +594,30 @@ def _seen(v, stored, first, end, held, length, token, sizes):
     if sizes.PADDED:
         used = first + tl.arange(0, sizes.POSITIONS) < held
         v = tl.where(used[:, None], v, tl.zeros_like(v))
-    return seen, v
+    distance = token[:, None] + 1 + (length - 1 - at) % size  # from the position that is held
+    return seen, distance, v
 
 
 @triton.jit
-def _attend_tile(q, k, v, largest, total, acc, seen, scale):
-    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
+def _load_bias(bias, heads, distances):
+    """Loads the bias of read-heads at distances, in base 2; the arguments broadcast."""
+    table, limit = bias
+    column = limit + tl.minimum(tl.maximum(distances, -limit), limit)
+    return tl.load(table + heads * (2 * limit + 1) + column) * LOG2E
+
+
+@triton.jit
+def _logits(q, k, seen, bias, heads, distance, scale):
+    """Returns the logits of a tile in base 2, with the bias of each distance, if there is one."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    logits = tl.where(seen, logits, float("-inf"))
+    if bias is not None:
+        logits += _load_bias(bias, heads[:, None], distance)
+    return tl.where(seen, logits, float("-inf"))
+
+
+@triton.jit
+def _attend_tile(logits, v, largest, total, acc):
+    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
     now = tl.maximum(largest, tl.max(logits, axis=1))
     base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
     p = tl.exp2(logits - base[:, None])
@@ -607,7 +631,6 @@ def _attend_tile(q, k, v, largest, total, acc, seen, scale):
 def combine_kernel(parts, O, count, SPLITS, SIZE_S, SIZE_V, PDL: tl.constexpr):  # noqa: E741
     """Combines the parts of one row and read-head: their mean, weighted by their sums."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     index = tl.program_id(0).to(tl.int64)
     part_O, part_statistics = parts
     part, vs = tl.arange(0, SIZE_S), tl.arange(0, SIZE_V)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 
 def embed(
@@ -58,14 +58,18 @@ def embed(
     return X + F.embedding(positions.clamp(max=len(P) - 1), P).to(X.dtype)
 
 
-def sinusoidal(positions: int, d: int, *, device: torch.device | None = None) -> Tensor:
+def sinusoidal(
+    positions: int, d: int, kind: str = "marian", *, device: torch.device | None = None
+) -> Tensor:
     """Returns the table [positions, d] of sines, then cosines, of position · 10000^(-2i/d).
 
-    Vaswani et al. interleave sines and cosines; like Marian, we do not.
+    Vaswani et al. interleave sines and cosines; like Marian, we do not. With kind="fairseq", the
+    exponent is -2i/(d-2), so that the lowest frequency is 1/10000.
     """
     i = torch.arange((d + 1) // 2, dtype=torch.float64, device=device)
     position = torch.arange(positions, dtype=torch.float64, device=device)
-    angles = position.unsqueeze(1) * 10000.0 ** (-2.0 * i / d)  # [positions, d/2]
+    exponents = -2.0 * i / (max(d - 2, 1) if kind == "fairseq" else d)
+    angles = position.unsqueeze(1) * 10000.0**exponents  # [positions, d/2]
     return torch.cat([angles.sin(), angles[:, : d // 2].cos()], dim=1).float()
 
 
@@ -75,7 +79,6 @@ def embed_kernel(
 ):
     """Computes one row of X per program; added: positions, P, its stride and its last row."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     source = row
     if slots is not None:

@@ -5,11 +5,12 @@ returns the kernel as a plain function, which no op calls.
 
 A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
 (programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
-that kernel, and then `launch_dependents`, which lets the next kernel start. Before the wait, it can
-read the output of older kernels, which have ended, and weights.
+that kernel. Before the wait, it can read weights, and the output of older kernels, which have
+ended.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar
@@ -28,6 +29,7 @@ if has_triton():
 else:
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
+NUM_SMS = 132  # multiprocessors of an H200, which tiles are tuned for
 COMPILE_THREADS = 16  # more than the kernels of a step
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
@@ -78,15 +80,18 @@ def _supports_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> float:
+    """Returns the bytes of shared memory that a program may use."""
+    if device.type != "cuda":
+        return math.inf
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Waits until the previous kernel has ended and its writes are visible."""
+    """Waits until the previous kernel has ended and its writes are visible; lets the next start."""
     if PDL:
         gdc_wait()
-
-
-@triton.jit
-def launch_dependents(PDL: tl.constexpr):
-    """Allows the next kernel to start."""
-    if PDL:
         gdc_launch_dependents()

@@ -1,6 +1,6 @@
 """Linear projections, fused with the norm of the input, bias, activation, gate and residual.
 
-- "small_rows": one kernel for 1 to 256 rows. With few rows, the cost of a product is that of
+- "small_rows": one kernel for 1 to 1,024 rows. With few rows, the cost of a product is that of
   reading the weight. A program owns some columns of the result and reads their weights once.
   Weights never change, so it starts to read them before the previous kernel has ended. It reads
   whole rows of X, so it also computes the statistics of the norm and applies them to the sums:
@@ -26,7 +26,15 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import (
+    NUM_SMS,
+    launch_pdl,
+    pdl,
+    shared_memory,
+    tl,
+    triton,
+    wait_for_previous,
+)
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -36,7 +44,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
-MAX_SMALL_ROWS = 256
+MAX_SMALL_ROWS, MAX_NORMED_ROWS = 1024, 256  # without and, by default, with a norm or gate
+MANY_COLUMNS = 16_384  # of a weight, for 1 row
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
@@ -76,11 +85,11 @@ class Weight:
             shift = scale * (W.to(wide) @ norm.bias.to(wide))
             bias = (shift if bias is None else bias + shift).to(W.dtype)
         if norm is not None and norm.gain is not None:
-            W = (scale * W.to(wide) * norm.gain.to(wide)).to(W.dtype)
+            W = (scale * W.to(wide) * norm.wide_gain(wide)).to(W.dtype)
         elif scale != 1.0:
             W = (scale * W.to(wide)).to(W.dtype)
         if norm is not None:
-            norm = replace(norm, gain=None, bias=None)
+            norm = replace(norm, gain=None, bias=None, offset=0.0)
             sums = W.float().sum(1) if norm.kind == "layer" else None
         if bias is None and zero_bias:
             bias = W.new_zeros(len(W))
@@ -130,7 +139,9 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
     rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
     is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
-    is_small = rows == 1 or (is_narrow and X.dtype != torch.float32)
+    is_plain = weight.norm is None and not epilogue.gated
+    is_short = rows <= MAX_NORMED_ROWS or is_plain
+    is_small = rows == 1 or (is_narrow and is_short and X.dtype != torch.float32)
     reason = _why_not_library(X, weight, epilogue.residual)
     other = reason
     if other is None and (epilogue.deferred is not None or epilogue.relu_input):
@@ -288,10 +299,13 @@ class Tile(NamedTuple):
 def choose_tile(X: Tensor, W: Tensor) -> Tile:
     """Returns the tile for X [rows, depth] and W [columns, depth], by measurements on an H200."""
     rows, depth = X.shape
+    columns = len(W)
     if rows == 1:
-        if depth <= 1024:
-            return Tile("vector", 1, 4, 1024, 4, 1, ahead=True)
-        return Tile("vector", 1, 4, 4096, 8, 1, ahead=True)
+        if depth > MAX_SMALL_DEPTH:
+            return Tile("vector", 1, 4, 4096, 8, 1, ahead=True)
+        if columns <= 8 * NUM_SMS:  # one program per multiprocessor
+            return Tile("vector", 1, 8, 1024, 8, 1, ahead=True)
+        return Tile("vector", 1, 4, 1024, 4 if columns < MANY_COLUMNS else 2, 1, ahead=True)
     if X.dtype == torch.float32:  # exact, without tensor cores; not tuned for speed
         return Tile("split", 16, 16, 16, 4, 2)
     if rows <= 16:
@@ -300,7 +314,18 @@ def choose_tile(X: Tensor, W: Tensor) -> Tile:
     alignments = X.data_ptr(), W.data_ptr(), depth * W.element_size()
     if any(one % TMA_ALIGNMENT for one in alignments):
         return Tile("split", 32, 8, 128, 4, 3)
-    return Tile("tile", 64, 32, 128, 4, 4, prefetch=1024)
+
+    def programs(width: int) -> int:
+        return triton.cdiv(rows, 64) * triton.cdiv(columns, width)  # type: ignore[no-any-return]
+
+    # the widest tile that leaves one or, with smaller buffers, two programs per multiprocessor
+    if programs(16) <= NUM_SMS:
+        return Tile("tile", 64, 16, 256, 4, 3, prefetch=1024)
+    if programs(32) <= NUM_SMS:
+        return Tile("tile", 64, 32, 128, 4, 6, prefetch=512)
+    if programs(64) <= 2 * NUM_SMS:
+        return Tile("tile", 64, 64, 128, 4, 3)
+    return Tile("tile", 128, 64, 64, 4, 4)
 
 
 def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
@@ -317,12 +342,14 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
     W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
     (rows, depth), columns = X.shape, Y.shape[-1]
     own = tile.columns // 2 if gated else tile.columns  # columns of Y per program
-    x_tiles = w_tiles = None
+    x_tiles, w_tiles, stages = None, None, tile.stages
     if tile.method == "tile":
         from triton.tools.tensor_descriptor import TensorDescriptor  # needs Triton
 
         x_tiles = TensorDescriptor.from_tensor(X, [tile.rows, tile.depth])
         w_tiles = TensorDescriptor.from_tensor(W, [own, tile.depth])
+        each = (tile.rows + tile.columns) * tile.depth * X.element_size()  # bytes of a stage
+        stages = max(1, int(min(stages, shared_memory(X.device) / each)))
     constants = tl.constexpr(epilogue.activation or ""), tl.constexpr(gated)
     relu: Any = tl.constexpr(epilogue.relu_input)
     residual = None if residual is None else residual.contiguous()
@@ -337,15 +364,14 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
         LINES=triton.next_power_of_2(lines) if pdl(X) and tile.splits == 1 else 0,
         EVICTION="evict_first" if weight.streamed and rows == 1 else "",
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=stages,
     )
 
 
 def choose_split_tile(rows: int) -> Tile:
     """Returns the tile of a product with a split depth, by measurements on an H200."""
-    if rows <= 16:
-        return Tile("tile", 16, 32, 128, 4, 4, splits=8)
-    return Tile("tile", 64, 32, 128, 4, 4, splits=6 if rows <= 64 else 4)
+    splits = 12 if 16 < rows <= 64 else 8
+    return Tile("tile", 16 if rows <= 16 else 64, 64, 128, 4, 4, splits=splits)
 
 
 def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
@@ -363,12 +389,10 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
         d = norm.X.shape[-1]
         size = tl.constexpr(triton.next_power_of_2(d))
         given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
     launch_pdl(_sum_kernel, (len(X),), X)(
         *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
-        *(len(X), columns, float(epilogue.scale)),
-        SPLITS=tile.splits,
-        SIZE=triton.next_power_of_2(columns),
-        ACTIVATION=epilogue.activation or "",
+        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
         num_warps=4,
     )
     return Y
@@ -432,7 +456,6 @@ def linear_kernel(
     if NORM == "layer":
         w_sum = tl.load(column_sums + w_row, mask=is_w_row, other=0.0)
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     out = row[:, None].to(tl.int64) * columns + column[None, :]
     is_out = (row < rows)[:, None] & (column < columns)[None, :]
     if epilogue.residual is not None:
@@ -569,23 +592,11 @@ def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
 
 @triton.jit
 def _sum_kernel(
-    parts,
-    bias,
-    deferred,
-    residual,
-    Y,
-    rows,
-    columns,
-    scale,
-    SPLITS: tl.constexpr,
-    SIZE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, bias, deferred, residual, Y, columns, scale, SPLITS, SIZE, ACTIVATION, PDL: tl.constexpr
 ):
     """Sums the parts of one row per program; deferred: X, d and epsilon of an RMS norm."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    row, rows, at = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, SIZE)
     mask = at < columns
     y = tl.zeros([SIZE], tl.float32)
     for part in tl.static_range(SPLITS):
@@ -607,7 +618,6 @@ def _sum_kernel(
 def _gate_kernel(Z, Y, f, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
     """Computes COLUMNS columns of one row per program."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     z = tl.load(Z + row * 2 * f + column, mask=column < f, other=0.0).to(tl.float32)
     factor = tl.load(Z + row * 2 * f + f + column, mask=column < f, other=0.0).to(tl.float32)

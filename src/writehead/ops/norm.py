@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import launch_dependents, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 MAX_DEPTH = 16384  # elements of a row, which one program holds
 MAX_ROWS_FOR_WARPS = 512  # with more rows, several warps per row would compete for an SM
@@ -23,17 +23,23 @@ class Norm:
     gain: Tensor | None
     bias: Tensor | None
     epsilon: float
+    offset: float = 0.0  # added to the gain
 
     @classmethod
     def of(cls, module: nn.RMSNorm | nn.LayerNorm) -> "Norm":
-        """Returns the norm that `module` computes."""
+        """Returns the norm that `module` computes; its `offset`, if any, is added to the gain."""
         if isinstance(module, nn.LayerNorm):
             return cls("layer", module.weight, module.bias, module.eps)
         epsilon = module.eps
         if epsilon is None:  # PyTorch's default
             dtype = torch.float32 if module.weight is None else module.weight.dtype
             epsilon = torch.finfo(dtype).eps
-        return cls("rms", module.weight, None, epsilon)
+        return cls("rms", module.weight, None, epsilon, getattr(module, "offset", 0.0))
+
+    def wide_gain(self, dtype: torch.dtype) -> Tensor:
+        """The gain with its offset, in a dtype that does not round the sum."""
+        assert self.gain is not None
+        return self.gain.to(dtype) + self.offset if self.offset else self.gain.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +79,10 @@ def _why_not_triton(X: Tensor, norm: Norm) -> str | None:
 
 
 def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
-    if norm.kind == "rms":
+    if norm.kind == "rms" and norm.offset:
+        wide = torch.promote_types(X.dtype, torch.float32)
+        Y = F.rms_norm(X.to(wide), X.shape[-1:], norm.wide_gain(wide), norm.epsilon).to(X.dtype)
+    elif norm.kind == "rms":
         Y = F.rms_norm(X, X.shape[-1:], norm.gain, norm.epsilon)
     else:
         Y = F.layer_norm(X, X.shape[-1:], norm.gain, norm.bias, norm.epsilon)
@@ -88,7 +97,8 @@ def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
     rows = 1 if count < MIN_ROWS_FOR_PAIRS else 2
     constants = map(tl.constexpr, (rows, triton.next_power_of_2(d), norm.kind == "layer"))
     launch_pdl(_normalize_kernel, (triton.cdiv(count, rows),), X)(
-        *(X, norm.gain, norm.bias, Y, count, d, norm.epsilon, float(scale), *constants),
+        *(X, norm.gain, norm.bias, Y, count, d),
+        *(norm.epsilon, norm.offset, float(scale), *constants),
         num_warps=8 if d > 4096 else 4 if count <= MAX_ROWS_FOR_WARPS else rows,
     )
     return Y
@@ -96,11 +106,10 @@ def _triton(X: Tensor, norm: Norm, scale: float) -> Tensor:
 
 @triton.jit
 def _normalize_kernel(
-    X, gain, bias, Y, count, d, epsilon, scale, ROWS, SIZE, CENTERED, PDL: tl.constexpr
+    X, gain, bias, Y, count, d, epsilon, offset, scale, ROWS, SIZE, CENTERED, PDL: tl.constexpr
 ):
     """Normalizes ROWS rows per program."""
     wait_for_previous(PDL)
-    launch_dependents(PDL)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, SIZE)[None, :]
     mask = (rows < count) & (at < d)
@@ -109,7 +118,7 @@ def _normalize_kernel(
         y = tl.where(at < d, y - tl.sum(y, axis=1)[:, None] / d, 0.0)
     y = y * tl.rsqrt(tl.sum(y * y, axis=1)[:, None] / d + epsilon)
     if gain is not None:
-        y = y * tl.load(gain + at, mask=at < d, other=0.0).to(tl.float32)
+        y = y * (tl.load(gain + at, mask=at < d, other=0.0).to(tl.float32) + offset)
     if bias is not None:
         y += tl.load(bias + at, mask=at < d, other=0.0).to(tl.float32)
     tl.store(Y + rows * d + at, (y * scale).to(Y.dtype.element_ty), mask=mask)

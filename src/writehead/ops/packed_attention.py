@@ -72,8 +72,8 @@ def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | No
         return "Triton's interpreter computes bfloat16 products incorrectly"
     if visibility.query_segments is None or visibility.memory_segments is None:
         return "the kernels need segments"
-    if visibility.query_positions is not None or visibility.memory_positions is not None:
-        return "the kernels do not support query_positions and memory_positions"
+    if visibility.query_positions is not None:
+        return "the kernels do not support query_positions"
     if visibility.lengths is not None:
         return "the kernels do not support lengths; padding is segment 0"
     if Q.shape[2] < MIN_QUERIES:
@@ -106,7 +106,8 @@ def attend(
         noise = noise.to(torch.float32).contiguous()
     heads = Q.shape[1], K.shape[1], K.shape[3], V.shape[3]
     shape = [*heads, visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
-    inputs = tensors, shape, noise, find_spans(visibility), scale
+    spans = visibility.cached("spans", lambda: find_spans(visibility))  # shared by layers
+    inputs = tensors, shape, noise, spans, scale
     if torch.compiler.is_compiling() or needs_gradient(*tensors):
         O: Tensor = _forward(*inputs)[0]  # noqa: E741
         return O
@@ -272,12 +273,8 @@ def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     For each query: its segment, the first memory position that it may see, and the end, one past
     the last. For each memory position: its segment, and the first and end of the queries that may
     see it. A span covers all visible positions and is empty if there are none. The computation does
-    not synchronize, and layers that share a visibility share the tables.
+    not synchronize.
     """
-    return visibility.cached("spans", lambda: _find_spans(visibility))
-
-
-def _find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     query_segments, memory_segments = visibility.query_segments, visibility.memory_segments
     assert query_segments is not None
     assert memory_segments is not None

@@ -1,11 +1,35 @@
 """Rotary positions (RoFormer): queries and keys are rotated by angles that grow with position."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from writehead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Lower frequencies for more positions than a model was first trained with, as in Llama 3.1.
+
+    Frequencies with fewer than `low` turns in the `original` positions are divided by `factor`;
+    those with more than `high` turns stay, and those between are interpolated. Without `original`,
+    all are divided.
+    """
+
+    factor: float
+    original: int | None = None
+    low: float = 1.0
+    high: float = 4.0
+
+    def apply(self, frequencies: Tensor) -> Tensor:
+        """Returns the scaled frequencies."""
+        if self.original is None:
+            return frequencies / self.factor
+        turns = self.original * frequencies / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (kept + (1.0 - kept) / self.factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +42,15 @@ class Rotary:
 
     @classmethod
     def make(
-        cls, positions: int, k: int, base: float = 1e4, *, device: torch.device | str | None = None
+        cls,
+        positions: int,
+        k: int,
+        base: float = 1e4,
+        *,
+        scaling: "Scaling | None" = None,
+        device: torch.device | str | None = None,
     ) -> "Rotary":
-        """Computes the angles p · base^(-2i/k) of positions p and pairs i."""
+        """Computes the angles p · base^(-2i/k) of positions p and pairs i, which may be scaled."""
         if positions < 1 or k < 2 or k % 2 or not base > 0.0:
             raise ConfigError(
                 f"positions={positions}, k={k}, base={base}: rotary positions need at least one "
@@ -29,7 +59,10 @@ class Rotary:
         # on the CPU even where tensors are made on the meta device, which computes nothing
         exponents = torch.arange(0, k, 2, dtype=torch.float64, device="cpu") / k
         numbers = torch.arange(positions, dtype=torch.float64, device="cpu")
-        angles = numbers.unsqueeze(1) * base**-exponents
+        frequencies = base**-exponents
+        if scaling is not None:
+            frequencies = scaling.apply(frequencies)
+        angles = numbers.unsqueeze(1) * frequencies
         return cls(angles.cos().float().to(device), angles.sin().float().to(device))
 
     def on(self, device: torch.device) -> "Rotary":

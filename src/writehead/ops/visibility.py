@@ -28,7 +28,6 @@ class Visibility:
     window: int | None = None  # a query sees its own position and the window - 1 before it
     lengths: Tensor | None = None  # [b], the memory positions that are not padding
     query_positions: Tensor | None = None  # [b, n], instead of 0, 1, …
-    memory_positions: Tensor | None = None  # [b, m], instead of 0, 1, …; negative if empty
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
 
@@ -43,23 +42,16 @@ class Visibility:
             raise ShapeError("give both query_segments and memory_segments, or neither")
 
     @property
-    def has_only_causal_limit(self) -> bool:
-        """Whether nothing but `causal` limits a query."""
-        limits = (self.window, self.lengths, self.query_positions, self.memory_positions)
-        return all(limit is None for limit in (*limits, self.query_segments, self.memory_segments))
-
-    @property
-    def is_same_for_all_queries(self) -> bool:
-        """Whether all queries of a row see the same positions."""
-        limits = (self.window, self.query_positions, self.query_segments)
-        return not self.causal and all(limit is None for limit in limits)
+    def is_only_causal(self) -> bool:
+        """Whether `causal` and nothing else limits a query."""
+        limits = (self.window, self.lengths, self.query_positions, self.query_segments)
+        return self.causal and all(limit is None for limit in limits)
 
     def check(self, b: int, n: int, m: int, device: torch.device) -> None:
         """Raises unless the tensors fit b rows of n queries and m memory positions."""
         for name, shape in (
             ("lengths", [b]),
             ("query_positions", [b, n]),
-            ("memory_positions", [b, m]),
             ("query_segments", [b, n]),
             ("memory_segments", [b, m]),
         ):
@@ -79,12 +71,10 @@ class Visibility:
 
     def fully_masked(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether a query sees nothing, broadcastable to [b, 1, n, 1]; None as `mask`."""
-
-        def compute() -> Tensor | None:
-            mask = self.mask(n, m, device)
-            return None if mask is None else ~mask.any(dim=-1, keepdim=True)
-
-        return self.cached(("fully_masked", n, m, device), compute)
+        mask = self.mask(n, m, device)
+        if mask is None:
+            return None
+        return self.cached(("fully_masked", n, m, device), lambda: ~mask.any(dim=-1, keepdim=True))
 
     def cached(self, key: Hashable, compute: Callable[[], Result]) -> Result:
         """Returns the result of `compute`, computed once for each key."""
@@ -95,22 +85,18 @@ class Visibility:
 
     def _make_mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         conditions: list[Tensor] = []  # each broadcastable to [b, n, m]
-        i = _positions(self.query_positions, n, device).unsqueeze(-1)  # [b or 1, n, 1]
-        j = _positions(self.memory_positions, m, device).unsqueeze(-2)  # [b or 1, 1, m]
+        i, j = (torch.arange(count, device=device) for count in (n, m))
+        i = (i if self.query_positions is None else self.query_positions).unsqueeze(-1)
         if self.causal:
             conditions.append(j <= i)
         if self.window is not None:
             conditions.append(j > i - self.window)
-        if self.memory_positions is not None:
-            conditions.append(j >= 0)
         if self.lengths is not None:
-            index = torch.arange(m, device=device)
-            conditions.append((index < self.lengths.unsqueeze(-1)).unsqueeze(-2))
+            conditions.append(j < self.lengths.view(-1, 1, 1))
         if self.query_segments is not None and self.memory_segments is not None:
             segments = self.query_segments.unsqueeze(-1)
             conditions.append((segments == self.memory_segments.unsqueeze(-2)) & (segments != 0))
-        return functools.reduce(torch.bitwise_and, conditions).unsqueeze(1) if conditions else None
-
-
-def _positions(given: Tensor | None, count: int, device: torch.device) -> Tensor:
-    return given if given is not None else torch.arange(count, device=device).unsqueeze(0)
+        if not conditions:
+            return None
+        visible = functools.reduce(torch.bitwise_and, conditions)
+        return visible.view(-1, 1, *visible.shape[-2:])

@@ -3,6 +3,7 @@
 The rows of a table differ in their attention only.
 """
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,8 +153,9 @@ def find_experiment(table: str, scale: str) -> Experiment:
 
 
 def choose_rows(table: str, known: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
-    """Returns the wanted rows in the table's order; all rows if none is named."""
-    for row in wanted:
-        if row not in known:
-            raise ConfigError(f"{table} has no row {row!r}; {nearest(row, known)}")
-    return tuple(row for row in known if row in wanted or not wanted)
+    """Returns the rows that match wanted names or patterns; all rows if none is given."""
+    for pattern in wanted:
+        if not fnmatch.filter(known, pattern):
+            raise ConfigError(f"{table} has no row {pattern!r}; {nearest(pattern, known)}")
+    patterns = wanted or ["*"]
+    return tuple(row for row in known if any(fnmatch.fnmatch(row, one) for one in patterns))

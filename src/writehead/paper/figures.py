@@ -2,7 +2,7 @@
 
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from writehead import cost
@@ -38,10 +38,7 @@ def quality_svg(table: str, scales: Sequence[Scores]) -> str:
     drawn[0].invert_yaxis()
     caption = f"{measure.label}, lower is better; in brackets: K/V cache, relative"
     figure.supxlabel(caption, fontsize=9)
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": CREATOR})
-    return text.getvalue()
+    return _svg(figure)
 
 
 def _draw(axes: Axes, names: list[str], values: Values, digits: int) -> None:
@@ -67,3 +64,29 @@ def _draw(axes: Axes, names: list[str], values: Values, digits: int) -> None:
 def _kv_bytes(config: ModelConfig) -> int:
     setting = cost.Setting(1, 128 if config.encoder_layers else 0, 128)  # §4.3
     return int(cost.kv_bytes(config, setting)["total"])
+
+
+def conversion_svg(lines: Mapping[str, Mapping[int, float]]) -> str:
+    """Draws BLEU against the bytes of K and V per token, a line per name."""
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name, points in lines.items():
+        xs = sorted(points)
+        axes.plot(xs, [points[x] for x in xs], "o-", label=name, markersize=4, linewidth=1.4)
+    ticks = sorted({x for points in lines.values() for x in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xlabel("bytes of K and V per token", fontsize=9)
+    axes.set_ylabel("BLEU test, beam 4", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(visible=True, color="#e2e8f0", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": CREATOR})
+    return text.getvalue()

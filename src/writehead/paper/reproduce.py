@@ -18,7 +18,7 @@ import torch
 
 from writehead import cost
 from writehead.bench.record import check_writable, write_result
-from writehead.config import TrainConfig
+from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.data.prepare import prepare
 from writehead.engine import Engine
@@ -36,7 +36,7 @@ from writehead.util.environment import environment
 from writehead.util.locks import locked
 from writehead.util.progress import Reporter
 
-POLL_INTERVAL = 1.0  # seconds between checks whether another process has prepared the dataset
+POLL_INTERVAL = 1.0  # seconds between checks whether another process has released a lock
 SEARCHED = {"dev": ("greedy",), "test": ("greedy", "beam-4")}  # §4.2
 
 
@@ -124,29 +124,35 @@ def reproduce_quality(job: Job, report: Reporter | None = None) -> list[Path]:
         if experiment.prepare.task == "translation":
             evaluate.load_sacrebleu()  # raises before hours of training if it is missing
         for row in missing:
-            _check_started(job, row)
+            check_started(job, row)
             check_writable(row.result)
-        text = experiment.text(job.data)
-        dataset = job.runs / "data" / f"{experiment.table}-{experiment.scale}"
-        with _waiting(dataset):
-            data = prepare(dataset, text.inputs, experiment.prepare, progress=report)
+        text, data = prepare_text(job, report)
         check_results(job.results, job.settings(rows[0], data))
         make_rows(missing, lambda row: _make(job, row, data, text), report)
     return [row.result for row in rows]
 
 
+def prepare_text(job: Job, report: Reporter) -> tuple[Text, Dataset]:
+    """Returns the text of an experiment, and the dataset made of it."""
+    experiment = job.experiment
+    text = experiment.text(job.data)
+    dataset = job.runs / "data" / f"{experiment.table}-{experiment.scale}"
+    with waiting(dataset.with_name(f".{dataset.name}.turn")):
+        return text, prepare(dataset, text.inputs, experiment.prepare, progress=report)
+
+
 @contextmanager
-def _waiting(dataset: Path) -> Iterator[None]:
-    """Waits until no other process is preparing the dataset, and locks it."""
+def waiting(lock: Path) -> Iterator[None]:
+    """Waits until no other process holds a lock, and locks it."""
     while True:
-        with locked(dataset.with_name(f".{dataset.name}.turn")) as free:
+        with locked(lock) as free:
             if free:
                 yield
                 return
         time.sleep(POLL_INTERVAL)
 
 
-def _check_started(job: Job, row: Row) -> None:
+def check_started(job: Job, row: Row) -> None:
     """Raises RunError if a row was started with other settings."""
     run = job.run(row)
     if (run / PLAN).is_file():
@@ -159,14 +165,21 @@ def _check_started(job: Job, row: Row) -> None:
             )
 
 
+def train_or_stop(
+    data: Dataset, run: Path, model: ModelConfig, config: TrainConfig, **options: Any
+) -> None:
+    """Trains a model; a signal that stopped the training then acts as usual."""
+    outcome = train(data.directory, run, model, config, **options)
+    if outcome.stopped_by is not None:
+        signal.raise_signal(outcome.stopped_by)
+
+
 def _make(job: Job, row: Row, data: Dataset, text: Text) -> Result:
     """Trains and scores one row; returns its result."""
     run, device, began = job.run(row), find_device(job.device), time.monotonic()
     free_memory(device)
     config, model = replace(job.train, seed=row.seed), job.experiment.rows[row.name]
-    outcome = train(data.directory, run, model, config, device=job.device)
-    if outcome.stopped_by is not None:
-        signal.raise_signal(outcome.stopped_by)
+    train_or_stop(data, run, model, config, device=job.device)
     trained = time.monotonic()
     scores, log, model = score(run, text, job.device), read_log(run), read_config(run)
     speeds = [entry["tokens_per_second"] for entry in log if "tokens_per_second" in entry]

@@ -7,7 +7,7 @@ floating point.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
+from writehead.data.tokenizer import (
+    TOKENIZER_FILES,
+    Files,
+    Tokenizer,
+    has_tokenizer,
+    read_tokenizer,
+    tokenizer_files,
+)
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.layers import Stack
 from writehead.model.transformer import (
@@ -45,13 +53,15 @@ from writehead.util.json_files import read_json
 FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.model"
-FILES = {CONFIG, WEIGHTS, TOKENIZER, CHECKSUMS}
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# of an imported model: what its own format has besides the model
+ORIGINAL = ("original.json", "original.safetensors")
+FILES = {CONFIG, WEIGHTS, CHECKSUMS, *TOKENIZER_FILES, *ORIGINAL}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A loaded run: the model in evaluation mode, and the file of its tokenizer, if any."""
+    """A loaded run: the model in evaluation mode, and the folder of its tokenizer, if any."""
 
     model: TranslationModel | LanguageModel
     tokenizer: Path | None
@@ -81,15 +91,17 @@ def save_run(
     directory: Path | str,
     model: Transformer,
     *,
-    tokenizer: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a complete run to `directory`; replaces an existing run only with `overwrite`."""
+    """Writes a complete run to `directory`; replaces an existing run only with `overwrite`.
+
+    `tokenizer` may also be a folder with the files of a tokenizer, or a file of ours.
+    """
     directory = Path(directory)
     check_place(directory, overwrite)
     with run_directory(directory, overwrite=overwrite) as fresh:
-        content = None if tokenizer is None else Path(tokenizer).read_bytes()
-        write_model(fresh, model.config, model.state_dict(), content)
+        write_model(fresh, model.config, model.state_dict(), _contents(tokenizer))
 
 
 def load_run(
@@ -101,8 +113,8 @@ def load_run(
 ) -> Run:
     """Loads the run in `directory`."""
     model = read_model(directory, device=find_device(device), dtype=dtype, backend=backend)
-    tokenizer = Path(directory) / TOKENIZER
-    return Run(model.eval(), tokenizer if tokenizer.is_file() else None)
+    folder = Path(directory)
+    return Run(model.eval(), folder if has_tokenizer(folder) else None)
 
 
 def quantize_run(
@@ -127,9 +139,7 @@ def quantize_run(
             raise RunError(f"{run / WEIGHTS}: {name!r} has a weight beyond the range of float16")
     with run_directory(output, overwrite=overwrite) as fresh:
         tensors, errors = quantize_tensors(weights, config)
-        tokenizer = run / TOKENIZER
-        content = tokenizer.read_bytes() if tokenizer.is_file() else None
-        write_model(fresh, model.config, tensors, content, config)
+        write_model(fresh, model.config, tensors, kept_files(run), config)
     matrix = max(errors, key=errors.__getitem__)
     return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
 
@@ -158,7 +168,7 @@ def run_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def finish_run(
-    directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: bytes
+    directory: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Files
 ) -> None:
     """Writes a run into a folder that may contain other files."""
     with _write_errors(directory), hidden_directory(directory / ".finished") as fresh:
@@ -167,7 +177,7 @@ def finish_run(
         for path in fresh.iterdir():
             sync(path)
         (directory / CHECKSUMS).unlink(missing_ok=True)  # they do not match the new files
-        for name in (TOKENIZER, WEIGHTS, CHECKSUMS, CONFIG):  # config.json, last, makes it a run
+        for name in (*tokenizer, WEIGHTS, CHECKSUMS, CONFIG):  # config.json, last, makes it a run
             os.replace(fresh / name, directory / name)
         sync(directory)
 
@@ -176,10 +186,10 @@ def write_model(
     directory: Path,
     config: ModelConfig,
     weights: dict[str, torch.Tensor],
-    tokenizer: bytes | None,
+    files: Files,
     quantization: QuantizationConfig | None = None,
 ) -> None:
-    """Writes the config, the weights and the tokenizer's file to a folder."""
+    """Writes the config, the weights and other files, such as the tokenizer's, to a folder."""
     data = {"format": FORMAT, "writehead": __version__, "model": config.to_json()}
     if quantization is not None:
         data["quantization"] = quantization.to_json()
@@ -187,8 +197,24 @@ def write_model(
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
-    if tokenizer is not None:
-        (directory / TOKENIZER).write_bytes(tokenizer)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def _contents(tokenizer: Tokenizer | Path | str | None) -> Files:
+    """Returns the files of a tokenizer to write to a run."""
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return {} if tokenizer is None else tokenizer.files
+    if not (files := read_tokenizer(Path(tokenizer))):
+        raise RunError(f"{tokenizer} has no tokenizer; pass the folder or the file of one")
+    return files
+
+
+def kept_files(directory: Path) -> Files:
+    """Returns the files of a run that do not depend on its weights."""
+    paths = [directory / name for name in ORIGINAL]
+    original = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return {**read_tokenizer(directory), **original}
 
 
 @contextmanager
@@ -216,7 +242,7 @@ def read_quantization(directory: Path | str) -> QuantizationConfig | None:
 
 def run_bytes(directory: Path) -> int:
     """Total size of the config, weights and tokenizer of a run."""
-    paths = (directory / name for name in (CONFIG, WEIGHTS, TOKENIZER))
+    paths = (directory / CONFIG, directory / WEIGHTS, *tokenizer_files(directory))
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
@@ -264,29 +290,53 @@ def read_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     backend: str = "auto",
+    mixed: bool = False,
 ) -> TranslationModel | LanguageModel:
-    """Reads the model of a run, as one of `config` if it is given; verifies all checksums."""
+    """Reads the model of a run, as one of `config` if it is given; verifies all checksums.
+
+    Its weights have one dtype, unless they may be `mixed`.
+    """
     own, quantization = _read_configs(directory)
     path = _require(Path(directory) / WEIGHTS)
-    with torch.device("meta"), _SkipInit():  # names and shapes of weights, but no memory
-        model = make_model(config or own, backend)
+    model = empty_model(config or own, backend)
     try:
         tensors = load_file(path, device=str(device))
         if quantization is not None:
             shapes = {name: W.shape for name, W in model.state_dict().items()}
             tensors = dequantize_tensors(tensors, shapes, quantization)
-        weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
-        model.load_state_dict(weights, assign=True)  # checks names and shapes
+        fill_model(model, tensors, dtype, None if mixed else path)
     except (SafetensorError, OSError) as error:
         raise DamagedRun(f"{path} is damaged or truncated: {error}", COPY_AGAIN) from error
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
-    if len({T.dtype for T in weights.values()}) > 1:
-        raise RunError(f"{path} has weights of several dtypes; pass the dtype to load them in")
-    for name in (WEIGHTS, CONFIG, TOKENIZER):
-        check_checksum(path.with_name(name))
+    for file in (path, path.with_name(CONFIG), *tokenizer_files(path.parent)):
+        check_checksum(file)
+    return model
+
+
+def empty_model(config: ModelConfig, backend: str = "auto") -> TranslationModel | LanguageModel:
+    """Returns a model whose weights have names and shapes, but no memory."""
+    with torch.device("meta"), _SkipInit():
+        return make_model(config, backend)
+
+
+def fill_model(
+    model: Transformer,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+    origin: Path | None,
+) -> None:
+    """Gives an empty model its weights, by default in their own dtype.
+
+    Raises RunError, which names `origin`, unless all have one dtype or `origin` is None.
+    """
+    weights = {name: T if dtype is None else T.to(dtype) for name, T in tensors.items()}
+    model.load_state_dict(weights, assign=True)  # checks names and shapes
+    if origin is not None and len({T.dtype for T in weights.values()}) > 1:
+        raise RunError(f"{origin} has weights of several dtypes; pass the dtype to load them in")
     for stack in model.modules():
         if isinstance(stack, Stack):
             stack.compute_table(model.device)
-    return model

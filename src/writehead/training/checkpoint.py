@@ -17,9 +17,9 @@ from torch.distributed.checkpoint import state_dict
 
 from writehead.config import MAX_STEPS, ModelConfig
 from writehead.data.batches import PackedBatches
+from writehead.data.tokenizer import Files, read_tokenizer
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.runs.folder import (
-    TOKENIZER,
     check_place,
     read_config,
     read_model,
@@ -59,7 +59,7 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def save_checkpoint(run: Path, stepper: Stepper, tokenizer: bytes, progress: Progress) -> None:
+def save_checkpoint(run: Path, stepper: Stepper, tokenizer: Files, progress: Progress) -> None:
     """Writes a checkpoint; all processes must call it, and the first one writes."""
     model, world = stepper.model, stepper.world
     options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -168,5 +168,5 @@ def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) 
     config = read_config(paths[-1])
     weights = average_weights(paths, config)
     with run_directory(output, overwrite=overwrite) as folder:
-        write_model(folder, config, weights, (paths[-1] / TOKENIZER).read_bytes())
+        write_model(folder, config, weights, read_tokenizer(paths[-1]))
     return paths

@@ -15,7 +15,7 @@ from writehead.config import DecodeConfig, ModelConfig
 from writehead.data.batches import Units, padded_batches
 from writehead.data.dataset import Dataset, Side, Split
 from writehead.data.sources import read_lines
-from writehead.data.tokenizer import Tokenizer
+from writehead.data.tokenizer import Frame, Tokenizer, Tokens
 from writehead.engine import Engine
 from writehead.engine.engine import Progress
 from writehead.errors import ConfigError, DataError, nearest
@@ -65,17 +65,29 @@ def likelihood(
 
 
 def text_likelihood(
-    engine: Engine, targets: Sequence[str], sources: Sequence[str] | None = None
+    engine: Engine,
+    targets: Sequence[str],
+    sources: Sequence[str] | None = None,
+    *,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> Likelihood:
-    """Returns the likelihood of texts, or of translations given their sources."""
-    sides, model = {"target": _encode(engine.tokenizer, targets)}, engine.model
+    """Returns the likelihood of texts, or of translations given their sources.
+
+    The token of a target language is one of those that are scored.
+    """
+    model, tokenizer, frame = engine.model, engine.tokenizer, Frame()
+    if sources is not None:
+        frame = tokenizer.frame(source_lang, target_lang)
+    sides = {"target": _encode(tokenizer.target, targets, frame.forced)}
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines have {len(targets)} references; pass one for each"
             )
-        sides["source"] = _encode(engine.tokenizer, sources)
-    result = likelihood(model, model.config, Split("given", sides), model.device)
+        sides["source"] = _encode(tokenizer, sources, frame.before)
+    split = Split("given", sides, model.config.bos, model.config.eos)
+    result = likelihood(model, model.config, split, model.device)
     if not result.tokens:
         raise DataError("there is no line to score that fits in the model; pass other text")
     return result
@@ -104,6 +116,8 @@ def evaluate_translation(
     references: Sequence[str],
     searches: Iterable[str] | None = None,
     *,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     show: Progress | None = None,
 ) -> dict[str, Any]:
     """Returns the ln(PPL) per subword token of the references, and the BLEU of each search."""
@@ -114,10 +128,18 @@ def evaluate_translation(
         if name not in SEARCHES:
             raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
     load_sacrebleu()  # raises if it is missing, before minutes of decoding
-    result = text_likelihood(engine, references, sources)
+    result = text_likelihood(
+        engine, references, sources, source_lang=source_lang, target_lang=target_lang
+    )
     scores = {}
     for name in chosen:
-        outputs = engine.translate(sources, SEARCHES[name], progress=show)
+        outputs = engine.translate(
+            sources,
+            SEARCHES[name],
+            source_lang=source_lang,
+            target_lang=target_lang,
+            progress=show,
+        )
         scores[name] = bleu([output.text for output in outputs], references)
     return {
         "sentences": len(sources),
@@ -170,7 +192,9 @@ def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]
     return sides.get("source"), sides["target"]
 
 
-def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Side:
-    ids = tokenizer.encode_all(list(lines))
+def _encode(tokenizer: Tokenizer, lines: Sequence[str], before: Tokens) -> Side:
+    """Returns the tokens of lines, each after the tokens `before`."""
+    start = np.array(before, np.int32)
+    ids = [np.concatenate((start, tokens)) for tokens in tokenizer.encode_all(list(lines))]
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.uint64)
     return Side(np.fromiter(chain.from_iterable(ids), dtype=np.uint32), offsets)

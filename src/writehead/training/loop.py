@@ -19,6 +19,7 @@ from writehead.training.distributed import World, join_world
 from writehead.training.evaluate import likelihood
 from writehead.training.journal import Journal, Meter
 from writehead.training.optimizer import learning_rate
+from writehead.training.origin import Origin
 from writehead.training.plan import agree_on_plan, check_folder, fit_to_data
 from writehead.training.step import Stepper
 from writehead.training.throughput import matrix_rate
@@ -35,19 +36,27 @@ class Outcome:
 
 
 def train(
-    dataset: Path, run: Path, model: ModelConfig, config: TrainConfig, *, device: str = "auto"
+    dataset: Path,
+    run: Path,
+    model: ModelConfig,
+    config: TrainConfig,
+    *,
+    origin: Origin | None = None,
+    device: str = "auto",
 ) -> Outcome:
     """Trains a model into the folder `run`, or resumes; under `torchrun`, in all processes."""
-    data = Dataset.open(dataset)
+    data, origin = Dataset.open(dataset), origin or Origin()
     model = fit_to_data(data, model, config)
+    origin.check(data, model)
     check_folder(run)
     with join_world(device) as world:
-        trainer = Trainer(data, run, model, config, world)  # raises before the folder is created
+        # raises before the folder is created
+        trainer = Trainer(data, run, model, config, world, origin)
         with _locked_folder(run, world):
             if world.is_first:
                 checkpoint.remove_leftovers(run)
             world.barrier()
-            changes = agree_on_plan(run, data, model, config, world)
+            changes = agree_on_plan(run, data, model, config, world, origin)
             trainer.restore()
             journal = Journal(run, trainer.step, config.steps, quiet=not world.is_first)
             with deferred_signals() as signals, journal:
@@ -59,7 +68,13 @@ class Trainer:
     """A model in training: its data, its optimizer step, and its progress."""
 
     def __init__(
-        self, data: Dataset, run: Path, model: ModelConfig, config: TrainConfig, world: World
+        self,
+        data: Dataset,
+        run: Path,
+        model: ModelConfig,
+        config: TrainConfig,
+        world: World,
+        origin: Origin,
     ) -> None:
         self.data, self.run, self.model_config = data, run, model
         self.config, self.world = config, world
@@ -72,7 +87,7 @@ class Trainer:
             rank=world.rank,
             world=world.size,
         )
-        self.stepper = Stepper(model, config, world)
+        self.stepper = Stepper(model, config, world, origin)
         self.meter = Meter(world)
         self.step = 0
         self.dev: dict[str, float] = {}  # ln(PPL) by step
@@ -135,11 +150,15 @@ class Trainer:
         }
 
     def _operations(self, batch: Batch) -> int:
-        """Returns the operations of this process in a step."""
-        model, config = self.model_config, self.config
+        """Returns the operations of this process in a step, including the teacher's."""
+        model, config, teacher = self.model_config, self.config, self.stepper.teacher
         source = config.source_length if model.encoder_layers else 0
         setting = cost.Setting(config.rows // self.world.size, source, config.target_length)
-        return cost.training_step(model, setting, batch.visible_pairs(model.window)).operations
+        pairs = batch.visible_pairs(model.window)
+        operations = cost.training_step(model, setting, pairs).operations
+        if teacher is not None:  # only the forward pass, a third of a step
+            operations += cost.training_step(teacher.config, setting, pairs).operations // 3
+        return operations
 
     def _evaluate(self) -> dict[str, float]:
         """Returns the ln(PPL) per token of the dev split, if the dataset has a usable one."""
@@ -158,7 +177,7 @@ class Trainer:
         if self.world.is_first:  # the finished model must not be older than the last checkpoint
             (self.run / CONFIG).unlink(missing_ok=True)
         progress = checkpoint.Progress(self.step, self.batches.state(), self.dev, interim)
-        tokenizer = self.data.tokenizer.model
+        tokenizer = self.data.tokenizer.files
         checkpoint.save_checkpoint(self.run, self.stepper, tokenizer, progress)
         if self.world.is_first:
             if self.interim is not None:
@@ -170,7 +189,7 @@ class Trainer:
         """Writes the finished model: the last checkpoint or the mean of several."""
         paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
         weights = average_weights(paths, self.model_config)
-        finish_run(self.run, self.model_config, weights, self.data.tokenizer.model)
+        finish_run(self.run, self.model_config, weights, self.data.tokenizer.files)
         journal.print(f"{self.run} is ready: {self.step} steps")
 
     def print_start(self, journal: Journal, changes: list[str]) -> None:

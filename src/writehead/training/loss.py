@@ -1,4 +1,7 @@
-"""Cross-entropy with label smoothing and z-loss, summed over the labels that are not padding."""
+"""Cross-entropy with label smoothing and z-loss, and to the predictions of a teacher.
+
+Losses are summed over the labels that are not padding.
+"""
 
 from typing import NamedTuple
 
@@ -9,6 +12,14 @@ from writehead.data.batches import Batch
 from writehead.ops.loss import label_loss
 
 
+class SoftLabels(NamedTuple):
+    """The logits of a teacher, the weight of its loss in the objective, and the temperature."""
+
+    logits: Tensor  # [b, n, vocab_size]
+    weight: float
+    temperature: float
+
+
 class Loss(NamedTuple):
     """Sums over labels: the training objective, and the negative log-likelihood alone."""
 
@@ -16,15 +27,31 @@ class Loss(NamedTuple):
     nll: Tensor
 
 
-def batch_loss(model: nn.Module, batch: Batch, label_smoothing: float, z_loss: float) -> Loss:
-    """Returns the loss of a translation model or a language model on a batch."""
+def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns the logits [b, n, vocab_size] of a translation model or a language model."""
     if batch.source is None:
-        logits = model(batch.inputs, packing=batch.packing)
+        logits: Tensor = model(batch.inputs, packing=batch.packing)
     else:
         packings = {"source_packing": batch.source_packing, "target_packing": batch.packing}
         logits = model(batch.source, batch.inputs, **packings)
-    mask = batch.packing.segments != 0
-    return sequence_loss(logits, batch.labels, mask, label_smoothing=label_smoothing, z_loss=z_loss)
+    return logits
+
+
+def batch_loss(
+    model: nn.Module,
+    batch: Batch,
+    label_smoothing: float,
+    z_loss: float,
+    soft: SoftLabels | None = None,
+) -> Loss:
+    """Returns the loss of a model on a batch, mixed with that to a teacher if `soft` is given."""
+    logits, mask = batch_logits(model, batch), batch.packing.segments != 0
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    loss = sequence_loss(logits, batch.labels, mask, **options)
+    if soft is None:
+        return loss
+    distilled = distillation_loss(logits, soft.logits, mask, soft.temperature)
+    return loss._replace(objective=torch.lerp(loss.objective, distilled, soft.weight))
 
 
 def sequence_loss(
@@ -36,3 +63,15 @@ def sequence_loss(
         logits.flatten(0, 1), labels, label_smoothing=label_smoothing, z_loss=z_loss
     )
     return Loss(objectives.sum(), nlls.sum())
+
+
+def distillation_loss(logits: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Returns the cross-entropy of softmax(logits / T) to softmax(teacher / T), times T².
+
+    logits, teacher: [b, n, vocab_size]. The factor T² keeps the size of the gradient (Hinton et
+    al., 2015).
+    """
+    p = torch.softmax(teacher.float() / temperature, dim=-1)
+    log_q = torch.log_softmax(logits.float() / temperature, dim=-1)
+    terms = torch.where(p > 0.0, p * log_q, 0.0)  # 0 times a log probability of -inf would be NaN
+    return -(terms.sum(dim=-1) * mask).sum() * temperature**2

@@ -7,17 +7,22 @@ from typing import Any
 
 from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig
+from writehead.data.bpe import BOS, EOS, PAD
 from writehead.data.dataset import Dataset
-from writehead.data.tokenizer import BOS, EOS, PAD
 from writehead.errors import ConfigError, RunError, shown
 from writehead.runs.folder import CONFIG
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
+from writehead.training.origin import Origin
 from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 
 PLAN = "train.json"
-PLAN_SHAPE = {"tokenizer": str, "dataset": str, "model": dict, "train": dict}
+PLAN_SHAPE = {
+    **dict.fromkeys(("tokenizer", "dataset"), str),
+    **dict.fromkeys(("init?", "teacher?"), (str, None)),  # fingerprints of weights
+    **dict.fromkeys(("model", "train"), dict),
+}
 # may change on resume: they do not affect a step, or they rescue a run whose loss diverges
 CHANGEABLE = {
     *("steps", "learning_rate", "warmup", "clip", "accumulate", "compile", "parallel"),
@@ -51,13 +56,18 @@ def check_folder(run: Path) -> None:
 
 
 def read_plan(run: Path) -> dict[str, Any]:
-    """Reads the settings of a run, and the fingerprints of its tokenizer and dataset."""
+    """Reads the settings of a run, and the fingerprints of what it was started with."""
     plan: dict[str, Any] = read_json(run / PLAN, PLAN_SHAPE, RunError, "start in another folder")
     return plan
 
 
 def agree_on_plan(
-    run: Path, data: Dataset, model: ModelConfig, config: TrainConfig, world: World
+    run: Path,
+    data: Dataset,
+    model: ModelConfig,
+    config: TrainConfig,
+    world: World,
+    origin: Origin | None = None,
 ) -> list[str]:
     """Writes the plan of a run, unless all steps are done; returns the settings that changed.
 
@@ -68,6 +78,7 @@ def agree_on_plan(
         "writehead": __version__,
         "tokenizer": data.tokenizer.fingerprint,
         "dataset": data.fingerprint,
+        **(origin or Origin()).fingerprints(),
         "model": model.to_json(),
         "train": config.to_json(),
     }
@@ -91,6 +102,9 @@ def _compare(run: Path, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         forbidden.append("the dataset has another vocabulary")
     elif old["dataset"] != new["dataset"]:
         forbidden.append("the dataset has another fingerprint")
+    for name, words in (("init", "initial weights"), ("teacher", "teacher")):
+        if old.get(name) != new[name]:
+            forbidden.append(f"the {words} had fingerprint {old.get(name)}, not {new[name]}")
     for section in ("model", "train"):
         for name, value in new[section].items():
             before = old[section].get(name)

@@ -12,10 +12,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.batches import Batch
+from writehead.interop.pretrained import load_run
 from writehead.model import make_model
 from writehead.training.distributed import World, parallelize
-from writehead.training.loss import Loss, batch_loss
+from writehead.training.loss import Loss, SoftLabels, batch_logits, batch_loss
 from writehead.training.optimizer import learning_rate, make_optimizer, set_learning_rate
+from writehead.training.origin import Origin
 from writehead.util.devices import warn_if_emulated
 
 WARMUP_STEPS = 3  # steps before a CUDA graph is captured: they compile, tune and allocate
@@ -24,7 +26,9 @@ WARMUP_STEPS = 3  # steps before a CUDA graph is captured: they compile, tune an
 class Stepper:
     """A model and its optimizer; with one GPU, a compiled step is captured as a CUDA graph."""
 
-    def __init__(self, model: ModelConfig, config: TrainConfig, world: World) -> None:
+    def __init__(
+        self, model: ModelConfig, config: TrainConfig, world: World, origin: Origin | None = None
+    ) -> None:
         self.model_config, self.config, self.world = model, config, world
         cuda = world.device.type == "cuda"
         bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
@@ -33,10 +37,14 @@ class Stepper:
             warn_if_emulated()
         compiled = config.compile == "yes" or (config.compile == "auto" and cuda)
         torch.manual_seed(config.seed)  # the same initial weights in all processes
-        whole = make_model(model).to(world.device).train()
+        whole, origin = make_model(model).to(world.device).train(), origin or Origin()
+        if origin.init is not None:
+            whole.load_state_dict(load_run(origin.init, dtype=torch.float32).model.state_dict())
+        self.teacher = origin.read_teacher(world.device, self.dtype)
         self.model = parallelize(whole, config, world, self.dtype)
         self.optimizer = make_optimizer(self.model, config, compiled=compiled)
         self._loss = torch.compile(batch_loss) if compiled else batch_loss
+        self._logits = torch.compile(batch_logits) if compiled else batch_logits
         self._scale = torch.ones((), device=world.device)
         self._run: Callable[[list[Batch]], Tensor] = self._step
         if compiled and cuda and world.size == 1:
@@ -61,8 +69,11 @@ class Stepper:
         sums = torch.zeros(2, device=self.world.device)
         for i, part in enumerate(parts):
             with self._gradient_sync(i + 1 == len(parts)):
+                soft = self._soft_labels(part)
                 with self.autocast():
-                    loss: Loss = self._loss(self.model, part, config.label_smoothing, config.z_loss)
+                    loss: Loss = self._loss(
+                        self.model, part, config.label_smoothing, config.z_loss, soft
+                    )
                 (loss.objective * self._scale).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([loss.objective.detach(), loss.nll.detach()])
         norm = clip_grad_norm_(self.model.parameters(), config.clip or float("inf"))
@@ -71,6 +82,14 @@ class Stepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return torch.cat([sums, norm.reshape(1).float()])
+
+    @torch.no_grad()
+    def _soft_labels(self, part: Batch) -> SoftLabels | None:
+        """Returns the teacher's predictions, if there is a teacher."""
+        if self.teacher is None:
+            return None
+        logits = self._logits(self.teacher, part)
+        return SoftLabels(logits, self.config.distill, self.config.distill_temperature)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Returns the autocast context of the forward pass."""

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -64,6 +65,11 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     captures on a stream of the first device that it ever captured on.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def launches_on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current device, which Triton and CUDA graphs use."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def wait_for(device: torch.device) -> None:

@@ -1,0 +1,87 @@
+"""`writehead import` and `writehead export`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from writehead import cost
+from writehead.cli.app import app
+from writehead.cli.options import Force, ForceRun, NewRun, Threads, check_new_run
+from writehead.errors import ConfigError, RunError
+
+
+class Format(StrEnum):
+    """The libraries that load an exported model."""
+
+    HUGGINGFACE = "huggingface"
+    CTRANSLATE2 = "ctranslate2"
+
+
+@app.command(name="import")
+def import_command(
+    model: Annotated[
+        str, Argument(help="Folder of a Hugging Face model, or its name on the hub: OWNER/NAME.")
+    ],
+    output: NewRun,
+    revision: Annotated[
+        str | None, Option(help="Branch, tag or commit on the hub. Default: main.")
+    ] = None,
+    dtype: Annotated[
+        str | None, Option(help="float32, bfloat16, … Default: that of the model's files.")
+    ] = None,
+    force: ForceRun = False,
+    threads: Threads = None,
+) -> None:
+    """Import a Hugging Face model as a run. Use the new run like any other.
+
+    Families: Marian (OPUS-MT), M2M-100 and NLLB, GPT-2, GPT-BigCode, Llama, Mistral, Gemma.
+
+    Example: writehead import Helsinki-NLP/opus-mt-en-de runs/opus-en-de
+
+    Example: writehead import ./nllb-200-distilled-600M runs/nllb --dtype bfloat16
+    """
+    check_new_run(output, force)
+    import torch  # takes seconds
+
+    from writehead.interop.huggingface import import_model
+    from writehead.util.devices import find_dtype
+
+    chosen = None if dtype is None else find_dtype(dtype, torch.device("cpu"))
+    config = import_model(model, output, revision=revision, dtype=chosen, overwrite=force)
+    count = sum(cost.parameters(config).values())
+    typer.echo(f"{output}: {config.kind} {config.task} model of {count:,} parameters", err=True)
+
+
+@app.command(name="export")
+def export_command(
+    run: Annotated[str, Argument(help="Folder of a run.")],
+    output: Annotated[Path, Argument(help="Folder of the exported model.")],
+    to: Annotated[Format, Option(help="Library that loads the model.")],
+    quantization: Annotated[
+        str | None,
+        Option(help="For CTranslate2: int8, int8_float16, int16, float16, … Default: float32."),
+    ] = None,
+    force: Force = False,
+    threads: Threads = None,
+) -> None:
+    """Export a run to Hugging Face transformers or CTranslate2.
+
+    An imported model is written as it came. Other models are exported if the library can express
+    them exactly; else the reason is printed.
+
+    Example: writehead export runs/lm lm-hf --to huggingface
+
+    Example: writehead export runs/ende ende-ct2 --to ctranslate2 --quantization int8
+    """
+    if quantization is not None and to == Format.HUGGINGFACE:
+        raise ConfigError("--quantization is for --to ctranslate2")
+    if output.exists() and not force:
+        raise RunError(f"{output} exists; choose another folder, or pass --force to replace it")
+    from writehead.interop.huggingface import export_model  # imports PyTorch, which takes seconds
+
+    export_model(run, output, to=to.value, quantization=quantization, overwrite=force)
+    size = sum(path.stat().st_size for path in output.iterdir())
+    typer.echo(f"{output}: {size:,} bytes", err=True)

@@ -1,0 +1,103 @@
+"""T5 and mT5, whose positions are relative and whose attention is not scaled."""
+
+from typing import Any
+
+from writehead.config import ModelConfig
+from writehead.interop.families.family import Entries, Entry, Family, Fields, renamed
+
+ATTENTION = {"q": "P_q", "k": "P_k", "v": "P_v", "o": "P_o"}
+POSITIONS = 512  # of files that do not name any; the models were trained with as many
+
+
+def read(fields: Fields) -> dict[str, Any]:
+    """Reads a T5 or mT5 config; T5 v1.1 and mT5 have gates."""
+    layers, k, d = fields.size("num_layers"), fields.size("d_kv"), fields.size("d_model")
+    is_t5, h = fields.data["model_type"] == "t5", fields.size("num_heads")
+    kind, _, name = str(fields.get("feed_forward_proj", "relu")).rpartition("-")
+    names = {"feed_forward_proj": "gelu_new" if kind and name == "gelu" else name}
+    tied = fields.get("tie_word_embeddings", True)
+    # files of transformers before version 5 say by untied embeddings that outputs are not scaled
+    is_scaled = is_t5 and fields.get("scale_decoder_outputs", tied) is not False
+    positions = fields.size("n_positions", POSITIONS)
+    return {
+        "task": "translation",
+        "vocab_size": fields.size("vocab_size"),
+        "d": d,
+        "f": fields.size("d_ff"),
+        "h": h,
+        "g": h,
+        "k": k,
+        "v": k,
+        "encoder_layers": layers,
+        "decoder_layers": fields.size("num_decoder_layers", layers),
+        "source_positions": positions,
+        "target_positions": positions,
+        "positions": "relative",
+        "relative_buckets": fields.size("relative_attention_num_buckets", 32),
+        "relative_distance": fields.size("relative_attention_max_distance", 128),
+        "attention_scale": 1.0,
+        "tied": tied,
+        "norm_epsilon": fields.get("layer_norm_epsilon", 1e-6),
+        "activation": Fields(fields.file, names).activation("feed_forward_proj", "relu"),
+        "gated": bool(kind),
+        "dropout": fields.get("dropout_rate", 0.1),
+        "logit_scale": d**-0.5 if is_scaled else 1.0,
+    }
+
+
+def entries(config: ModelConfig) -> Entries:
+    """Yields the names of all tensors; a layer of theirs is a sublayer of ours."""
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    head = ("lm_head.weight",) if config.tied else ()
+    yield Entry("shared.weight", ("tokens.weight",), aliases=(*copies, *head))
+    if not config.tied:
+        yield Entry("lm_head.weight", ("output.weight",))
+    wide = {"wi": "widen"} if not config.gated else {"wi_0": "gate", "wi_1": "widen"}
+    feed_forward = wide | {"wo": "narrow"}
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        sublayers = {"SelfAttention": ("norm_attention", "attention", ATTENTION)}
+        if side == "decoder":
+            sublayers["EncDecAttention"] = "norm_cross", "cross", ATTENTION
+        sublayers["DenseReluDense"] = "norm_feed_forward", "feed_forward", feed_forward
+        for i in range(count):
+            ours = f"{side}.layers.{i}"
+            for j, (theirs, (norm, sublayer, names)) in enumerate(sublayers.items()):
+                layer = f"{side}.block.{i}.layer.{j}"
+                yield Entry(f"{layer}.layer_norm", (f"{ours}.{norm}",))
+                yield from renamed(f"{layer}.{theirs}", f"{ours}.{sublayer}", names)
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        yield Entry(bias, (f"{side}.relative_bias",))
+        yield Entry(f"{side}.final_layer_norm", (f"{side}.norm",))
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of their config."""
+    name = "gelu" if config.activation == "gelu_tanh" else config.activation
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d,
+        "d_kv": config.k,
+        "d_ff": config.f,
+        "num_heads": config.h,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "n_positions": config.target_positions,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_distance,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "feed_forward_proj": f"gated-{name}" if config.gated else config.activation,
+        "dropout_rate": config.dropout,
+        "tie_word_embeddings": config.tied,
+        "scale_decoder_outputs": False,
+        "is_encoder_decoder": True,
+    }
+
+
+COMPUTED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+T5, MT5 = (
+    Family(name, read, entries, architecture, write, "translation", prefix="", computed=COMPUTED)
+    for name, architecture in (
+        ("t5", "T5ForConditionalGeneration"),
+        ("mt5", "MT5ForConditionalGeneration"),
+    )
+)

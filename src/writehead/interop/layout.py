@@ -1,0 +1,131 @@
+"""Converts tensors between their layout and ours, as the entries of a family say."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from writehead.errors import RunError, one_line
+from writehead.interop.families import Entry, Family
+
+Weights = dict[str, Tensor]
+MAX_NAMED = 3  # tensors that a message names
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Their tensors by name, as entries of single tensors, for weights of ours with `shapes`."""
+
+    family: Family
+    shapes: Mapping[str, torch.Size]
+    entries: Mapping[str, Entry]
+
+    @classmethod
+    def of(
+        cls, family: Family, entries: Iterable[Entry], weights: Mapping[str, Tensor]
+    ) -> "Layout":
+        """Expands the modules of a family to the weights and biases that a model of ours has."""
+        shapes = {name: W.shape for name, W in weights.items()}
+        expanded: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.ours[0] in shapes:
+                expanded[entry.theirs] = entry
+                continue
+            for kind in ("weight", "bias"):
+                if (names := tuple(f"{one}.{kind}" for one in entry.ours))[0] in shapes:
+                    theirs, is_matrix = f"{entry.theirs}.{kind}", len(shapes[names[0]]) == 2
+                    transposed = entry.transposed and is_matrix
+                    expanded[theirs] = replace(
+                        entry, theirs=theirs, ours=names, transposed=transposed
+                    )
+        return cls(family, shapes, expanded)
+
+    def to_ours(self, theirs: Mapping[str, Tensor], origin: object) -> Weights:
+        """Returns our weights; raises RunError if tensors are missing, unexpected or misshapen."""
+        given = {self.full_name(name): T for name, T in theirs.items()}
+        aliases = {alias: e.theirs for e in self.entries.values() for alias in e.aliases}
+        known = self.entries.keys() | aliases.keys()
+        extra = [one for one in given if one not in known and not self.family.is_computed(one)]
+        for alias, name in aliases.items():
+            if alias not in given:
+                continue
+            if not _equal(given.setdefault(name, given[alias]), given[alias]):
+                raise RunError(f"{origin}: {alias} differs from {name}, but both are one matrix")
+        missing = [name for name, e in self.entries.items() if not (e.optional or name in given)]
+        for words, names in (("lacks", missing), ("has unexpected", extra)):
+            if names:
+                raise RunError(
+                    f"{origin} {words} {_named(names)}; its weights and its config.json must "
+                    f"belong together: download or copy the folder again"
+                )
+        weights: Weights = {}
+        for name, entry in self.entries.items():
+            shapes = [self.shapes[one] for one in entry.ours]
+            empty = join(entry, [torch.empty(shape, device="meta") for shape in shapes])
+            T = given.get(name)
+            T = next(iter(given.values())).new_zeros(empty.shape) if T is None else T
+            if T.shape != empty.shape:
+                raise RunError(
+                    f"{origin}: {name} has shape {list(T.shape)}, but its config.json needs "
+                    f"{list(empty.shape)}; use the config.json that belongs to these weights"
+                )
+            # kernels need contiguous weights
+            parts = [part.contiguous() for part in split(entry, T, shapes)]
+            weights |= zip(entry.ours, parts, strict=True)
+        return {name: weights[name] for name in self.shapes}
+
+    def to_theirs(self, weights: Mapping[str, Tensor], names: Sequence[str] = ()) -> Weights:
+        """Returns their tensors, under `names` if given, else under one name each."""
+        made = {
+            name: join(entry, [weights[one] for one in entry.ours])
+            for name, entry in self.entries.items()
+        }
+        if not names:
+            return made
+        for entry in self.entries.values():
+            made |= dict.fromkeys(entry.aliases, made[entry.theirs])
+        return {name: made[full] for name in names if (full := self.full_name(name)) in made}
+
+    def full_name(self, name: str) -> str:
+        """Returns the name of a tensor with the prefix, which some files leave out."""
+        return name if name in self.entries or "." not in name else self._with_prefix(name)
+
+    def _with_prefix(self, name: str) -> str:
+        prefix = self.family.prefix
+        return name if name.startswith((prefix, "lm_head.")) else prefix + name
+
+
+def split(entry: Entry, T: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Returns the tensors of ours, of these shapes, that one of theirs holds."""
+    if entry.leading:
+        T = T[0]
+    if entry.transposed:
+        T = T.t()
+    if entry.heads is None:
+        return list(torch.split(T, [shape[0] for shape in shapes]))
+    heads = T.view(entry.heads, len(shapes), -1, *T.shape[1:])
+    return [heads[:, i].flatten(0, 1) for i in range(len(shapes))]
+
+
+def join(entry: Entry, tensors: Sequence[Tensor]) -> Tensor:
+    """Reverses `split`."""
+    T = tensors[0]
+    if entry.heads is None:
+        T = torch.cat([*tensors]) if len(tensors) > 1 else T
+    else:
+        parts = [one.reshape(entry.heads, -1, *one.shape[1:]) for one in tensors]
+        T = torch.stack(parts, dim=1).flatten(0, 2)
+    if entry.transposed:
+        T = T.t()
+    return T.unsqueeze(0) if entry.leading else T
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and torch.equal(first, second)
+
+
+def _named(names: Sequence[str]) -> str:
+    """Lists tensors; the first few of many."""
+    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return one_line(", ".join(names[:MAX_NAMED]), 300) + rest

@@ -1,0 +1,56 @@
+"""Copies between the host and a device that do not wait for the device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def send(T: Tensor | NDArray[Any], device: torch.device) -> Tensor:
+    """Copies a tensor or an array from the host to a device without waiting."""
+    # without pinned memory, the copy would wait for earlier work
+    T = T if isinstance(T, Tensor) else torch.from_numpy(T)
+    return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T.to(device)
+
+
+class Staging:
+    """Pinned memory for one copy to a device at a time."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.int32)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, rows: NDArray[Any], to: Tensor, padding: Sequence[int]) -> None:
+        """Copies rows, followed by padding, to a tensor; waits only for the previous copy."""
+        self._copied.synchronize()
+        if len(self._memory) < to.numel():
+            self._memory = torch.empty(to.numel(), dtype=torch.int32, pin_memory=True)
+        staged = self._memory[: to.numel()].view(to.shape)
+        array = staged.numpy()
+        array[: len(rows)], array[len(rows) :] = rows, padding
+        to.copy_(staged, non_blocking=True)
+        self._copied.record()
+
+
+class HostCopy:
+    """An asynchronous copy of a tensor to the host; reading it waits for the device."""
+
+    def __init__(self, T: Tensor) -> None:
+        self._copy = torch.empty(T.shape, dtype=T.dtype, pin_memory=T.is_cuda)
+        self._event = torch.cuda.Event() if T.is_cuda else None  # type: ignore[no-untyped-call]
+        self.start(T)
+
+    def start(self, T: Tensor) -> None:
+        """Starts another copy; T has the same shape."""
+        self._copy.copy_(T, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def numpy(self) -> Any:
+        """Waits until the copy is complete; returns it in memory that is not pinned."""
+        if self._event is None:
+            return self._copy.numpy()
+        self._event.synchronize()
+        return self._copy.numpy().copy()
