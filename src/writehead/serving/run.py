@@ -39,6 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_server(models: Sequence[Served], settings: Settings, bound: socket.socket) -> None:
     """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
+    app = make_app(models, settings)
     for one in models:
         warm_up(one)
     share_memory(models)
@@ -49,7 +50,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     handler = logging.StreamHandler(sys.stdout)
     requests_log.addHandler(handler)
     config = uvicorn.Config(
-        make_app(models, settings),
+        app,
         access_log=False,
         log_config=None,
         server_header=False,
