@@ -72,12 +72,15 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
 
 def warm_up(model: Served) -> None:
     """Decodes words, which compiles kernels and captures graphs that requests would wait for."""
-    engine = model.engine
+    engine, tokenizer = model.engine, model.engine.tokenizer
+    source = min(tokenizer.source_languages, default=None)
+    target = min(tokenizer.target_languages, default=None)
     for count in WARMUP_TEXTS.get(engine.model.device.type, (1,)):
         words = ["a"] * count
         if model.translates:
             for beam in (1, BEAM):
-                list(engine.translate(words, DecodeConfig(beam=beam, max_length=2)))
+                options = DecodeConfig(beam=beam, max_length=2)
+                list(engine.translate(words, options, source_lang=source, target_lang=target))
         else:
             list(engine.generate(words, DecodeConfig(max_length=2)))
 

@@ -86,6 +86,9 @@ async function translate() {
   }
   const beam = number("beam");
   const options = { model: find("translator").value, beam, n_best: Math.min(beam, number("n-best")) };
+  for (const [field, name] of [["from", "source"], ["to", "target"]]) {
+    if (find(field).value) options[name] = find(field).value;
+  }
   const began = performance.now();
   find("target").classList.add("busy");
   try {
@@ -341,8 +344,18 @@ async function start() {
   find("write").hidden = !writers.length;
   fill("translator", translators);
   fill("writer", writers);
+  const offerLanguages = () => {
+    const chosen = translators.find((one) => one.id === find("translator").value);
+    ["from", "to"].forEach((field, i) => {
+      const codes = chosen?.codes[i] ?? [];
+      find(`${field}-field`).hidden = !codes.length;
+      find(field).replaceChildren(...codes.map((code) => make("option", {}, code)));
+    });
+  };
+  offerLanguages();
+  find("translator").addEventListener("change", offerLanguages);
   find("source").addEventListener("input", () => translateSoon());
-  for (const id of ["translator", "beam", "n-best"]) {
+  for (const id of ["translator", "from", "to", "beam", "n-best"]) {
     find(id).addEventListener("change", () => translateSoon(0));
   }
   find("generate").addEventListener("click", write);
