@@ -223,16 +223,18 @@ async function race(models, known) {
         const speed = answer.usage.completion_tokens / elapsed();
         cells[2].textContent = Math.round(speed).toLocaleString("en");
         bar.value = 1;
-        bar.dataset.seconds = elapsed();
+        bar.dataset.speed = speed;
       } finally {
         clearInterval(clock);
       }
     }
-    const seconds = rows.map((one) => Number(one.bar.dataset.seconds));
-    rows.forEach((one, i) => { one.bar.value = seconds[i] / Math.max(...seconds); });
-    const winner = models[seconds.indexOf(Math.min(...seconds))];
-    const factor = Math.max(...seconds) / Math.min(...seconds);
-    say("race-status", `${winner.id} is ${factor.toFixed(2)} times as fast`);
+    // texts may differ in length, so times alone would not be a fair comparison
+    const speeds = rows.map((one) => Number(one.bar.dataset.speed));
+    const best = Math.max(...speeds);
+    rows.forEach((one, i) => { one.bar.value = speeds[i] / best; });
+    const factor = (best / Math.min(...speeds)).toFixed(2);
+    const winner = models[speeds.indexOf(best)];
+    say("race-status", `${winner.id} decodes ${factor} times as many tokens per second`);
   } catch (error) {
     say("race-status", error.message, true);
   } finally {
