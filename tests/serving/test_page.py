@@ -114,7 +114,7 @@ def test_two_models_race(page):
     settings = Settings(compare="multi-head")
     with serving([*models(), other], settings) as url, page(url) as browser:
         by_id(browser, "start").click()
-        until(lambda: "times as fast" in by_id(browser, "race-status").text)
+        until(lambda: "times as many tokens per second" in by_id(browser, "race-status").text)
         first, second = rows(browser, "#lanes tr")
         assert "toy-en-de" in first
         assert "multi-query" in first

@@ -56,8 +56,8 @@ class Target:
     key: str | None = None
     beam: int | None = None
     max_tokens: int = 64  # of a completion
-    source: str = "en"
-    target: str = "de"
+    source: str | None = None
+    target: str | None = None
     stream: bool = False
 
     def request(self, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -73,8 +73,14 @@ class Target:
             }
         if self.api == LIBRETRANSLATE:
             key = {} if self.key is None else {"api_key": self.key}
-            return "/translate", {"q": text, "source": self.source, "target": self.target, **key}
+            return "/translate", {
+                "q": text,
+                "source": self.source or "en",
+                "target": self.target or "de",
+                **key,
+            }
         body = {"text": text, "stream": self.stream, "beam": self.beam, "model": self.model}
+        body |= {"source": self.source, "target": self.target}
         return "/v1/translate", {name: value for name, value in body.items() if value is not None}
 
 

@@ -201,8 +201,13 @@ def serve_command(
     model: Annotated[str | None, typer.Option(help="Model. Default: the server's first.")] = None,
     key: Annotated[str | None, typer.Option("--api-key", help="API key of the server.")] = None,
     pair: Annotated[
-        str, typer.Option("--languages", help="Languages for LibreTranslate's API.")
-    ] = "en-de",
+        str | None,
+        typer.Option(
+            "--languages",
+            help="Such as en-de, the default for LibreTranslate's API. Otherwise: "
+            "those of the model.",
+        ),
+    ] = None,
     input_path: Annotated[
         str | None,
         typer.Option("--input", "-i", help="Text file. Default: texts of the built-in corpus."),
@@ -273,7 +278,7 @@ def serve_command(
         serve.Load(seconds=duration, concurrency=limit, rate=rate, seed=seed)
         for rate, limit in product(rate_list, limits)
     ]
-    source, language = parse_pair(pair)
+    source, language = (None, None) if pair is None else parse_pair(pair)
     job = ServeJob(
         target=target,
         requests=serve.Target(

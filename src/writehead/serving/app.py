@@ -127,7 +127,12 @@ def _add_page(app: FastAPI) -> None:
             "needs_key": bool(service.settings.keys),
             "compare": service.settings.compare,
             "models": [
-                {"id": one.name, "translates": one.translates, "languages": one.languages}
+                {
+                    "id": one.name,
+                    "translates": one.translates,
+                    "languages": one.languages,
+                    "codes": [*map(sorted, one.code_lists)],
+                }
                 for one in service.models
             ],
         }

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,10 +26,12 @@ from writehead.bench.serve import (
 from writehead.bench.static_batching import BATCHINGS, STATIC
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
+from writehead.engine.engine import Output
 from writehead.errors import ConfigError, nearest, shown
 from writehead.model import TranslationModel
 from writehead.runs.bundled import bundled_run, name_of
 from writehead.serving.child import ChildOptions, child_server
+from writehead.serving.models import Served, pair_of
 from writehead.util.progress import Reporter
 
 SERVER = "server"  # the batching of a server that somebody else has started
@@ -117,7 +119,11 @@ def _server(job: ServeJob, batching: str) -> Iterator[str]:
         assert job.target is not None
         yield job.target.rstrip("/")
         return
-    options = ChildOptions(job.run, job.device, job.dtype, job.threads, batching, job.max_rows)
+    source, target = job.requests.source, job.requests.target
+    pair = (source, target) if source and target else None
+    options = ChildOptions(
+        job.run, job.device, job.dtype, job.threads, batching, job.max_rows, pair
+    )
     with child_server(options) as url:
         yield url
 
@@ -130,11 +136,7 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
     done = [one for one in results if one.error is None]
     texts = [text for one in done for text in one.texts]
     answers = [answer for one in done for answer in one.answers]
-    if isinstance(engine.model, TranslationModel):
-        beam = job.requests.beam if job.requests.api == OURS else None
-        decode = partial(engine.translate, options=DecodeConfig(beam=beam))
-    else:
-        decode = partial(engine.generate, options=DecodeConfig(max_length=job.requests.max_tokens))
+    decode = _decoder(job, run, engine)
     list(decode(texts[:8]))
     start = time.perf_counter()
     outputs = [output.text for output in decode(texts)]
@@ -147,3 +149,15 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
         "equal": sum(map(str.__eq__, outputs, answers)),
         "compared": len(texts),
     }
+
+
+def _decoder(job: ServeJob, run: Path, engine: Engine) -> Callable[[list[str]], Iterator[Output]]:
+    """Returns the call that decodes texts as the requests of a job do."""
+    if not isinstance(engine.model, TranslationModel):
+        most = min(job.requests.max_tokens, engine.model.config.target_positions)
+        return partial(engine.generate, options=DecodeConfig(max_length=most))
+    beam, name = job.requests.beam if job.requests.api == OURS else None, run.resolve().name
+    codes = Served(name, engine, pair_of(name)).codes(job.requests.source, job.requests.target)
+    source, target = (codes or {}).get("source_lang"), (codes or {}).get("target_lang")
+    options = DecodeConfig(beam=beam)
+    return partial(engine.translate, options=options, source_lang=source, target_lang=target)

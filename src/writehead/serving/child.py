@@ -31,6 +31,7 @@ class ChildOptions:
     threads: int | None
     batching: str
     max_rows: int | None
+    pair: tuple[str, str] | None = None  # None: as its name says
 
 
 @contextmanager
@@ -60,4 +61,5 @@ def _serve(options: ChildOptions, bound: socket) -> None:
         engine.scheduler.max_rows = options.max_rows
     baseline(options.batching, engine)
     name = options.run.resolve().name
-    run_server([Served(name, engine, pair_of(name))], Settings(limits=LIMITS), bound)
+    pair = options.pair or pair_of(name)
+    run_server([Served(name, engine, pair)], Settings(limits=LIMITS), bound)

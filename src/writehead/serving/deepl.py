@@ -60,10 +60,10 @@ async def translate(request: Request) -> dict[str, Any]:
     given = request.headers.get("authorization", "")
     service.check_key(given[len(SCHEME) :] if given.lower().startswith(SCHEME) else None)
     body = await read_body(request, DeeplBody, lists=("text",))
-    model = service.models.translator(source=body.source_lang, target=body.target_lang)
+    model, codes = service.models.translator(source=body.source_lang, target=body.target_lang)
     parts = [parts_of(text) for text in body.text]
     texts = [part.content for some in parts for part in some if part.is_text]
-    left = iter((await service.decode(request, model, texts, DecodeConfig())).outputs)
+    left = iter((await service.decode(request, model, texts, DecodeConfig(), codes=codes)).outputs)
     found = []
     for some in parts:
         outputs = [*islice(left, sum(part.is_text for part in some))]

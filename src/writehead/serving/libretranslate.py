@@ -4,6 +4,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from writehead.config import DecodeConfig
+from writehead.engine.engine import BEAM
 from writehead.serving.bodies import body_schema, join_parts, parts_of, read_body
 from writehead.serving.service import Service
 from writehead.serving.settings import BEAM_LIMIT
@@ -14,7 +15,6 @@ with requires("serve"):
     from pydantic import BaseModel, Field
 
 router = APIRouter(tags=["LibreTranslate"])
-BEAM = 4
 
 
 class TranslateBody(BaseModel):
@@ -66,13 +66,13 @@ async def translate(request: Request) -> dict[str, Any]:
     service: Service = request.app.state.service
     body = await read_body(request, TranslateBody, lists=())
     service.check_key(body.api_key)
-    model = service.models.translator(source=body.source, target=body.target)
+    model, codes = service.models.translator(source=body.source, target=body.target)
     is_html, count = body.format == "html", 1 + body.alternatives
     documents = [body.q] if isinstance(body.q, str) else body.q
     parts = [parts_of(document, is_html) for document in documents]
     texts = [part.content for some in parts for part in some if part.is_text]
     options = DecodeConfig(beam=max(BEAM, count), n_best=count)
-    left = iter((await service.decode(request, model, texts, options)).outputs)
+    left = iter((await service.decode(request, model, texts, options, codes=codes)).outputs)
     found: list[list[str]] = []
     for some in parts:
         outputs = [*islice(left, sum(part.is_text for part in some))]

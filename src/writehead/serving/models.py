@@ -1,7 +1,7 @@
 """The models that a server has loaded, found by name or by language pair."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from writehead.engine import Engine
@@ -9,41 +9,43 @@ from writehead.errors import ConfigError, nearest, shown
 from writehead.model import TranslationModel
 from writehead.serving.errors import ApiError
 
+Codes = dict[str, str | None]  # arguments of `Engine.translate`
 PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
 AUTO = "auto"  # a source language that the client does not know
+# the English name, and the code that NLLB and others use
 NAMES = {
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fi": "Finnish",
-    "fr": "French",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "nl": "Dutch",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "sl": "Slovenian",
-    "sv": "Swedish",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
+    "ar": ("Arabic", "arb"),
+    "bg": ("Bulgarian", "bul"),
+    "cs": ("Czech", "ces"),
+    "da": ("Danish", "dan"),
+    "de": ("German", "deu"),
+    "el": ("Greek", "ell"),
+    "en": ("English", "eng"),
+    "es": ("Spanish", "spa"),
+    "et": ("Estonian", "est"),
+    "fi": ("Finnish", "fin"),
+    "fr": ("French", "fra"),
+    "he": ("Hebrew", "heb"),
+    "hi": ("Hindi", "hin"),
+    "hu": ("Hungarian", "hun"),
+    "id": ("Indonesian", "ind"),
+    "it": ("Italian", "ita"),
+    "ja": ("Japanese", "jpn"),
+    "ko": ("Korean", "kor"),
+    "lt": ("Lithuanian", "lit"),
+    "lv": ("Latvian", "lvs"),
+    "nl": ("Dutch", "nld"),
+    "pl": ("Polish", "pol"),
+    "pt": ("Portuguese", "por"),
+    "ro": ("Romanian", "ron"),
+    "ru": ("Russian", "rus"),
+    "sk": ("Slovak", "slk"),
+    "sl": ("Slovenian", "slv"),
+    "sv": ("Swedish", "swe"),
+    "tr": ("Turkish", "tur"),
+    "uk": ("Ukrainian", "ukr"),
+    "vi": ("Vietnamese", "vie"),
+    "zh": ("Chinese", "zho"),
 }
 
 
@@ -54,6 +56,42 @@ class Served:
     name: str
     engine: Engine
     languages: tuple[str, str] | None = None
+
+    def codes(self, source: str | None, target: str | None) -> "Codes | None":
+        """Returns how the engine calls two languages; None if the model does not have both.
+
+        A region, as in en-GB, is ignored. None and auto leave the choice to the model.
+        """
+        asked = [None if one in (None, "", AUTO) else one for one in (source, target)]
+        known = self.code_lists
+        if not self.translates:
+            return None
+        if not known[1]:
+            pairs = zip(asked, self.languages or (None, None), strict=True)
+            return {} if all(want is None or _base(want) == own for want, own in pairs) else None
+        found: list[str | None] = []
+        for want, codes in zip(asked, known, strict=True):
+            code = find_code(want, codes) if want and codes else None
+            if want and codes and code is None:
+                return None
+            found.append(code)
+        return {"source_lang": found[0], "target_lang": found[1]}
+
+    @property
+    def code_lists(self) -> tuple[Collection[str], Collection[str]]:
+        """The codes of the source and target languages of a model of several languages."""
+        tokenizer = self.engine.tokenizer
+        return tokenizer.source_languages.keys(), tokenizer.target_languages.keys()
+
+    def language_lists(self) -> tuple[list[str], list[str]]:
+        """Returns the codes of the source and target languages, with two letters if possible."""
+        if self.languages is not None:
+            return [self.languages[0]], [self.languages[1]]
+        short = {long: code for code, (_, long) in NAMES.items()}
+        sources, targets = (
+            sorted({short.get(_base(code), code) for code in codes}) for codes in self.code_lists
+        )
+        return sources, targets
 
     @property
     def translates(self) -> bool:
@@ -99,20 +137,22 @@ class Models:
 
     def translator(
         self, name: str | None = None, source: str | None = None, target: str | None = None
-    ) -> Served:
-        """Returns a translation model by name or languages; the default is the first."""
-        if name is not None:
-            found = [self.named(name)]
-        else:
-            found = [one for one in self if one.translates and _speaks(one, source, target)]
-        if not found:
-            known = ", ".join("-".join(one.languages) for one in self if one.languages)
-            wanted = f"{source or AUTO} to {target or 'any language'}"
-            hint = f"choose from {known}" if known else "name a model"
-            raise ApiError(404, f"no model translates {shown(wanted)}; {hint}")
-        if not found[0].translates:
+    ) -> tuple[Served, Codes]:
+        """Returns a translation model by name or languages, and the codes of the languages.
+
+        The default is the first translation model.
+        """
+        models = [*self] if name is None else [self.named(name)]
+        if name is not None and not models[0].translates:
             raise ApiError(422, f"{shown(name)} is a language model; it cannot translate")
-        return found[0]
+        for one in models:
+            codes = one.codes(source, target)
+            if codes is not None:
+                return one, codes
+        known = ", ".join(sorted({"-".join(one.languages) for one in models if one.languages}))
+        wanted = f"{source or AUTO} to {target or AUTO}"
+        hint = f"choose from {known}" if known else "see the list of languages"
+        raise ApiError(404, f"no model translates {shown(wanted)}; {hint}")
 
     def writer(self, name: str) -> Served:
         """Returns a language model by name."""
@@ -123,28 +163,32 @@ class Models:
 
     def languages(self) -> list[dict[str, object]]:
         """Returns all source languages and their targets, as LibreTranslate lists them."""
-        targets: dict[str, list[str]] = {}
+        targets: dict[str, set[str]] = {}
         for one in self:
-            if one.languages is not None and one.translates:
-                source, target = one.languages
-                targets.setdefault(source, []).append(target)
-                targets.setdefault(target, [])
+            sources, own = one.language_lists()
+            for source in sources:
+                targets.setdefault(source, set()).update(code for code in own if code != source)
+            for target in own:
+                targets.setdefault(target, set())
         return [
-            {"code": code, "name": language_name(code), "targets": sorted({*targets[code]})}
+            {"code": code, "name": language_name(code), "targets": sorted(targets[code])}
             for code in sorted(targets)
         ]
 
 
 def language_name(code: str) -> str:
     """Returns the English name of a language, or its code."""
-    return NAMES.get(code, code)
+    return NAMES[code][0] if code in NAMES else code
 
 
-def _speaks(model: Served, source: str | None, target: str | None) -> bool:
-    """Returns whether a model has these languages; a region, as in en-GB, is ignored."""
-    wanted = [re.split("[-_]", (one or AUTO).lower())[0] for one in (source, target)]
-    if wanted == [AUTO, AUTO]:
-        return True
-    return model.languages is not None and all(
-        want in (AUTO, own) for want, own in zip(wanted, model.languages, strict=True)
-    )
+def find_code(wanted: str, known: Collection[str]) -> str | None:
+    """Returns the code of a language among those of a model: exactly, or without its region."""
+    if wanted in known:
+        return wanted
+    base = _base(wanted)
+    same = {base, NAMES[base][1]} if base in NAMES else {base}
+    return next((code for code in sorted(known) if _base(code) in same), None)
+
+
+def _base(code: str) -> str:
+    return re.split("[-_]", code.lower())[0]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 from writehead.config import DecodeConfig
+from writehead.engine.engine import BEAM
 from writehead.errors import ConfigError
 from writehead.serving.app import make_app, requests_log
 from writehead.serving.models import Served
@@ -21,6 +22,7 @@ with requires("serve"):
     import uvicorn
 
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
+WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -37,6 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_server(models: Sequence[Served], settings: Settings, bound: socket.socket) -> None:
     """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
+    app = make_app(models, settings)
     for one in models:
         warm_up(one)
     share_memory(models)
@@ -47,7 +50,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     handler = logging.StreamHandler(sys.stdout)
     requests_log.addHandler(handler)
     config = uvicorn.Config(
-        make_app(models, settings),
+        app,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -68,12 +71,18 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
 
 
 def warm_up(model: Served) -> None:
-    """Decodes a word, which compiles kernels, so that the first request does not wait for them."""
-    options = DecodeConfig(max_length=2)
-    if model.translates:
-        list(model.engine.translate(["a"], options))
-    else:
-        list(model.engine.generate(["a"], options))
+    """Decodes words, which compiles kernels and captures graphs that requests would wait for."""
+    engine, tokenizer = model.engine, model.engine.tokenizer
+    source = min(tokenizer.source_languages, default=None)
+    target = min(tokenizer.target_languages, default=None)
+    for count in WARMUP_TEXTS.get(engine.model.device.type, (1,)):
+        words = ["a"] * count
+        if model.translates:
+            for beam in (1, BEAM):
+                options = DecodeConfig(beam=beam, max_length=2)
+                list(engine.translate(words, options, source_lang=source, target_lang=target))
+        else:
+            list(engine.generate(words, DecodeConfig(max_length=2)))
 
 
 def share_memory(models: Sequence[Served]) -> None:

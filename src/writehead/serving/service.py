@@ -15,7 +15,7 @@ from writehead.engine.engine import Line, Output
 from writehead.errors import OutOfRoom, WriteheadError
 from writehead.serving.errors import ApiError
 from writehead.serving.metrics import Metrics
-from writehead.serving.models import Models, Served
+from writehead.serving.models import Codes, Models, Served
 from writehead.serving.settings import Settings
 from writehead.serving.worker import Event, Job, Worker
 from writehead.util.extras import requires
@@ -97,9 +97,10 @@ class Service:
         *,
         prefixes: Sequence[str] | None = None,
         samples: int = 1,
+        codes: Codes | None = None,
     ) -> Decoded:
         """Decodes texts; ends early if the client goes away or the deadline passes."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples)
+        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
             await self._guarded(http, job.events.get())
@@ -119,9 +120,10 @@ class Service:
         *,
         prefixes: Sequence[str] | None = None,
         samples: int = 1,
+        codes: Codes | None = None,
     ) -> "Streaming":
         """Starts to decode texts; returns with the first token, so that errors have a status."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples)
+        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
         if any(len(line) > samples for line in lines):
             raise ApiError(422, "the text is too long to stream; send shorter texts")
         job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
@@ -145,6 +147,7 @@ class Service:
         options: DecodeConfig,
         prefixes: Sequence[str] | None,
         samples: int,
+        codes: Codes | None,
     ) -> list[Line]:
         """Returns the requests of texts; raises if they exceed a limit."""
         facts, size = facts_of(http), sum(map(len, (*texts, *(prefixes or ()))))
@@ -163,7 +166,14 @@ class Service:
                 f"{self.limits.queue:,}",
             )
         self._check_queue(1)
-        make = partial(model.engine.requests, texts, options, prefixes=prefixes, samples=samples)
+        make = partial(
+            model.engine.requests,
+            texts,
+            options,
+            prefixes=prefixes,
+            samples=samples,
+            **(codes or {}),
+        )
         try:
             small = size <= INLINE_CHARACTERS
             lines = make() if small else await self._guarded(http, asyncio.to_thread(make))

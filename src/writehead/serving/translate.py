@@ -112,7 +112,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 async def translate(request: Request, body: TranslationBody, _: Key) -> Any:
     """Translates texts with any search; with `stream`, sends text as it is decoded."""
     service: Service = request.app.state.service
-    model = service.models.translator(body.model, body.source, body.target)
+    model, codes = service.models.translator(body.model, body.source, body.target)
     names = {field.name for field in dataclasses.fields(DecodeConfig)}
     try:
         options = DecodeConfig(**{name: getattr(body, name) for name in names})
@@ -125,9 +125,11 @@ async def translate(request: Request, body: TranslationBody, _: Key) -> Any:
     if body.stream:
         if options.width > 1:
             raise ApiError(422, "beam search cannot stream text; use beam=1")
-        stream = await service.stream(request, model, texts, options, prefixes=prefixes)
+        stream = await service.stream(
+            request, model, texts, options, prefixes=prefixes, codes=codes
+        )
         return ServerSentEvents(request.url.path, _events(stream))
-    decoded = await service.decode(request, model, texts, options, prefixes=prefixes)
+    decoded = await service.decode(request, model, texts, options, prefixes=prefixes, codes=codes)
     answer = {
         "id": facts_of(request).id,
         "model": model.name,

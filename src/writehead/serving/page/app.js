@@ -86,6 +86,9 @@ async function translate() {
   }
   const beam = number("beam");
   const options = { model: find("translator").value, beam, n_best: Math.min(beam, number("n-best")) };
+  for (const [field, name] of [["from", "source"], ["to", "target"]]) {
+    if (find(field).value) options[name] = find(field).value;
+  }
   const began = performance.now();
   find("target").classList.add("busy");
   try {
@@ -220,16 +223,18 @@ async function race(models, known) {
         const speed = answer.usage.completion_tokens / elapsed();
         cells[2].textContent = Math.round(speed).toLocaleString("en");
         bar.value = 1;
-        bar.dataset.seconds = elapsed();
+        bar.dataset.speed = speed;
       } finally {
         clearInterval(clock);
       }
     }
-    const seconds = rows.map((one) => Number(one.bar.dataset.seconds));
-    rows.forEach((one, i) => { one.bar.value = seconds[i] / Math.max(...seconds); });
-    const winner = models[seconds.indexOf(Math.min(...seconds))];
-    const factor = Math.max(...seconds) / Math.min(...seconds);
-    say("race-status", `${winner.id} is ${factor.toFixed(2)} times as fast`);
+    // texts may differ in length, so times alone would not be a fair comparison
+    const speeds = rows.map((one) => Number(one.bar.dataset.speed));
+    const best = Math.max(...speeds);
+    rows.forEach((one, i) => { one.bar.value = speeds[i] / best; });
+    const factor = (best / Math.min(...speeds)).toFixed(2);
+    const winner = models[speeds.indexOf(best)];
+    say("race-status", `${winner.id} decodes ${factor} times as many tokens per second`);
   } catch (error) {
     say("race-status", error.message, true);
   } finally {
@@ -341,8 +346,18 @@ async function start() {
   find("write").hidden = !writers.length;
   fill("translator", translators);
   fill("writer", writers);
+  const offerLanguages = () => {
+    const chosen = translators.find((one) => one.id === find("translator").value);
+    ["from", "to"].forEach((field, i) => {
+      const codes = chosen?.codes[i] ?? [];
+      find(`${field}-field`).hidden = !codes.length;
+      find(field).replaceChildren(...codes.map((code) => make("option", {}, code)));
+    });
+  };
+  offerLanguages();
+  find("translator").addEventListener("change", offerLanguages);
   find("source").addEventListener("input", () => translateSoon());
-  for (const id of ["translator", "beam", "n-best"]) {
+  for (const id of ["translator", "from", "to", "beam", "n-best"]) {
     find(id).addEventListener("change", () => translateSoon(0));
   }
   find("generate").addEventListener("click", write);
