@@ -40,7 +40,9 @@ def corpus() -> list[str]:
     return [*sentences(300), *[text for text in SCRIPTS if text and text.isprintable()] * 3]
 
 
-def train_spm(path: Path, texts: list[str], size: int, kind: str = "unigram") -> list[str]:
+def train_spm(
+    path: Path, texts: list[str], size: int, kind: str = "unigram", **options: int
+) -> list[str]:
     """Trains a sentencepiece model with its default normalization; returns its pieces."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
@@ -50,8 +52,9 @@ def train_spm(path: Path, texts: list[str], size: int, kind: str = "unigram") ->
         hard_vocab_limit=False,
         character_coverage=0.98,
         minloglevel=2,
+        **options,
     )
-    path.with_suffix(".model").rename(path)
+    path.with_suffix(".model").replace(path)
     path.with_suffix(".vocab").unlink()
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return [model.id_to_piece(i) for i in range(3, model.vocab_size())]

@@ -1,7 +1,7 @@
 """Writes our tokenizer as a `tokenizer.json`, with which transformers finds the same ids."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tokenizers
@@ -12,14 +12,14 @@ from writehead.data.bpe import BOS, EOS, INVISIBLE, MAX_MARKS, PAD, UNKNOWN, BPE
 from writehead.data.tokenizer import JSON_FILE, SETTINGS, Files
 
 SPACE = "\u2581"
-WHITE_SPACE = r"[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
+WHITE_SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 
 
 def tokenizer_json(tokenizer: BPETokenizer, task: Task) -> Files:
     """Returns the files: prompts of a language model start with bos, and sources end with eos."""
     pieces = tokenizer.pieces
     vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = [*_merges({piece: i for piece, i in vocab.items() if tokenizer.is_plain(i)})]
+    merges = [*_merges({piece for piece, i in vocab.items() if tokenizer.is_plain(i)}, pieces)]
     bpe = models.BPE(vocab, merges, unk_token=pieces[UNKNOWN], byte_fallback=True, fuse_unk=False)
     made: Any = tokenizers.Tokenizer(bpe)
     marks = rf"(?<=\p{{M}}{{{MAX_MARKS}}})\p{{M}}+"
@@ -57,11 +57,12 @@ def tokenizer_json(tokenizer: BPETokenizer, task: Task) -> Files:
     return {JSON_FILE: made.to_str().encode(), SETTINGS[0]: json.dumps(settings, indent=1).encode()}
 
 
-def _merges(ids: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Yields all pairs of pieces that make another one, which sentencepiece prefers in this order.
+def _merges(plain: set[str], pieces: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields all pairs of plain pieces that make another one, in the order of their ids.
 
-    The earlier a piece was learned, the lower is its id.
+    Sentencepiece learned the pieces in this order, and prefers the earlier ones.
     """
-    for piece in ids:
+    for piece in pieces:
         halves = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
-        yield from (pair for pair in halves if pair[0] in ids and pair[1] in ids)
+        if piece in plain:
+            yield from (pair for pair in halves if plain.issuperset(pair))
