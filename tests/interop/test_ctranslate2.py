@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+from foreign_tokenizers import foreign_engine
 from helpers import config, model
+from texts import sentences
 from writehead.config import DecodeConfig
 from writehead.engine import beam_search, greedy
 from writehead.errors import ConfigError, RunError
 from writehead.interop.ctranslate2 import QUANTIZATIONS, Vocabulary, export_ctranslate2
 from writehead.interop.huggingface import import_model
-from writehead.runs import load_run
+from writehead.runs import load_run, save_run
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 pytest.importorskip("transformers")
@@ -274,3 +276,22 @@ def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_pat
     (tmp_path / "references").write_text("one")
     code, _, err = writehead("bench", "translate", *options, "--force")
     assert (code, "references" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["marian-separate", "nllb"])
+def test_the_peer_of_a_benchmark_has_the_vocabularies_and_languages_of_ours(
+    writehead, tmp_path, name
+):
+    made, _ = foreign_engine(tmp_path / "files", name, "translation", source_positions=12)
+    save_run(tmp_path / "run", made.model.float(), tokenizer=tmp_path / "files")
+    lines = [*sentences(4), "", "a cat"]
+    lines = [line for line in lines if len(made.tokenizer.encode(line)) < 10]
+    (tmp_path / "text").write_text("\n".join(lines))
+    languages = ["--source-lang=fra_Latn", "--target-lang=deu_Latn"] if name == "nllb" else []
+    given = (tmp_path / "run", "--input", tmp_path / "text", *languages)
+    options = ("--device=cpu", "--repeats=1", "--beam=1", "--output", tmp_path / "record.json")
+    code, _, err = writehead("bench", "translate", *given, *options)
+    assert code == 0, err
+    engines = json.loads((tmp_path / "record.json").read_text())["engines"]
+    found = {one: engine["searches"]["greedy"]["equal_lines"] for one, engine in engines.items()}
+    assert found["CTranslate2"] == found["ours"] == len(lines) >= 3

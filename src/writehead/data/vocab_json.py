@@ -97,9 +97,12 @@ class VocabTokenizer(Tokenizer):
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids."""
         pieces = (self._visible(np.asarray(text).tolist()) for text in texts)
-        decoded = (self._call(self._spm.decode_pieces, some) if some else "" for some in pieces)
-        plain = [text.replace(SPACE, " ").strip() for text in decoded]
+        plain = [self._join(some) for some in pieces]
         return [clean_up(text) for text in plain] if self._cleans else plain
+
+    def _join(self, pieces: list[str]) -> str:
+        text = str(self._call(self._spm.decode_pieces, pieces)) if pieces else ""
+        return text.replace(SPACE, " ").strip()
 
     def _visible(self, ids: list[int]) -> list[str]:
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
@@ -233,6 +236,9 @@ class SpieceTokenizer(VocabTokenizer):
         vocab = {spm.id_to_piece(i): i for i in range(size)}
         self._extra = {f"<extra_id_{i}>": size + count - 1 - i for i in range(count)}
         super().__init__(files, origin, SPIECE_FILE, vocab | self._extra)
+
+    def _join(self, pieces: list[str]) -> str:
+        return "".join(pieces).replace(SPACE, " ").removeprefix(" ")
 
     def _read_specials(self) -> set[str]:
         return super()._read_specials() | self._extra.keys()
