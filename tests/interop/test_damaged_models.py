@@ -268,3 +268,36 @@ def test_transformers_finds_the_ids_of_our_tokenizer(tmp_path, task):
         ids = ours.encode(line)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
         assert again.decode(ids) == ours.decode(ids)
+
+
+def test_settings_that_are_not_applied_are_logged(tmp_path, gpt2, caplog):
+    values = {"bad_words_ids": [[5], [6, 7]], "begin_suppress_tokens": [3], "num_beams": 4}
+    (gpt2 / "generation_config.json").write_text(json.dumps(values))
+    import_model(gpt2, tmp_path / "run")
+    words = [re.sub(".*: ", "", record.getMessage()) for record in caplog.records]
+    assert words == [
+        "begin_suppress_tokens is not applied",
+        "bad_words_ids of several tokens is not applied",
+    ]
+    assert load_tokenizer(tmp_path / "run").suppressed == (5,)
+
+
+def test_typing_errors_are_answered_without_the_network(refused, monkeypatch, tmp_path):
+    def no_network(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    assert "did you mean 'wmt14-small/multi-head'?" in refused("explain", "wmt14-smal/multi-head")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.chdir(tmp_path)
+    error = refused("translate", "runs/ende", "--device=cpu")
+    assert "there is no folder runs/ende; to download a model" in error
+    assert "writehead[hub]" in error
+
+
+def test_a_damaged_config_of_a_run_is_not_taken_for_one_of_hugging_face(tmp_path, gpt2, refused):
+    import_model(gpt2, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"format": 2, "model"')
+    error = refused("generate", tmp_path / "run", "a")
+    assert "config.json is not JSON" in error
+    assert "Hugging Face" not in error

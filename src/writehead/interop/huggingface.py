@@ -28,7 +28,14 @@ from writehead.data.tokenizer import (
 )
 from writehead.errors import ConfigError, RunError, shown
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
-from writehead.interop.families import Described, Fields, read_exact
+from writehead.interop.families import (
+    FORMATS,
+    TO_CTRANSLATE2,
+    TO_HUGGING_FACE,
+    Described,
+    Fields,
+    read_exact,
+)
 from writehead.interop.fitting import fit
 from writehead.interop.hub import find_folder
 from writehead.interop.layout import Weights
@@ -55,7 +62,6 @@ from writehead.runs.folder import (
 from writehead.util.files import atomic_directory
 from writehead.util.json_files import check_shape, parse_json, read_json
 
-TO_HUGGING_FACE, TO_CTRANSLATE2 = "huggingface", "ctranslate2"
 CTRANSLATE2_FILES = (
     *("model.bin", "shared_vocabulary.json", "source_vocabulary.json"),
     *("target_vocabulary.json", "vocabulary.json"),
@@ -103,7 +109,7 @@ def export_model(
     names the reason, if the other side cannot express the model exactly.
     """
     output, folder = Path(output), find_folder(run)
-    if to not in (TO_HUGGING_FACE, TO_CTRANSLATE2):
+    if to not in FORMATS:
         raise ConfigError(f"to={shown(to)} must be {TO_HUGGING_FACE!r} or {TO_CTRANSLATE2!r}")
     _check_output(output, overwrite)
     check_different(output, folder)

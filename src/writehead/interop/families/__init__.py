@@ -19,7 +19,10 @@ from writehead.util.json_files import read_json
 
 __all__ = [
     "FAMILIES",
+    "FORMATS",
     "IMPORTED",
+    "TO_CTRANSLATE2",
+    "TO_HUGGING_FACE",
     "Described",
     "Entry",
     "Family",
@@ -30,6 +33,7 @@ __all__ = [
     "read_fields",
 ]
 
+FORMATS = TO_HUGGING_FACE, TO_CTRANSLATE2 = "huggingface", "ctranslate2"  # of exports
 CONFIG, MAX_BYTES = "config.json", 1 << 20
 # models of ours are exported to the first that fits
 IMPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100, T5, MT5)
