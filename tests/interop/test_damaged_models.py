@@ -145,7 +145,9 @@ def extra_tensor(run: Path) -> None:
 
 ORIGINAL_DAMAGES = {
     "original.json is damaged": lambda r: rewrite_original(r, lambda o: {**o, "tensors": 5}),
-    "original.json lacks config": lambda r: rewrite_original(r, lambda o: {"tensors": []}),
+    "original.json lacks config": lambda r: rewrite_original(
+        r, lambda o: {"tensors": [], "dtype": ""}
+    ),
     "its config is damaged": lambda r: rewrite_original(r, lambda o: {**o, "config": "[1]"}),
     "its config is damaged: .*Expect": lambda r: rewrite_original(
         r, lambda o: {**o, "config": "{"}
@@ -235,6 +237,11 @@ def test_weights_of_other_dtypes_are_named(tmp_path, gpt2, dtype):
 
 
 def test_an_export_names_the_dtype_of_its_weights(tmp_path, gpt2):
+    file = gpt2 / "config.json"  # may name another dtype than that of the files
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16"}))
+    import_model(gpt2, tmp_path / "same")
+    export_model(tmp_path / "same", tmp_path / "back")
+    assert (tmp_path / "back" / "config.json").read_bytes() == file.read_bytes()
     import_model(gpt2, tmp_path / "run", dtype=torch.float16)
     export_model(tmp_path / "run", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"

@@ -177,7 +177,8 @@ class MarianTokenizer(VocabTokenizer):
         if not is_target:
             self.target_languages = languages
             self._target = MarianTokenizer(files, origin, is_target=True)
-            self.suppressed, self.forced = self._target.suppressed, self._target.forced
+            self.suppressed, self.ends = self._target.suppressed, self._target.ends
+            self.forced = self._target.forced
 
     @property
     def target(self) -> Tokenizer:

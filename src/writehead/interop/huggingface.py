@@ -40,6 +40,7 @@ from writehead.interop.fitting import fit
 from writehead.interop.hub import find_folder
 from writehead.interop.layout import Weights
 from writehead.interop.pretrained import (
+    dtype_name,
     generation_fields,
     import_source,
     is_pretrained,
@@ -68,7 +69,7 @@ CTRANSLATE2_FILES = (
 )
 EXPORTED_BY = "writehead"  # in the metadata of the weights
 IMPORT_AGAIN = "import the model again"
-ORIGINAL_SHAPE = {"config": str, "tensors": [str]}  # of original.json
+ORIGINAL_SHAPE = {"config": str, "tensors": [str], "dtype": str}  # of original.json
 
 
 def import_model(
@@ -160,14 +161,13 @@ def _exported(folder: Path, config: ModelConfig, weights: Weights) -> tuple[str,
         if described.config == config:
             layout, file = layout_of(described), original.fields.file
             tensors = layout.restore(weights, original.tensors, original.computed, file)
-            stored, text = _dtype(weights), original.text
-            if str(data.get("dtype", data.get("torch_dtype", stored))) != stored:
-                names = [name for name in ("dtype", "torch_dtype") if name in data]
-                text = _text({**data, **dict.fromkeys(names, stored)})
-            return text, tensors
+            if (dtype := dtype_name(weights)) == original.dtype:
+                return original.text, tensors
+            names = [name for name in ("dtype", "torch_dtype") if name in data] or ["dtype"]
+            return _text({**data, **dict.fromkeys(names, dtype)}), tensors
     fitted = fit(config, weights, data)
     described = Described(fitted.family, fitted.config, ())
-    text = _text({**fitted.data, "dtype": _dtype(fitted.weights)})
+    text = _text({**fitted.data, "dtype": dtype_name(fitted.weights)})
     return text, layout_of(described).to_theirs(fitted.weights)
 
 
@@ -177,6 +177,7 @@ class _Original(NamedTuple):
     text: str
     fields: Fields
     tensors: list[str]
+    dtype: str
     computed: Weights
 
 
@@ -195,7 +196,7 @@ def _read_original(folder: Path) -> _Original | None:
         raise RunError(f"{buffers} is damaged: {error}; {IMPORT_AGAIN}") from error
     except ValueError as error:
         raise RunError(f"{file}: its config is damaged: {error}; {IMPORT_AGAIN}") from error
-    return _Original(text, Fields(file, data), content["tensors"], computed)
+    return _Original(text, Fields(file, data), content["tensors"], content["dtype"], computed)
 
 
 def _their_tokenizer(folder: Path, config: ModelConfig) -> Files:
@@ -204,10 +205,6 @@ def _their_tokenizer(folder: Path, config: ModelConfig) -> Files:
     if OWN_FILE not in files or len(files.keys() & {OWN_FILE, JSON_FILE}) > 1:
         return files
     return tokenizer_json(BPETokenizer(files[OWN_FILE], str(folder / OWN_FILE)), config.task)
-
-
-def _dtype(weights: Weights) -> str:
-    return str(weights["tokens.weight"].dtype).removeprefix("torch.")
 
 
 def _text(data: dict[str, Any]) -> str:

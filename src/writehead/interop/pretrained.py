@@ -60,6 +60,7 @@ class Pretrained:
     weights: Weights
     folder: Path
     tensors: tuple[str, ...]  # names in their files
+    dtype: str  # of the embedding in their files
     computed: Weights = field(default_factory=dict)  # buffers that the model computes
 
     @property
@@ -84,13 +85,19 @@ def read_pretrained(
         described = replace(described, config=replace(described.config, tied=False))
     layout = layout_of(described)
     weights = layout.to_ours(tensors, folder)
+    stored = dtype_name(weights)
     if dtype is not None:
         weights = {name: W.to(dtype) for name, W in weights.items()}
     is_computed = described.family.is_computed
     full_name = described.family.full_name
     computed = {name: T for name, T in tensors.items() if is_computed(full_name(name))}
     _check_sinusoids(described, computed, folder)
-    return Pretrained(described, weights, folder, tuple(tensors), computed)
+    return Pretrained(described, weights, folder, tuple(tensors), stored, computed)
+
+
+def dtype_name(weights: Mapping[str, Tensor]) -> str:
+    """Returns the name of the dtype of a model's embedding."""
+    return str(weights["tokens.weight"].dtype).removeprefix("torch.")
 
 
 def load_run(
@@ -147,6 +154,7 @@ def import_source(pretrained: Pretrained) -> Source:
     original = {
         "config": (folder / CONFIG).read_text(encoding="utf-8"),
         "tensors": list(pretrained.tensors),
+        "dtype": pretrained.dtype,
     }
     files[ORIGINAL[0]] = json.dumps(original, indent=1).encode()
     if pretrained.computed:
