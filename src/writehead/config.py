@@ -245,6 +245,36 @@ class PrepareConfig(JsonConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VocabularyConfig(JsonConfig):
+    """What a dataset shares with its models: sizes, special tokens and languages.
+
+    The defaults are those of the tokenizer that we train.
+    """
+
+    vocab_size: int
+    source_vocab_size: int | None = None
+    pad: int = 0
+    bos: int = 0  # before each translation
+    eos: int = 1
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_sizes(self, "vocab_size", "source_vocab_size")
+        check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, source_lang: str | None = None, target_lang: str | None = None
+    ) -> Self:
+        """Returns the vocabulary of a model, used for two languages."""
+        names = ("vocab_size", "source_vocab_size", "pad", "bos", "eos")
+        fields = {name: getattr(model, name) for name in names}
+        return cls(**fields, source_lang=source_lang, target_lang=target_lang)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(JsonConfig):
     """How to train; the defaults are those of the paper's translation models and their library."""
 

@@ -8,12 +8,14 @@ import difflib
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
+from operator import gt
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from writehead.config import ModelConfig
 from writehead.errors import ConfigError, DataError, one_line, shown
 from writehead.util.json_files import JsonError, parse_json
 
@@ -80,6 +82,10 @@ class Tokenizer(ABC):
         """The tokenizer of the target side, if source and target differ."""
         return self
 
+    def normalise(self, text: str) -> str:
+        """Returns the text that is encoded in place of a text."""
+        return text
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without the tokens of its frame."""
@@ -98,6 +104,17 @@ class Tokenizer(ABC):
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids; faster than a `decode` for each."""
 
+    def check_fits(self, config: ModelConfig) -> None:
+        """Raises DataError unless a model has all tokens, and the same end token."""
+        sizes = self.vocab_size, self.target.vocab_size
+        limits = config.source_vocab_size or config.vocab_size, config.vocab_size
+        eos = config.eos if self.eos is None else self.eos
+        if any(map(gt, sizes, limits)) or eos != config.eos:
+            raise DataError(
+                f"the tokenizer ({max(sizes)} tokens, eos={eos}) does not fit the model "
+                f"({min(limits)} tokens, eos={config.eos}); use the one it was trained with"
+            )
+
     def frame(self, source_lang: str | None = None, target_lang: str | None = None) -> Frame:
         """Returns what surrounds a source in these languages; raises if a code is unknown."""
         return self._frame(
@@ -108,6 +125,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def _frame(self, source: int | None, target: int | None) -> Frame:
         """Returns the frame of a source, given the tokens of its languages."""
+
+    def decode_sources(self, texts: Sequence[Tokens]) -> list[str]:
+        """Returns the texts of many sources, whose vocabulary may be another one."""
+        return self.decode_all(texts)
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from operator import gt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -78,14 +77,7 @@ class Engine:
     ) -> None:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
         config = model.config
-        sizes = tokenizer.vocab_size, tokenizer.target.vocab_size
-        limits = config.source_vocab_size or config.vocab_size, config.vocab_size
-        eos = config.eos if tokenizer.eos is None else tokenizer.eos
-        if any(map(gt, sizes, limits)) or eos != config.eos:
-            raise DataError(
-                f"the tokenizer ({max(sizes)} tokens, eos={eos}) does not fit the model "
-                f"({min(limits)} tokens, eos={config.eos}); use the one it was trained with"
-            )
+        tokenizer.check_fits(config)
         self.model = model
         self.tokenizer = tokenizer
         self.batching = batching or Batching()
