@@ -29,6 +29,7 @@ from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_no
 from writehead.ops.heads import Heads
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
+from writehead.ops.packed_attention import attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
@@ -482,13 +483,13 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     if sizes.PREFETCH:
         seen, distance, v = _seen(v, stored, begin, end, held, length, token, sizes)
         logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
-        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
+        largest, total, acc = attend_tile(logits, v, largest, total, acc)
         begin += POSITIONS
     for first in range(begin, end, POSITIONS):
         k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
         seen, distance, v = _seen(v, stored, first, end, held, length, token, sizes)
         logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
-        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
+        largest, total, acc = attend_tile(logits, v, largest, total, acc)
     if sizes.APPENDS and TOKENS > 1:
         end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
@@ -500,7 +501,7 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
                 seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
             distance = token[:, None] - new[None, :]
             logits = _logits(q, k_new, seen_new, stored.bias, heads, distance, scale)
-            largest, total, acc = _attend_tile(logits, v_new, largest, total, acc)
+            largest, total, acc = attend_tile(logits, v_new, largest, total, acc)
         tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
@@ -613,18 +614,6 @@ def _logits(q, k, seen, bias, heads, distance, scale):
     if bias is not None:
         logits += _load_bias(bias, heads[:, None], distance)
     return tl.where(seen, logits, float("-inf"))
-
-
-@triton.jit
-def _attend_tile(logits, v, largest, total, acc):
-    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
-    now = tl.maximum(largest, tl.max(logits, axis=1))
-    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
-    p = tl.exp2(logits - base[:, None])
-    kept = tl.exp2(largest - base)
-    total = total * kept + tl.sum(p, axis=1)
-    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
-    return now, total, acc
 
 
 @triton.jit

@@ -408,6 +408,18 @@ def _read_memory(inputs, q, q_segment, b, write_head, i, first, end):
 
 
 @triton.jit
+def attend_tile(logits, v, largest, total, acc):
+    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
+    now = tl.maximum(largest, tl.max(logits, axis=1))
+    base = tl.where(now == float("-inf"), 0.0, now)  # -inf - -inf would be NaN
+    p = tl.exp2(logits - base[:, None])
+    kept = tl.exp2(largest - base)
+    total = total * kept + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return now, total, acc
+
+
+@triton.jit
 def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
     """Computes O and logsumexp of one tile of queries per program."""
     n, h = inputs.n, inputs.h
@@ -419,15 +431,7 @@ def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
     for first in range(start, end, inputs.MEMORY):
         _, v, logits, visible = _read_memory(inputs, q, q_segment, b, write_head, i, first, end)
         logits = tl.where(visible, logits, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(logits, 1))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-        weights = tl.exp2(logits - base[:, None])
-        rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        o = o * rescale[:, None]
-        o = tl.dot(weights.to(v.dtype), v, o, input_precision="ieee")
-        row_max = new_max
-
+        row_max, row_sum, o = attend_tile(logits, v, row_max, row_sum, o)
     fully_masked = row_sum == 0.0
     row_sum = tl.where(fully_masked, 1.0, row_sum)
     _store((O, h * DEPTH_V), o / row_sum[:, None], b, heads, i, n, DEPTH_V)
