@@ -12,13 +12,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from writehead.config import Batching, DecodeConfig
+from writehead.config import Batching, DecodeConfig, check_options
 from writehead.data.continuations import StreamedText, decode_groups
 from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, paired_texts
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
-from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel

@@ -5,12 +5,10 @@ requests are encoded or prefilled between steps, a limited number of tokens at a
 """
 
 import heapq
-import math
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,6 +23,7 @@ from writehead.engine.runner import Lane, Model, Shape
 from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis, with_tuples
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
+from writehead.util.devices import available_memory, steady_modes
 from writehead.util.transfer import HostCopy, send
 
 # steps between checks for ended sequences, if no request waits or is streamed
@@ -35,7 +34,6 @@ ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted 
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
-MEMORY_FRACTION = 0.8  # of the device's free memory that lanes may use
 MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 
 
@@ -144,7 +142,7 @@ class Scheduler:
         Repeating this in one call, `times` times, has less overhead than several calls.
         """
         remains = True
-        with self._lock, _steady(self.model.device):
+        with self._lock, steady_modes(self.model.device):
             while remains and times > 0:
                 remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
                 times -= 1
@@ -562,27 +560,6 @@ class _Prefill:
             self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
         self._fed = end
         return end == width
-
-
-@contextmanager
-def _steady(device: torch.device) -> Iterator[None]:
-    """Makes steps independent of the caller's autograd mode and CUDA stream."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(device)))
-        yield
-
-
-def available_memory(device: torch.device) -> float:
-    """Returns the bytes of memory that lanes may use; call it after the model is loaded."""
-    if device.type != "cuda":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return MEMORY_FRACTION * (free + cached)
 
 
 def round_up(positions: int, most: int) -> int:

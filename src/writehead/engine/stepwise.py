@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from writehead.config import DecodeConfig
+from writehead.config import DecodeConfig, check_options
 from writehead.engine.search import (
     Hypothesis,
     Options,
@@ -119,16 +119,6 @@ def beam_search(
     if config.temperature is not None:
         raise ConfigError("beam search does not sample; omit temperature, or use sample")
     return _search(step, state, config, processors, eos, prefixes, max_lengths)
-
-
-def check_options(options: object, beam: int = 1) -> DecodeConfig:
-    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
-    if not isinstance(options, DecodeConfig):
-        raise ConfigError(
-            f"options must be a DecodeConfig, not {shown(options)} of type "
-            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
-        )
-    return options.with_default_beam(beam)
 
 
 def make_options(

@@ -7,8 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from writehead import cost
 from writehead.config import ModelConfig, Task
+from writehead.cost import check_config
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
@@ -21,7 +21,6 @@ from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
 L2_RESIDENT_FRACTION = 0.5  # of the L2 cache can hold weights from one step to the next
-MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,12 +413,3 @@ def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel |
     check_config(config)
     kind = TranslationModel if config.task == "translation" else LanguageModel
     return kind(config, backend)
-
-
-def check_config(config: object) -> None:
-    """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
-    if not isinstance(config, ModelConfig):
-        raise ConfigError(f"config must be a ModelConfig, not {shown(config)}; use preset()")
-    count = sum(cost.parameters(config).values())
-    if count > MAX_PARAMETERS:
-        raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
