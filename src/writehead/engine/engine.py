@@ -28,7 +28,6 @@ from writehead.util.pipeline import work_ahead, work_behind
 from writehead.util.threads import use_threads
 
 BEAM = 4  # default for translation, as in §4.2
-
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
@@ -82,9 +81,7 @@ class Engine:
                 f"the tokenizer ({max(sizes)} tokens, eos={eos}) does not fit the model "
                 f"({min(limits)} tokens, eos={config.eos}); use the one it was trained with"
             )
-        self.model = model
-        self.tokenizer = tokenizer
-        self.batching = batching or Batching()
+        self.model, self.tokenizer, self.batching = model, tokenizer, batching or Batching()
         self.scheduler = Scheduler(
             model,
             vocab_size=tokenizer.target.vocab_size,
@@ -433,12 +430,9 @@ def _take_done(pending: deque[Line]) -> list[Line]:
     """Removes and returns the leading lines that are done; a line that failed comes alone."""
     done: list[Line] = []
     while pending and all(request.is_done for request in pending[0]):
-        failed = any(request.error for request in pending[0])
-        if failed and done:
-            break
+        if any(request.error for request in pending[0]):
+            return done or [pending.popleft()]
         done.append(pending.popleft())
-        if failed:
-            break
     return done
 
 

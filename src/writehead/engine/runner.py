@@ -167,9 +167,8 @@ class Lane:
         lengths: Sequence[int] | int = 0,
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
-        rows = self.search.pack(slots, options, first, lengths)
-        self._call("admit", self.search.start, rows)
-        self.search.send_sequences(slots, options)
+        start = partial(self._call, "admit", self.search.start)
+        self.search.admit(slots, options, first, lengths, start)
         self._lengths[[*slots]] = lengths
         self._slots = None
 

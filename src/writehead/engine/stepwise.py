@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig, check_options
-from writehead.engine.search import (
-    Hypothesis,
-    Options,
-    Search,
-    make_hypotheses,
-    no_hypothesis,
-    with_tuples,
-)
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 
 
@@ -224,4 +217,4 @@ def _search(
     found = make_hypotheses(packed.cpu().numpy(), options)
     if not all(found):
         raise no_hypothesis()
-    return [with_tuples(some) for some in found]
+    return [[one.with_tuple() for one in some] for some in found]

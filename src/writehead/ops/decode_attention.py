@@ -29,7 +29,7 @@ from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_no
 from writehead.ops.heads import Heads
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
-from writehead.ops.packed_attention import attend_tile
+from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
@@ -40,7 +40,6 @@ PROGRAMS_TO_HIDE_LATENCY = 8192  # with at least this many, programs hide each o
 MAX_SPLITS = 128  # with more, the second kernel would take longer than the first
 SHORT_MEMORY, LONG_MEMORY, VERY_LONG_MEMORY = 64, 512, 4096  # positions
 WIDE_HEAD = 256  # bytes; a tile of 32 KB then has at most 128 positions, the limit
-LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, eq=False)

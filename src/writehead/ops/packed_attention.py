@@ -24,14 +24,13 @@ from torch.library import custom_op, register_autograd
 
 from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
 from writehead.ops.heads import Heads
-from writehead.ops.launch import launch, tl, triton
+from writehead.ops.launch import LOG2E, launch, tl, triton
 from writehead.ops.visibility import Visibility
 
 MIN_QUERIES = 16  # the kernels are designed for whole sequences
 MAX_WINDOW = 2**30  # longer than any row; the sum of a window and a position fits in int32
 PADDING = -(2**31)  # the segment of queries that are padding; no memory position has it
 PAST_END = tl.constexpr(PADDING)  # the segment of queries past the last
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
