@@ -343,7 +343,7 @@ class TranslationModel(Transformer):
         """Encodes source [b, m], padded if lengths [b] are given, into `rows` [b] of a memory."""
         KV = self.decoder.project_memory(self.encode(source, source_lengths=lengths))
         positions = torch.arange(source.shape[1], device=self.device)
-        memory.write(KV, (rows.unsqueeze(1) * memory.positions + positions).flatten())
+        memory.write(KV, rows.unsqueeze(1), positions)
         whole = torch.full_like(rows, source.shape[1])
         memory.lengths.index_copy_(0, rows, whole if lengths is None else lengths.long())
 
@@ -353,7 +353,7 @@ class TranslationModel(Transformer):
         source, *packing, rows = tokens.t().contiguous().long().unsqueeze(1).unbind()
         KV = self.decoder.project_memory(self.encode(source, packing=Packing(*packing)))
         rows, positions = rows.flatten(), packing[1].flatten()
-        memory.write(KV, rows * memory.positions + positions)
+        memory.write(KV, rows, positions)
         memory.lengths.scatter_reduce_(0, rows, positions + 1, "amax", include_self=False)
 
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
