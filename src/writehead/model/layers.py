@@ -10,8 +10,8 @@ from writehead.config import AttentionConfig, ModelConfig
 from writehead.model.attention import Attention, Context, dropout_factors
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
-from writehead.ops.linear import Weight, can_defer_norm, can_split_depth, linear
-from writehead.ops.norm import DeferredRms, Norm, normalize
+from writehead.ops.linear import can_split_depth, deferred_norm, linear
+from writehead.ops.norm import Norm, normalize
 from writehead.ops.relative import relative_buckets
 from writehead.ops.rotary import Rotary, Scaling
 
@@ -71,17 +71,13 @@ class FeedForward(Projections):
         if self.training and self.activation == "relu" and not self.gated:
             # with dropout first, the backward pass needs only the output of relu, which is saved
             H = torch.relu(self.dropout(linear(X, widen)))
-        elif norm is not None and self._defers(X, widen, narrow):
+        elif self.can_defer and can_split_depth(X, narrow) and (late := deferred_norm(X, widen)):
+            # the second product applies the norm of the first, and its relu
             H = linear(X, replace(widen, norm=None, bias=None))
-            deferred = DeferredRms(X, norm.epsilon)
-            return linear(H, narrow, residual=residual, deferred=deferred, relu_input=True)
+            return linear(H, narrow, residual=residual, deferred=late, relu_input=True)
         else:
             H = self.dropout(linear(X, widen, activation=self.activation, gated=self.gated))
         return linear(H, narrow, residual=residual)
-
-    def _defers(self, X: Tensor, widen: Weight, narrow: Weight) -> bool:
-        """Returns whether the second product can apply the norm of the first, and its relu."""
-        return self.can_defer and can_defer_norm(X, widen) and can_split_depth(X, narrow)
 
 
 class Layer(nn.Module):

@@ -146,6 +146,7 @@ def _attend_cache(
     if rotary is not None:
         angles = positions.clamp(max=len(rotary.cos) - 1)  # lengths are arbitrary if not live
         Q, K = rotate(Q, angles, rotary), rotate(K, angles, rotary)
+    last = positions.unsqueeze(2)  # that each query sees
     if n > 1 and cache.window is not None:
         # in a ring, the last new positions replace positions that the first queries still see
         memory = [torch.cat([T[rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
@@ -153,18 +154,15 @@ def _attend_cache(
         newest = lengths.unsqueeze(1) - 1
         held = newest - (newest - torch.arange(size, device=device)) % size  # negative if none
         held = torch.cat([held, positions], dim=1).unsqueeze(1)
-        last = positions.unsqueeze(2)
         seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
         bias = None if cache.bias is None else bias_at(cache.bias, last - held)
         return _attend(Q, memory[0], memory[1], seen, scale, bias)
     _append(cache, rows, positions, K, V)
     readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
     places = torch.arange(readable, device=device)
-    seen = places <= positions.unsqueeze(2)  # [R beam, n, m]
+    seen = places <= last  # [R beam, n, m]
     K, V = (_listed(T[:, :, :readable], cache, rows) for T in (cache.K, cache.V))
-    bias = None
-    if cache.bias is not None:
-        bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)
+    bias = None if cache.bias is None else bias_at(cache.bias, (last - places) % size)
     if cache.ancestors is None or cache.beam == 1:
         return _attend(Q, K, V, seen, scale, bias)
     own = torch.arange(len(rows), device=device).unsqueeze(1) % cache.beam

@@ -198,16 +198,17 @@ def can_split_depth(X: Tensor, weight: Weight) -> bool:
     return _is_deep(weight) and _why_not_split_depth(rows, weight, gated=False) is None
 
 
-def can_defer_norm(X: Tensor, weight: Weight) -> bool:
-    """Returns whether a projection may leave its norm to the attention kernel (`DeferredRms`).
+def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
+    """Returns the norm of X that a projection may leave to a later op, or None.
 
     For one row, the projection computes the norm for free. In float16, rows that are not
     normalized may overflow.
     """
     norm, rows = weight.norm, X.numel() // X.shape[-1]
     if norm is None or norm.kind != "rms" or rows == 1 or X.dtype == torch.float16:
-        return False
-    return weight.is_folded and why_not_kernel(X, weight.W) is None
+        return None
+    can_run = weight.is_folded and why_not_kernel(X, weight.W) is None
+    return DeferredRms(X, norm.epsilon) if can_run else None
 
 
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:

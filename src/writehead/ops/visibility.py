@@ -47,12 +47,9 @@ class Visibility:
 
     def check(self, b: int, n: int, m: int, device: torch.device) -> None:
         """Raises unless the tensors fit b rows of n queries and m memory positions."""
-        for name, shape in (
-            ("lengths", [b]),
-            ("query_positions", [b, n]),
-            ("query_segments", [b, n]),
-            ("memory_segments", [b, m]),
-        ):
+        shapes = {"lengths": [b], "query_positions": [b, n]}
+        shapes |= {"query_segments": [b, n], "memory_segments": [b, m]}
+        for name, shape in shapes.items():
             T: Tensor | None = getattr(self, name)
             if T is None:
                 continue
