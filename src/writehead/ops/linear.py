@@ -360,8 +360,9 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    size, splits = 16 if len(X) <= 16 else 64, 12 if 16 < len(X) <= 64 else 8  # measured: H200
-    tile = tile or Tile("tile", size, 64, 128, 4, 4, splits=splits)
+    rows = 16 if len(X) <= 16 else 64  # of a tile; by measurements on an H200, as the splits
+    splits = 12 if 16 < len(X) <= 64 else 8
+    tile = tile or Tile("tile", rows, 64, 128, 4, 4, splits=splits)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
     product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
     _multiply(X, Weight(weight.W), product, tile, parts)
