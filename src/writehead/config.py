@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 from writehead.schema import INT32, JsonConfig, check_bounds, check_sizes, check_types
 
 MAX_LAYERS = 500  # per stack; building a layer takes time
@@ -401,6 +401,16 @@ class DecodeConfig:
             return self
         one = self.temperature is not None or self.repetition_penalty is not None
         return dataclasses.replace(self, beam=1 if one else beam)
+
+
+def check_options(options: object, beam: int = 1) -> DecodeConfig:
+    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
+    if not isinstance(options, DecodeConfig):
+        raise ConfigError(
+            f"options must be a DecodeConfig, not {shown(options)} of type "
+            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
+        )
+    return options.with_default_beam(beam)
 
 
 @dataclass(frozen=True)
