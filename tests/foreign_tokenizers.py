@@ -40,7 +40,9 @@ def corpus() -> list[str]:
     return [*sentences(300), *[text for text in SCRIPTS if text and text.isprintable()] * 3]
 
 
-def train_spm(path: Path, texts: list[str], size: int, kind: str = "unigram") -> list[str]:
+def train_spm(
+    path: Path, texts: list[str], size: int, kind: str = "unigram", **options: int
+) -> list[str]:
     """Trains a sentencepiece model with its default normalization; returns its pieces."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
@@ -50,8 +52,9 @@ def train_spm(path: Path, texts: list[str], size: int, kind: str = "unigram") ->
         hard_vocab_limit=False,
         character_coverage=0.98,
         minloglevel=2,
+        **options,
     )
-    path.with_suffix(".model").rename(path)
+    path.with_suffix(".model").replace(path)
     path.with_suffix(".vocab").unlink()
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return [model.id_to_piece(i) for i in range(3, model.vocab_size())]
@@ -143,6 +146,14 @@ def t5(folder: Path) -> transformers.PreTrainedTokenizerBase:
     return _saved(transformers.T5Tokenizer(vocab=vocab, extra_ids=5), folder)
 
 
+def spiece(folder: Path) -> transformers.PreTrainedTokenizerBase:
+    """T5's sentencepiece model, as in repositories without a tokenizer.json."""
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    train_spm(folder / "spiece.model", corpus(), 300, **ids)
+    save_json(folder / "tokenizer_config.json", {"extra_ids": 5})
+    return transformers.T5Tokenizer.from_pretrained(folder)
+
+
 def _train(made: tokenizers.Tokenizer, size: int, special: list[str], **options: object) -> None:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, show_progress=False, **options
@@ -163,7 +174,7 @@ def _saved(
 
 
 MAKERS: dict[str, Callable[[Path], transformers.PreTrainedTokenizerBase]] = {
-    **{one.__name__: one for one in (marian, m2m, gpt2, llama, gemma, nllb, t5)},
+    **{one.__name__: one for one in (marian, m2m, gpt2, llama, gemma, nllb, t5, spiece)},
     "nllb-legacy": lambda folder: nllb(folder, legacy=True),
     "marian-separate": lambda folder: marian(folder, separate=True),
 }

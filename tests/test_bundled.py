@@ -12,10 +12,11 @@ from texts import sentences
 from writehead.data.bpe import BPETokenizer
 from writehead.engine import Engine
 from writehead.errors import RunError
+from writehead.interop.pretrained import RunFacts
 from writehead.paper.presets import preset
 from writehead.runs import read_config
 from writehead.runs.bundled import BUNDLED, bundled_run
-from writehead.runs.folder import read_quantization, run_fingerprint
+from writehead.runs.folder import read_quantization
 from writehead.util.checksums import sha256
 
 ROOT = Path(__file__).parents[1]
@@ -65,4 +66,4 @@ def test_the_bundled_model_is_small_quantized_multi_query_and_the_one_of_its_res
     assert BPETokenizer.load(BUNDLED / "tokenizer.model").vocab_size <= config.vocab_size
     for name in ("quantized", "speed"):
         result = json.loads((ROOT / "results" / "bundled" / f"{name}.json").read_text())
-        assert result["fingerprint"] == run_fingerprint(BUNDLED)
+        assert result["fingerprint"] == RunFacts.read(BUNDLED).fingerprint

@@ -133,9 +133,12 @@ def test_explain_says_what_it_approximates(tmp_path, writehead, refused):
         (json.dumps({"model_type": "gpt2", **GPT, "n_embd": -3}), "n_embd"),
         (json.dumps({"model_type": "gpt2", **GPT, "activation_function": "x"}), "activation 'x'"),
         (json.dumps({"model_type": "gpt2", **GPT, "activation_function": []}), "supported: relu"),
-        (json.dumps({"model_type": "llama", **LLAMA, "rope_theta": "x"}), "rotary_base='x'"),
+        (json.dumps({"model_type": "llama", **LLAMA, "rope_theta": "x"}), "rope_theta='x'"),
         (json.dumps({"model_type": "gpt2", **GPT, "n_head": 7}), "heads must divide"),
-        (json.dumps({"model_type": "gpt2", **GPT, "tie_word_embeddings": 3}), "tied=3"),
+        (
+            json.dumps({"model_type": "gpt2", **GPT, "tie_word_embeddings": 3}),
+            "tie_word_embeddings=3",
+        ),
     ],
 )
 def test_a_file_that_is_no_such_config_is_refused_in_a_sentence(tmp_path, content, words):

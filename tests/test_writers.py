@@ -10,7 +10,9 @@ import torch
 from texts import engine, names
 from writehead.bench.record import check_output, write_result
 from writehead.errors import RunError
-from writehead.runs import folder, load_run, quantize_run, save_run
+from writehead.interop import quantize
+from writehead.interop.quantize import quantize_run
+from writehead.runs import load_run, save_run
 from writehead.runs.folder import read_quantization
 from writehead.util.environment import environment
 
@@ -21,13 +23,13 @@ def run(small_runs):
 
 
 def test_the_first_of_two_writers_of_a_run_wins(run, tmp_path, monkeypatch, refused):
-    place, quantize = tmp_path / "new", folder.quantize_tensors
+    place, original = tmp_path / "new", quantize.quantize_tensors
 
     def slow(*given):
         save_run(place, engine("language").model)  # as another process would meanwhile
-        return quantize(*given)
+        return original(*given)
 
-    monkeypatch.setattr(folder, "quantize_tensors", slow)
+    monkeypatch.setattr(quantize, "quantize_tensors", slow)
     assert f"another process has written {place}" in refused("quantize", run, place)
     assert load_run(place).model.config.task == "language"
     assert names(tmp_path) == ["new"]

@@ -14,7 +14,8 @@ from helpers import config, model
 from writehead.config import Batching
 from writehead.data.bpe import BPETokenizer
 from writehead.engine import Engine
-from writehead.runs import quantize_run, save_run
+from writehead.interop.quantize import quantize_run
+from writehead.runs import save_run
 
 WORDS = "the a cat dog bird runs sees sings house tree small big red under over with and then now"
 ODD = ["", "   ", "\t", "\u200b", "a\x00b", "日本語のテキスト。とても長い。", "🙂🙃 naïve café"]

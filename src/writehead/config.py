@@ -86,7 +86,7 @@ class ModelConfig(JsonConfig):
     target_positions: int = 256
     positions: Literal["learned", "sinusoidal", "rotary", "relative"] = "learned"
     position_offset: int = 0  # position of the first token; the table has as many additional rows
-    sinusoid: Literal["marian", "fairseq"] = "marian"  # the lowest frequency; see `sinusoidal`
+    sinusoid: Literal["d", "d-2"] = "d"  # denominator of the exponents; see `sinusoidal`
     rotary_base: float = 10_000.0
     rotary_factor: float = 1.0  # divides the frequencies; see ops.rotary.Scaling
     rotary_original: int | None = None

@@ -13,7 +13,7 @@ from writehead.config import DecodeConfig
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.engine import Engine
-from writehead.runs.folder import run_bytes, run_fingerprint
+from writehead.interop.pretrained import RunFacts
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,8 @@ def test_a_file_is_timed_from_loading_to_the_last_line(bench, small_runs, tmp_pa
     options = ("--input", tmp_path / "text", "--device=cpu", "--no-peers")
     result = bench("translate", run, *options, "--repeats=2")
     assert (result["sentences"], result["quantization"]) == (8, None)
-    assert (result["fingerprint"], result["bytes"]) == (run_fingerprint(run), run_bytes(run))
+    facts = RunFacts.read(run)
+    assert (result["fingerprint"], result["bytes"]) == (facts.fingerprint, facts.bytes)
     found = result["engines"]["ours"]
     assert 0 < found["load_s"] < found["first_sentence_s"]
     engine = Engine.load(run, "cpu")

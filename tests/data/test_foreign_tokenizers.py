@@ -1,8 +1,10 @@
 """Tokenizers of other model families, against those of transformers."""
 
+import json
 import random
 
 import pytest
+import transformers
 
 import foreign_tokenizers
 from writehead.data.tokenizer import TOKENIZER_FILES, load_tokenizer, read_tokenizer
@@ -24,7 +26,12 @@ def pair(request, tmp_path_factory):
 
 def test_a_thousand_lines_have_the_same_ids_as_in_transformers(pair):
     theirs, ours, languages = pair
-    frame, lines = ours.frame(*languages), foreign_tokenizers.lines()
+    frame, lines = ours.frame(*languages), foreign_tokenizers.lines(1200)
+    if "spiece.model" in ours.files and "tokenizer.json" not in ours.files:
+        # transformers' copy of sentencepiece's normalization drops one
+        # of two combining marks, and chooses another one of several equally likely sequences
+        lines = [line for line in lines if "\u0301\u0323" not in line and "xxx" not in line]
+    assert len(lines) >= 1000
     encoded = [ids.tolist() for ids in ours.encode_all(lines)]
     assert [[*frame.before, *ids, *frame.after] for ids in encoded] == theirs(lines).input_ids
     assert encoded[:99] == [ours.encode(line) for line in lines[:99]]
@@ -47,6 +54,38 @@ def test_ids_have_the_same_text_as_in_transformers_without_special_tokens(pair):
     ids += [some.tolist() for some in ours.target.encode_all(["the cat", "日本語 é", "", "a  b "])]
     assert ours.decode_all(ids) == [theirs.decode(text, skip_special_tokens=True) for text in ids]
     assert [ours.decode(text) for text in ids[:9]] == ours.decode_all(ids[:9])
+
+
+@pytest.mark.parametrize("name", ["marian", "m2m", "t5", "spiece", "gpt2", "llama"])
+def test_spaces_are_cleaned_up_as_in_transformers(tmp_path, name):
+    foreign_tokenizers.MAKERS[name](tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"clean_up_tokenization_spaces": True}
+    file.write_text(json.dumps(settings))
+    auto = transformers.T5Tokenizer if name == "spiece" else transformers.AutoTokenizer
+    theirs = auto.from_pretrained(tmp_path)
+    ours, draw = load_tokenizer(tmp_path), random.Random(2)
+    lines = ["a . b ? c ! d , e ' f", "do n't I 'm he 's we 've you 're", "a.b ' . 's", ""]
+    ids = [ids.tolist() for ids in ours.target.encode_all(lines)]
+    ids += [[draw.randrange(9, 100) for _ in range(9)] for _ in range(200)]
+    expected = [theirs.decode(text, skip_special_tokens=True) for text in ids]
+    assert ours.decode_all(ids) == expected
+
+
+def test_settings_of_the_generation_are_read_from_either_file(tmp_path):
+    foreign_tokenizers.gpt2(tmp_path)
+    values = {"bad_words_ids": [[5], [6, 7]], "suppress_tokens": [9, 999_999]}
+    values |= {"eos_token_id": [3, 2], "forced_bos_token_id": 8}
+    old = {"model_type": "gpt2", "vocab_size": 400} | values
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    for made in (load_tokenizer(tmp_path), load_tokenizer(tmp_path)):
+        found = made.suppressed, made.ends, made.forced, made.frame().forced
+        assert found == ((5, 9), (2, 3), (8,), (8,))
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    (tmp_path / "generation_config.json").write_text("{}")  # has all values, as in transformers
+    assert load_tokenizer(tmp_path).ends == load_tokenizer(tmp_path).suppressed == ()
 
 
 def test_each_id_has_its_piece_and_equal_files_an_equal_fingerprint(pair, tmp_path):
@@ -117,7 +156,7 @@ def test_damaged_files_are_errors(tmp_path, name, file, content, words):
 
 
 def test_a_folder_without_a_tokenizer_and_a_huge_file_are_errors(tmp_path):
-    with pytest.raises(DataError, match=r"has no tokenizer; it needs tokenizer\.model"):
+    with pytest.raises(DataError, match=r"has no complete tokenizer; it needs tokenizer\.model"):
         load_tokenizer(tmp_path)
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(65 << 20)

@@ -1,6 +1,7 @@
 """The engine with tokenizers of other families, against transformers' tokenizers and a search."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine, beam_search
 from writehead.errors import ConfigError, DataError
-from writehead.runs import load_run, quantize_run, save_run
+from writehead.interop.quantize import quantize_run
+from writehead.runs import load_run, save_run
 from writehead.training.evaluate import text_likelihood
 
 LINES = [*sentences(5), "日本 🙂", "a </s> b", *sentences(3, seed=1)]
@@ -117,6 +119,37 @@ def test_long_lines_are_split_and_each_piece_has_its_languages(tmp_path, name):
     prefixes = sorted((request.prefix for request in asked), key=len)
     assert prefixes[-1] == (*frame.forced, *start)
     assert {*prefixes[:-1]} == {frame.forced}
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_each_of_several_end_tokens_ends_a_text(tmp_path, beam):
+    """The text ends with the probability that any of them has."""
+    made, _ = foreign_engine(tmp_path / "gpt2", "gpt2", "language", logit_scale=0.5)
+    config, ends = made.model.config, [made.model.config.eos, 5, 9]
+    (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    several = Engine(made.model, load_tokenizer(tmp_path / "gpt2"))
+    options = DecodeConfig(max_length=9, beam=beam, alpha=0.0)
+
+    def joined(chosen, logits):
+        logits = logits.clone()
+        logits[:, config.eos] = logits[:, ends].logsumexp(1)
+        logits[:, ends[1:]] = -torch.inf
+        return logits
+
+    size, finished = made.tokenizer.vocab_size, 0
+    for line, output in zip(LINES, several.generate(LINES, options), strict=True):
+        ids = [*several.tokenizer.prompt_start, *several.tokenizer.encode(line)]
+        state = made.model.start(torch.tensor([ids]), len(ids) + 9, beam=beam)
+        [[expected, *_]] = beam_search(
+            *(made.model.step, state, options),
+            eos=config.eos,
+            processors=[joined, without([*range(size, size + 3)])],
+        )
+        [found, *_] = output.hypotheses
+        assert found.score == pytest.approx(expected.score, rel=1e-4)
+        assert found.finished == expected.finished
+        finished += found.finished
+    assert finished
 
 
 def test_limits_do_not_count_the_forced_language(tmp_path):

@@ -21,8 +21,9 @@ from writehead.interop.convert import (
     convert_weights,
     rotation_onto,
 )
+from writehead.interop.quantize import quantize_run
 from writehead.model import make_model
-from writehead.runs import load_run, quantize_run, save_run
+from writehead.runs import load_run, save_run
 
 HEADS = {"h": 8, "g": 8, "decoder_layers": 2}
 FAMILIES = {
@@ -279,7 +280,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(run, tmp_path):
         (run, "new", {"write_heads": True}, ConfigError, "positive integer"),
         (run, "new", {"write_heads": 1, "method": "meen"}, ConfigError, "did you mean 'mean'"),
         (run, "run", {"write_heads": 1}, RunError, "exists"),
-        (run, "run", {"write_heads": 1, "overwrite": True}, RunError, "the run to convert"),
+        (run, "run", {"write_heads": 1, "overwrite": True}, RunError, "the model itself"),
         (tmp_path / "quantized", "new", {"write_heads": 1}, RunError, "is quantized"),
         (tmp_path / "none", "new", {"write_heads": 1}, RunError, "there is no run"),
     ):

@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+from foreign_tokenizers import foreign_engine
 from helpers import config, model
+from texts import sentences
 from writehead.config import DecodeConfig
 from writehead.engine import beam_search, greedy
 from writehead.errors import ConfigError, RunError
-from writehead.interop.ctranslate2 import QUANTIZATIONS, export_ctranslate2
+from writehead.interop.ctranslate2 import QUANTIZATIONS, Vocabulary, export_ctranslate2
 from writehead.interop.huggingface import import_model
-from writehead.runs import load_run
+from writehead.runs import load_run, save_run
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 pytest.importorskip("transformers")
@@ -99,7 +101,7 @@ def test_a_translation_model_gives_our_tokens_and_scores(tmp_path, changes):
     cfg, size = made.config, made.config.source_vocab_size or made.config.vocab_size
     source_tokens = [f"{'token' if size == len(tokens) else 'source'}{i}" for i in range(size)]
     source_tokens[cfg.eos], source_tokens[2] = tokens[cfg.eos], tokens[2]
-    export_ctranslate2(made, tokens, tmp_path / "model", source_tokens=source_tokens)
+    export_ctranslate2(made, Vocabulary(tokens, source_tokens), tmp_path / "model")
     translator = ctranslate2.Translator(str(tmp_path / "model"), "cpu", compute_type="float32")
     sources, lengths = random_sources(size, cfg.eos)
     given = [
@@ -134,7 +136,7 @@ def test_a_translation_model_gives_our_tokens_and_scores(tmp_path, changes):
 )
 def test_a_language_model_gives_our_tokens_and_log_probabilities(tmp_path, changes):
     made, tokens = made_and_texts("language", **changes)
-    export_ctranslate2(made, tokens, tmp_path / "model")
+    export_ctranslate2(made, Vocabulary(tokens), tmp_path / "model")
     generator = ctranslate2.Generator(str(tmp_path / "model"), "cpu", compute_type="float32")
     prompts = torch.randint(3, len(tokens), (BATCH, 5))
     texts = [[tokens[i] for i in prompt] for prompt in prompts]
@@ -165,7 +167,7 @@ def test_an_imported_model_gives_the_log_probabilities_of_transformers(tmp_path,
         [f"token{i}" for i in range(size)]
         for size in (cfg.vocab_size, cfg.source_vocab_size or cfg.vocab_size)
     )
-    export_ctranslate2(made, tokens, tmp_path / "model", source_tokens=source_tokens)
+    export_ctranslate2(made, Vocabulary(tokens, source_tokens), tmp_path / "model")
     path, options = str(tmp_path / "model"), {"device": "cpu", "compute_type": "float32"}
     given = torch.randint(3, len(tokens) - 1, (5, LENGTH))
     texts = [[tokens[i] for i in row] for row in given]
@@ -191,7 +193,7 @@ def test_an_imported_model_gives_the_log_probabilities_of_transformers(tmp_path,
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_quantization_changes_the_scores_by_a_few_per_cent(tmp_path, quantization):
     made, tokens = made_and_texts(g=1, d=64, f=128, logit_scale=0.05)
-    export_ctranslate2(made, tokens, tmp_path / "model", quantization=quantization)
+    export_ctranslate2(made, Vocabulary(tokens), tmp_path / "model", quantization=quantization)
     translator = ctranslate2.Translator(str(tmp_path / "model"), "cpu")
     ours, theirs = ours_and_theirs(made, translator, tokens, tokens)
     error = (theirs - ours).abs().mean() / ours.abs().mean()
@@ -206,8 +208,8 @@ def test_quantization_changes_the_scores_by_a_few_per_cent(tmp_path, quantizatio
     [
         ("language", {"window": 3}, {}, "window=3"),
         ("translation", {}, {"quantization": "int4"}, "int4"),
-        ("translation", {"source_vocab_size": 11}, {}, "source_tokens"),
-        ("translation", {}, {"source_tokens": ["a", "b", "c"]}, "token1"),
+        ("translation", {"source_vocab_size": 11}, {}, "the source vocabulary"),
+        ("translation", {}, {"source": ["a", "b", "c"]}, "token1"),
         ("translation", {"vocab_size": 36}, {}, "36"),
         ("translation", {"vocab_size": 39, "bos": 37}, {}, "37"),
         ("translation", {}, {"files": {"no_such_folder/a": b""}}, "could not be written"),
@@ -215,8 +217,10 @@ def test_quantization_changes_the_scores_by_a_few_per_cent(tmp_path, quantizatio
 )
 def test_what_ctranslate2_cannot_express_is_refused(tmp_path, task, changes, options, reason):
     made = model(dataclasses.replace(config(task), **changes))
+    source = options.pop("source", None)
+    vocabulary = Vocabulary([f"token{i}" for i in range(37)], source)
     with pytest.raises((ConfigError, RunError), match=reason):
-        export_ctranslate2(made, [f"token{i}" for i in range(37)], tmp_path / "model", **options)
+        export_ctranslate2(made, vocabulary, tmp_path / "model", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -225,22 +229,23 @@ def test_repeated_texts_and_unused_ids_map_one_to_one(tmp_path):
     tokens = [*tokens[:9], "token5", "token5", *tokens[11:30]]
     with torch.no_grad():
         made.output_bias[10], made.output_bias[11], made.output_bias[30:] = 50.0, 90.0, 99.0
-    options = {"files": {"tokenizer.model": b"pieces"}, "add_source_eos": False, "unknown": 2}
-    export_ctranslate2(made, tokens, tmp_path / "model", suppressed=[11, 36], **options)
+    options = {"files": {"tokenizer.model": b"pieces"}, "add_source_eos": False}
+    vocabulary = Vocabulary(tokens, unknown=2, suppressed=[11, 36])
+    export_ctranslate2(made, vocabulary, tmp_path / "model", **options)
     files = {path.name: path for path in (tmp_path / "model").iterdir()}
     assert {*files} == {"config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model"}
     assert files["tokenizer.model"].read_text() == "pieces"
-    vocabulary = json.loads(files["shared_vocabulary.json"].read_text())
-    assert len(set(vocabulary)) == 30
-    assert [*vocabulary[:9], *vocabulary[11:]] == [*tokens[:9], *tokens[11:]]
+    texts = json.loads(files["shared_vocabulary.json"].read_text())
+    assert len(set(texts)) == 30
+    assert [*texts[:9], *texts[11:]] == [*tokens[:9], *tokens[11:]]
     translator = ctranslate2.Translator(str(tmp_path / "model"), "cpu")
     for beam in (1, 4):
         given = {"beam_size": beam, "max_decoding_length": 4}
         [result] = translator.translate_batch([["token5", "no such token"]], **given)
-        assert result.hypotheses[0] == [vocabulary[10]] * 4
+        assert result.hypotheses[0] == [texts[10]] * 4
     with pytest.raises(RunError, match="exists"):
-        export_ctranslate2(made, tokens, tmp_path / "model")
-    export_ctranslate2(made, tokens, tmp_path / "model", overwrite=True)
+        export_ctranslate2(made, Vocabulary(tokens), tmp_path / "model")
+    export_ctranslate2(made, Vocabulary(tokens), tmp_path / "model", overwrite=True)
     assert {path.name for path in (tmp_path / "model").iterdir()} == {*files} - {"tokenizer.model"}
     config_json = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config_json["unk_token"], config_json["add_source_eos"]) == ("token1", True)
@@ -271,3 +276,22 @@ def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_pat
     (tmp_path / "references").write_text("one")
     code, _, err = writehead("bench", "translate", *options, "--force")
     assert (code, "references" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["marian-separate", "nllb"])
+def test_the_peer_of_a_benchmark_has_the_vocabularies_and_languages_of_ours(
+    writehead, tmp_path, name
+):
+    made, _ = foreign_engine(tmp_path / "files", name, "translation", source_positions=12)
+    save_run(tmp_path / "run", made.model.float(), tokenizer=tmp_path / "files")
+    lines = [*sentences(4), "", "a cat"]
+    lines = [line for line in lines if len(made.tokenizer.encode(line)) < 10]
+    (tmp_path / "text").write_text("\n".join(lines))
+    languages = ["--source-lang=fra_Latn", "--target-lang=deu_Latn"] if name == "nllb" else []
+    given = (tmp_path / "run", "--input", tmp_path / "text", *languages)
+    options = ("--device=cpu", "--repeats=1", "--beam=1", "--output", tmp_path / "record.json")
+    code, _, err = writehead("bench", "translate", *given, *options)
+    assert code == 0, err
+    engines = json.loads((tmp_path / "record.json").read_text())["engines"]
+    found = {one: engine["searches"]["greedy"]["equal_lines"] for one, engine in engines.items()}
+    assert found["CTranslate2"] == found["ours"] == len(lines) >= 3

@@ -167,7 +167,7 @@ DAMAGES = {
     r"unexpected model.norm.bias": lambda f: reweigh(f, model__norm__bias=torch.ones(24)),
     r"model.norm.weight has shape \[23\].*\[24\]": lambda f: reweigh(f, **{NORM: torch.ones(23)}),
     r"embed_tokens.weight has shape \[61, 24\].*\[60, 24\]": lambda f: rewrite(f, vocab_size=60),
-    "eos=61 must be below 61": lambda f: rewrite(f, eos_token_id=61),
+    "eos_token_id=61, not a token of the model": lambda f: rewrite(f, eos_token_id=61),
     "yarn": lambda f: rewrite(f, rope_parameters={"rope_type": "yarn", "rope_theta": 10.0}),
     "only some of its projections": lambda f: rewrite(f, attention_bias=True),
     "damaged or truncated": lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 40),

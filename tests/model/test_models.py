@@ -33,7 +33,7 @@ VARIANTS: list[dict[str, object]] = [
     {"positions": "rotary", "k": 6, "gated": True, "activation": "gelu_tanh", "window": 4},
     {"position_offset": 2, "output_bias": True, "norm_offset": 1.0},
     {"positions": "rotary", "k": 8, "rotary_base": 9.0, "rotary_factor": 3.0, "rotary_original": 8},
-    {"positions": "sinusoidal", "sinusoid": "fairseq"},
+    {"positions": "sinusoidal", "sinusoid": "d-2"},
     {"positions": "relative", "relative_buckets": 6, "relative_distance": 5, "g": 2},
     {"positions": "relative", "attention_scale": 1.0, "gated": True, "window": 4, "bias": True},
 ]

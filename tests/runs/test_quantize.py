@@ -8,8 +8,9 @@ import torch
 import helpers
 from writehead.config import QuantizationConfig
 from writehead.errors import RunError
+from writehead.interop.quantize import quantize_run
 from writehead.model import make_model
-from writehead.runs import folder, load_run, quantize_run, save_run
+from writehead.runs import folder, load_run, save_run
 from writehead.runs.quantization import dequantize, pack, quantize, unpack
 
 FOUR = QuantizationConfig(bits=4, group=8)
@@ -91,7 +92,7 @@ def test_a_quantized_run_is_complete_and_nothing_is_overwritten(run, small):
     ):
         with pytest.raises(RunError, match=words):
             quantize_run(source, target)
-    with pytest.raises(RunError, match="is the run to quantize"):
+    with pytest.raises(RunError, match="is the model itself"):
         quantize_run(run, run, overwrite=True)
     assert sorted(path.name for path in run.parent.iterdir()) == ["run", "small"]
     save_run(small.parent / "plain", loaded.model)

@@ -15,7 +15,7 @@ from trainings import CONFIG, LANGUAGE, go
 from writehead.data.dataset import Dataset
 from writehead.engine import Engine
 from writehead.errors import DataError
-from writehead.runs.folder import run_bytes, run_fingerprint
+from writehead.interop.pretrained import RunFacts
 from writehead.training import evaluate
 from writehead.training.evaluate import SEARCHES, bleu, text_likelihood
 
@@ -105,8 +105,9 @@ def test_the_command_prints_a_table_and_writes_json(runs, writehead):
         expected = text_likelihood(loaded, REFERENCES, SOURCES).ln_ppl
         assert found["ln_ppl"] == pytest.approx(expected)
         assert found["versions"]["torch"] == torch.__version__
-        assert (found["fingerprint"], found["quantization"]) == (run_fingerprint(run), None)
-        assert found["bytes"] == run_bytes(run)
+        facts = RunFacts.read(run)
+        assert (found["fingerprint"], found["quantization"]) == (facts.fingerprint, None)
+        assert found["bytes"] == facts.bytes
         assert found["command"].startswith("writehead evaluate")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from writehead.config import ModelConfig
 from writehead.cost import Setting
 from writehead.errors import BackendError, WriteheadError
-from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.model import LanguageModel, TranslationModel, make_model
 from writehead.util.extras import requires
 
@@ -143,5 +143,5 @@ def _exported(
     model = build(config, device, dtype)
     assert isinstance(model, TranslationModel)
     tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
-    export_ctranslate2(model, tokens, Path(folder.name) / "model", quantization=name)
+    export_ctranslate2(model, Vocabulary(tokens), Path(folder.name) / "model", quantization=name)
     return folder

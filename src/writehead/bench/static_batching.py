@@ -14,7 +14,7 @@ from writehead.engine import Engine
 from writehead.engine.scheduler import Load, Request, Scheduler
 from writehead.engine.search import Hypothesis
 from writehead.errors import ConfigError
-from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.model import TranslationModel
 
 CONTINUOUS, STATIC, CTRANSLATE2 = "continuous", "static", "ctranslate2"
@@ -73,12 +73,13 @@ class CTranslate2Scheduler(StaticScheduler):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        model, size = engine.model, engine.tokenizer.vocab_size
+        model = engine.model
         if not isinstance(model, TranslationModel):
             raise ConfigError("this benchmark of CTranslate2 needs a translation model")
         with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
-            tokens, dtype = [str(i) for i in range(size)], str(model.dtype).removeprefix("torch.")
-            export_ctranslate2(model, tokens, Path(folder) / "model", quantization=dtype)
+            vocabulary, dtype = Vocabulary.of(engine.tokenizer, ids=True), str(model.dtype)[6:]
+            options: dict[str, Any] = {"quantization": dtype, "add_source_eos": False}
+            export_ctranslate2(model, vocabulary, Path(folder) / "model", **options)
             self._translator: Any = load_translator(folder, model.device, dtype)
 
     def decode(self, batch: list[Request]) -> None:
@@ -88,7 +89,8 @@ class CTranslate2Scheduler(StaticScheduler):
                 request.on_start()
         config = batch[0].config
         results = self._translator.translate_batch(
-            [[str(token) for token in request.tokens[:-1]] for request in batch],
+            [[str(token) for token in request.tokens] for request in batch],
+            target_prefix=[[str(token) for token in request.prefix] for request in batch],
             beam_size=config.width,
             num_hypotheses=config.n_best,
             length_penalty=config.alpha,

@@ -19,7 +19,7 @@ from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import DataError
-from writehead.interop.ctranslate2 import export_ctranslate2
+from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.interop.pretrained import read_config
 from writehead.model import TranslationModel
 from writehead.runs.bundled import name_of
@@ -124,16 +124,18 @@ def _load_ctranslate2(job: TranslateJob, quantization: str) -> System:
     assert isinstance(engine.model, TranslationModel)
     tokenizer, config = engine.tokenizer, engine.model.config
     frame = tokenizer.frame(job.source_lang, job.target_lang)
+    options: dict[str, Any] = {"quantization": quantization, "add_source_eos": False}
     with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
-        tokens = [str(i) for i in range(tokenizer.vocab_size)]
-        export_ctranslate2(engine.model, tokens, Path(folder) / "model", quantization=quantization)
+        vocabulary = Vocabulary.of(tokenizer, ids=True)
+        export_ctranslate2(engine.model, vocabulary, Path(folder) / "model", **options)
         translator = load_translator(folder, job.device, quantization)
 
     def translate(lines: list[str], beam: int) -> list[str]:
-        limit = config.source_positions - len(frame.after)  # CTranslate2 appends eos
-        encoded = [[*frame.before, *tokenizer.encode(line)][:limit] for line in lines]
+        limit = config.source_positions - len(frame.before) - len(frame.after)
+        encoded = [tokenizer.encode(line)[:limit] for line in lines]
+        sources = [[*frame.before, *source, *frame.after] for source in encoded]
         results = translator.translate_batch(
-            [[str(token) for token in source] for source in encoded],
+            [[str(token) for token in source] for source in sources],
             target_prefix=[[str(token) for token in frame.forced]] * len(lines),
             beam_size=beam,
             length_penalty=ALPHA,
@@ -143,7 +145,7 @@ def _load_ctranslate2(job: TranslateJob, quantization: str) -> System:
         )
         texts = [[int(token) for token in result.hypotheses[0]] for result in results]
         return [
-            tokenizer.decode(text) if len(source) > len(frame.before) else ""
+            tokenizer.decode(text) if source else ""
             for text, source in zip(texts, encoded, strict=True)
         ]
 

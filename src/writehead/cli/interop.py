@@ -1,6 +1,5 @@
 """`writehead import` and `writehead export`."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,8 @@ from typer import Argument, Option
 from writehead import cost
 from writehead.cli.app import app
 from writehead.cli.options import Force, ForceRun, NewRun, Threads, check_new_run
-from writehead.errors import ConfigError, RunError
-
-
-class Format(StrEnum):
-    """The libraries that load an exported model."""
-
-    HUGGINGFACE = "huggingface"
-    CTRANSLATE2 = "ctranslate2"
+from writehead.errors import ConfigError, RunError, shown
+from writehead.interop.families import FORMATS, TO_HUGGING_FACE
 
 
 @app.command(name="import")
@@ -37,7 +30,8 @@ def import_command(
 ) -> None:
     """Import a Hugging Face model as a run. Use the new run like any other.
 
-    Families: Marian (OPUS-MT), M2M-100 and NLLB, GPT-2, GPT-BigCode, Llama, Mistral, Gemma.
+    Families: Marian (OPUS-MT), M2M-100 and NLLB, T5 and mT5, GPT-2, GPT-BigCode, Llama, Mistral,
+    Gemma.
 
     Example: writehead import Helsinki-NLP/opus-mt-en-de runs/opus-en-de
 
@@ -59,7 +53,7 @@ def import_command(
 def export_command(
     run: Annotated[str, Argument(help="Folder of a run.")],
     output: Annotated[Path, Argument(help="Folder of the exported model.")],
-    to: Annotated[Format, Option(help="Library that loads the model.")],
+    to: Annotated[str, Option(help=f"Library that loads the model: {' or '.join(FORMATS)}.")],
     quantization: Annotated[
         str | None,
         Option(help="For CTranslate2: int8, int8_float16, int16, float16, … Default: float32."),
@@ -70,18 +64,20 @@ def export_command(
     """Export a run to Hugging Face transformers or CTranslate2.
 
     An imported model is written as it came. Other models are exported if the library can express
-    them exactly; else the reason is printed.
+    them exactly; else the reason is printed. T5 goes to CTranslate2 through its own converter.
 
     Example: writehead export runs/lm lm-hf --to huggingface
 
     Example: writehead export runs/ende ende-ct2 --to ctranslate2 --quantization int8
     """
-    if quantization is not None and to == Format.HUGGINGFACE:
+    if to not in FORMATS:
+        raise ConfigError(f"--to must be {' or '.join(FORMATS)}, not {shown(to)}")
+    if quantization is not None and to == TO_HUGGING_FACE:
         raise ConfigError("--quantization is for --to ctranslate2")
     if output.exists() and not force:
         raise RunError(f"{output} exists; choose another folder, or pass --force to replace it")
     from writehead.interop.huggingface import export_model  # imports PyTorch, which takes seconds
 
-    export_model(run, output, to=to.value, quantization=quantization, overwrite=force)
+    export_model(run, output, to=to, quantization=quantization, overwrite=force)
     size = sum(path.stat().st_size for path in output.iterdir())
     typer.echo(f"{output}: {size:,} bytes", err=True)

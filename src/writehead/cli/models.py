@@ -1,6 +1,7 @@
 """`writehead presets`, `writehead explain` and `writehead quantize`."""
 
 import dataclasses
+import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,6 +75,8 @@ def explain_command(
     """
     changes = read_settings(settings, ("model",))["model"]
     is_preset = model.partition("/")[0] in FAMILIES
+    if not is_preset and not Path(model).exists():
+        _suggest_preset(model)  # before the hub is asked
     file = None if is_preset else find_config(find_folder(model, config_only=True))
     described = None if file is None else describe(file)
     config = with_settings(described.config if described else _find_model(model), changes)
@@ -98,6 +101,12 @@ def explain_command(
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
         render(answer, Page())
+
+
+def _suggest_preset(name: str) -> None:
+    """Raises ConfigError if a name is nearly that of a preset."""
+    if close := difflib.get_close_matches(name[:100], preset_names(), n=1, cutoff=0.8):
+        raise ConfigError(f"there is no preset or folder {name}; did you mean {close[0]!r}?")
 
 
 def _find_model(name: str) -> ModelConfig:
@@ -133,12 +142,10 @@ def quantize_command(
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """
     config = QuantizationConfig.of(bits, group)
-    from writehead.interop.huggingface import as_run  # imports PyTorch, which takes seconds
-    from writehead.runs.folder import quantize_run
+    from writehead.interop.quantize import quantize_run  # imports PyTorch, which takes seconds
 
     check_new_run(output, force)
-    with as_run(run) as folder:
-        done = quantize_run(folder, output, config, overwrite=force)
+    done = quantize_run(run, output, config, overwrite=force)
     typer.echo(
         f"{output}: {done.bytes_before:,} bytes reduced to {done.bytes_after:,}, {config.words}; "
         f"largest relative error {done.error:.2%}, in {done.matrix}",

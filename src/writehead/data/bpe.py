@@ -27,10 +27,11 @@ MAX_MARKS = 30  # in a row
 
 # Control characters that are not white space, soft hyphens, zero-width spaces, byte order marks,
 # directional and interlinear marks. Joiners stay: emoji and several scripts need them.
-_INVISIBLE = re.compile(
+INVISIBLE = (
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064"
     "\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
+_INVISIBLE = re.compile(INVISIBLE)
 # Long runs from ranges that include all combining marks. Normalising takes quadratic time in their
 # number, so Unicode's Stream-Safe Text Format allows at most 30 in a row; no language needs more.
 _MARKS = re.compile(
@@ -83,10 +84,11 @@ class BPETokenizer(Tokenizer):
             self._pieces.id_to_piece(list(range(self._pieces.vocab_size())))  # each must be UTF-8
         except (RuntimeError, ValueError) as error:
             raise DataError(f"{origin} is not a sentencepiece model; copy it again") from error
-        if (self._pieces.pad_id(), self._pieces.eos_id()) != (PAD, EOS):
+        names = ("pad", "eos", "unk", "bos")
+        if [getattr(self._pieces, f"{name}_id")() for name in names] != [PAD, EOS, UNKNOWN, -1]:
             raise DataError(
-                f"{origin} has other special tokens; make one with `writehead prepare`, or add the "
-                f"model's tokenizer.json"
+                f"{origin} has other special tokens than a tokenizer of writehead; add the "
+                f"tokenizer.json that belongs to the model"
             )
 
     @classmethod
@@ -157,6 +159,12 @@ class BPETokenizer(Tokenizer):
     def pieces(self) -> list[str]:
         """The text of each id; a space is U+2581."""
         return list(self._pieces.id_to_piece(list(range(self.vocab_size))))
+
+    def is_plain(self, i: int) -> bool:
+        """Returns whether a piece is text, not a byte or a special token."""
+        return not (
+            self._pieces.is_byte(i) or self._pieces.is_control(i) or self._pieces.is_unknown(i)
+        )
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without EOS."""

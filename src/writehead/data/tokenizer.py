@@ -1,11 +1,12 @@
 """What all tokenizers have in common: text to token ids and back, and special tokens around them.
 
-A folder holds the files of one tokenizer: ours, `tokenizer.json`, or sentencepiece models with
-`vocab.json`. Reading them executes no code.
+A folder holds the files of one tokenizer: ours, `tokenizer.json`, T5's `spiece.model`, or
+sentencepiece models with `vocab.json`. Reading them executes no code.
 """
 
 import difflib
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from operator import gt
@@ -25,12 +26,21 @@ Files = Mapping[str, bytes]  # contents by name
 OWN_FILE, JSON_FILE = "tokenizer.model", "tokenizer.json"
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 M2M_FILES = ("sentencepiece.bpe.model", "vocab.json")
+SPIECE_FILE = "spiece.model"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 # all files that a tokenizer may have; some are only for other libraries
 TOKENIZER_FILES = (
     *(OWN_FILE, JSON_FILE, *MARIAN_FILES, "target_vocab.json", M2M_FILES[0], *SETTINGS),
-    *("added_tokens.json", "merges.txt", "spiece.model", "chat_template.jinja"),
+    *("added_tokens.json", "merges.txt", SPIECE_FILE, "chat_template.jinja"),
 )
+# of these, older repositories have some in config.json instead of generation_config.json
+GENERATION = (
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "eos_token_id"),
+)
+KINDS = ((OWN_FILE,), (JSON_FILE,), (SPIECE_FILE,), MARIAN_FILES, M2M_FILES)
+# what English tokenizers of transformers clean up if their settings ask for it
+CLEAN_UP = {f" {mark}": mark.strip() for mark in (*".?!,", "' ", "n't", "'m", "'s", "'ve", "'re")}
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 MAX_ID = 1 << 24  # size limit of a vocabulary
 MIN_TEXTS_FOR_THREADS = 64  # starting threads takes longer than encoding fewer texts
@@ -54,6 +64,8 @@ class Tokenizer(ABC):
     unknown: int | None = None
     prompt_start: tuple[int, ...] = ()  # the tokens before a prompt
     suppressed: tuple[int, ...] = ()  # tokens that a model must not generate
+    ends: tuple[int, ...] = ()  # all tokens that end a text, if there are several
+    forced: tuple[int, ...] = ()  # tokens that all translations begin with
     unsettled: Set[int] = frozenset()  # tokens whose text can change with the tokens after them
     source_languages: Mapping[str, int] = {}  # the tokens of language codes such as eng_Latn
     target_languages: Mapping[str, int] = {}
@@ -148,21 +160,22 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         from writehead.data.vocab_json import M2MTokenizer
 
         return M2MTokenizer(files, str(folder))
+    if SPIECE_FILE in files:
+        from writehead.data.vocab_json import SpieceTokenizer
+
+        return SpieceTokenizer(files, str(folder))
     if OWN_FILE in files:
         from writehead.data.bpe import BPETokenizer
 
         return BPETokenizer(files[OWN_FILE], str(folder / OWN_FILE))
-    raise DataError(
-        f"{folder} has no tokenizer; it needs {OWN_FILE}, {JSON_FILE}, {' + '.join(MARIAN_FILES)}, "
-        f"or {' + '.join(M2M_FILES)}"
-    )
+    kinds = ", or ".join(" + ".join(names) for names in KINDS)
+    raise DataError(f"{folder} has no complete tokenizer; it needs {kinds}")
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Returns whether a folder has the files that `load_tokenizer` needs."""
     present = {path.name for path in tokenizer_files(folder)}
-    kinds = ((OWN_FILE,), (JSON_FILE,), MARIAN_FILES, M2M_FILES)
-    return any(present >= {*names} for names in kinds)
+    return any(present >= {*names} for names in KINDS)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -171,9 +184,19 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def read_tokenizer(path: Path) -> dict[str, bytes]:
-    """Reads the files of a tokenizer from a folder, or one file, by name."""
+    """Reads the files of a tokenizer from a folder, or one file, by name.
+
+    If a folder of another library has no generation_config.json, its values are in config.json.
+    """
     if path.is_dir():
-        return {file.name: read_limited(file) for file in tokenizer_files(path)}
+        files = {file.name: read_limited(file) for file in tokenizer_files(path)}
+        config = path / "config.json"
+        if SETTINGS[2] not in files and config.is_file():
+            data = read_object({config.name: read_limited(config)}, config.name, str(path))
+            values = {name: data[name] for name in GENERATION if data.get(name) is not None}
+            if "model_type" in data and values:
+                files[SETTINGS[2]] = json.dumps(values).encode()
+        return files
     return {path.name if path.name in TOKENIZER_FILES else OWN_FILE: read_limited(path)}
 
 
@@ -214,16 +237,37 @@ def token_text(settings: Mapping[str, Any], name: str, default: str = "") -> str
     return value if isinstance(value, str) else default
 
 
-def read_suppressed(files: Files, origin: str, vocab_size: int) -> tuple[int, ...]:
-    """Returns the tokens that generation_config.json forbids."""
-    data = read_object(files, SETTINGS[2], origin)
-    words, tokens = (data.get(name) for name in ("bad_words_ids", "suppress_tokens"))
-    found = [*tokens] if isinstance(tokens, list) else []
-    for word in words if isinstance(words, list) else []:
-        found += word if isinstance(word, list) and len(word) == 1 else []
-    return tuple(
-        sorted({token for token in found if type(token) is int and 0 <= token < vocab_size})
-    )
+class Generation(NamedTuple):
+    """What generation_config.json says about tokens: see `Tokenizer`."""
+
+    suppressed: tuple[int, ...]
+    ends: tuple[int, ...]
+    forced: tuple[int, ...]
+
+    @classmethod
+    def read(cls, files: Files, origin: str, vocab_size: int) -> "Generation":
+        """Reads the file; ignores tokens that the model does not have."""
+        data = read_object(files, SETTINGS[2], origin)
+
+        def tokens(value: object) -> tuple[int, ...]:
+            ids = value if isinstance(value, list) else [value]
+            return tuple(sorted({i for i in ids if type(i) is int and 0 <= i < vocab_size}))
+
+        words = data.get("bad_words_ids")
+        words = (
+            [word for word in words if isinstance(word, list)] if isinstance(words, list) else []
+        )
+        single = [word[0] for word in words if len(word) == 1]
+        ends, forced = tokens(data.get("eos_token_id")), tokens(data.get("forced_bos_token_id"))
+        suppressed = tokens([*single, *tokens(data.get("suppress_tokens"))])
+        return cls(suppressed, ends if len(ends) > 1 else (), forced)
+
+
+def clean_up(text: str) -> str:
+    """Removes spaces before punctuation, as transformers does."""
+    for spaced, plain in CLEAN_UP.items():
+        text = text.replace(spaced, plain)
+    return text
 
 
 def choose_languages(

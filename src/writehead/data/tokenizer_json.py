@@ -14,11 +14,12 @@ from writehead.data.tokenizer import (
     MAX_ID,
     Files,
     Frame,
+    Generation,
     Tokenizer,
     Tokens,
     choose_languages,
+    clean_up,
     read_settings,
-    read_suppressed,
     token_text,
 )
 from writehead.errors import DataError, one_line
@@ -48,7 +49,9 @@ class JsonTokenizer(Tokenizer):
         self.unknown = vocab.get(token_text(self._settings, "unk_token", unknown))
         if b'"ByteFallback"' in content:  # adjacent bytes become text together, or none of them
             self.unsettled = {i for piece, i in vocab.items() if BYTE.fullmatch(piece)}
-        self.suppressed = read_suppressed(files, origin, self._size)
+        self.suppressed, self.ends, self.forced = Generation.read(files, origin, self._size)
+        is_bpe = type(self._tokenizer.model).__name__ == "BPE"  # whose texts transformers keeps
+        self._cleans = not is_bpe and self._settings.get("clean_up_tokenization_spaces") is True
         added = self._tokenizer.get_added_tokens_decoder()
         codes = {one.content: i for i, one in added.items() if LANGUAGE.fullmatch(one.content)}
         self._before, self._after = self._ends(vocab)
@@ -93,11 +96,12 @@ class JsonTokenizer(Tokenizer):
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids."""
         ids = [np.asarray(text).tolist() for text in texts]
-        return list(self._call(lambda: self._tokenizer.decode_batch(ids, skip_special_tokens=True)))
+        decoded = self._call(lambda: self._tokenizer.decode_batch(ids, skip_special_tokens=True))
+        return [clean_up(text) if self._cleans else text for text in decoded]
 
     def _frame(self, source: int | None, target: int | None) -> Frame:
         if not self.target_languages:
-            return Frame(self._before, self._after)
+            return Frame(self._before, self._after, self.forced)
         source, target = choose_languages(self, source, target, DEFAULT_SOURCE)
         if self._settings.get("legacy_behaviour"):
             return Frame((), (*self._after, source), (target,))

@@ -15,14 +15,16 @@ from writehead.data.tokenizer import (
     M2M_FILES,
     MARIAN_FILES,
     MAX_ID,
+    SPIECE_FILE,
     Files,
     Frame,
+    Generation,
     Tokenizer,
     Tokens,
     choose_languages,
+    clean_up,
     read_object,
     read_settings,
-    read_suppressed,
     threads_for,
     token_text,
 )
@@ -56,7 +58,8 @@ class VocabTokenizer(Tokenizer):
         self._specials = self._read_specials()
         self._split = re.compile("|".join(map(re.escape, sorted(self._specials, reverse=True))))
         self._hidden = {vocab[one] for one in self._specials if one in vocab}
-        self.suppressed = read_suppressed(files, origin, self.vocab_size)
+        self.suppressed, self.ends, self.forced = Generation.read(files, origin, self.vocab_size)
+        self._cleans = self._settings.get("clean_up_tokenization_spaces") is True
 
     @property
     def vocab_size(self) -> int:
@@ -94,8 +97,12 @@ class VocabTokenizer(Tokenizer):
     def decode_all(self, texts: Sequence[Tokens]) -> list[str]:
         """Returns the texts of many sequences of token ids."""
         pieces = (self._visible(np.asarray(text).tolist()) for text in texts)
-        decoded = (self._call(self._spm.decode_pieces, some) if some else "" for some in pieces)
-        return [text.replace(SPACE, " ").strip() for text in decoded]
+        plain = [self._join(some) for some in pieces]
+        return [clean_up(text) for text in plain] if self._cleans else plain
+
+    def _join(self, pieces: list[str]) -> str:
+        text = str(self._call(self._spm.decode_pieces, pieces)) if pieces else ""
+        return text.replace(SPACE, " ").strip()
 
     def _visible(self, ids: list[int]) -> list[str]:
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
@@ -170,7 +177,7 @@ class MarianTokenizer(VocabTokenizer):
         if not is_target:
             self.target_languages = languages
             self._target = MarianTokenizer(files, origin, is_target=True)
-            self.suppressed = self._target.suppressed
+            self.suppressed, self.forced = self._target.suppressed, self._target.forced
 
     @property
     def target(self) -> Tokenizer:
@@ -197,7 +204,7 @@ class MarianTokenizer(VocabTokenizer):
 
     def _frame(self, source: int | None, target: int | None) -> Frame:
         assert self.eos is not None
-        return Frame(() if target is None else (target,), (self.eos,))
+        return Frame(() if target is None else (target,), (self.eos,), self.forced)
 
 
 class M2MTokenizer(VocabTokenizer):
@@ -220,6 +227,29 @@ class M2MTokenizer(VocabTokenizer):
         assert self.eos is not None
         source, target = choose_languages(self, source, target, "en")
         return Frame((source,), (self.eos,), (target,))
+
+
+class SpieceTokenizer(VocabTokenizer):
+    """The tokenizer of a T5 or mT5 model: the ids are those of the pieces, then extra tokens."""
+
+    def __init__(self, files: Files, origin: str = "the tokenizer") -> None:
+        spm = _load_spm(files[SPIECE_FILE], f"{origin}/{SPIECE_FILE}")
+        size, count = spm.vocab_size(), read_settings(files, origin).get("extra_ids", 100)
+        if type(count) is not int or not 0 <= count <= MAX_ID:
+            raise DataError(f"{origin} has extra_ids={shown(count)}, not a count; copy it again")
+        vocab = {spm.id_to_piece(i): i for i in range(size)}
+        self._extra = {f"<extra_id_{i}>": size + count - 1 - i for i in range(count)}
+        super().__init__(files, origin, SPIECE_FILE, vocab | self._extra)
+
+    def _join(self, pieces: list[str]) -> str:
+        return "".join(pieces).replace(SPACE, " ").removeprefix(" ")
+
+    def _read_specials(self) -> set[str]:
+        return super()._read_specials() | self._extra.keys()
+
+    def _frame(self, source: int | None, target: int | None) -> Frame:
+        assert self.eos is not None
+        return Frame((), (self.eos,), self.forced)
 
 
 def _vocab(files: Files, name: str, origin: str) -> dict[str, int]:

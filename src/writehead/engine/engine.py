@@ -79,6 +79,7 @@ class Engine:
             vocab_size=tokenizer.target.vocab_size,
             eos=config.eos,
             suppressed=tokenizer.suppressed,
+            ends=tokenizer.ends,
             batch_tokens=self.batching.tokens,
             graphs=graphs,
         )

@@ -66,7 +66,7 @@ def graph_slots(count: int) -> int:
 class Lane:
     """Buffers and steps for `shape.slots` sequences; some tokens are never chosen.
 
-    `vocab_size` excludes higher token ids, and `suppressed` lists others.
+    `vocab_size` excludes higher token ids, and `suppressed` lists others. All of `ends` act as eos.
     """
 
     @torch.no_grad()
@@ -78,6 +78,7 @@ class Lane:
         vocab_size: int,
         eos: int,
         suppressed: Sequence[int] = (),
+        ends: Sequence[int] = (),
         graphs: bool = True,
     ) -> None:
         self.model, self.shape = model, shape
@@ -94,7 +95,10 @@ class Lane:
             cache=self.cache,
             sampling=shape.beam == 1,
         )
-        self._suppressed = torch.tensor(suppressed, dtype=torch.long, device=model.device)
+        never, ends = sorted({*suppressed, *ends} - {eos}), sorted({eos, *ends})
+        self._suppressed, self._ends = (
+            torch.tensor(ids, dtype=torch.long, device=model.device) for ids in (never, ends)
+        )
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
         self.memory = None
         if isinstance(model, TranslationModel):
@@ -236,6 +240,8 @@ class Lane:
             tokens = self.search.tokens
             tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
             logits = self.model.decode(tokens, self.cache, self.memory, listed)
+            if len(self._ends) > 1:  # eos gets the sum of their probabilities
+                logits[:, self.search.eos] = logits[:, self._ends].logsumexp(1)
             if len(self._suppressed):
                 logits.index_fill_(1, self._suppressed, -math.inf)
             self.search.advance(logits, listed, sampling=samples)

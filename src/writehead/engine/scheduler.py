@@ -96,12 +96,19 @@ class Scheduler:
         vocab_size: int,
         eos: int,
         suppressed: Sequence[int] = (),
+        ends: Sequence[int] = (),
         batch_tokens: int | None = None,
         graphs: bool = True,
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
-        self.make_lane = partial(  # `suppressed` tokens are never chosen
-            Lane, model, vocab_size=vocab_size, eos=eos, suppressed=suppressed, graphs=graphs
+        self.make_lane = partial(
+            Lane,
+            model,
+            vocab_size=vocab_size,
+            eos=eos,
+            suppressed=suppressed,
+            ends=ends,
+            graphs=graphs,
         )
         self.batch_tokens = batch_tokens
         self.memory = 0.0  # bytes for all lanes

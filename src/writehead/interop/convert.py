@@ -19,15 +19,8 @@ from torch.nn.functional import pad
 
 from writehead.config import AttentionConfig, ModelConfig, matched_d_ff
 from writehead.errors import ConfigError, RunError, nearest
-from writehead.interop.huggingface import as_run
-from writehead.runs.folder import (
-    check_place,
-    kept_files,
-    read_model,
-    read_quantization,
-    run_directory,
-    write_model,
-)
+from writehead.interop.pretrained import read_source
+from writehead.runs.folder import check_different, check_place, run_directory, write_model
 
 Method = Literal["aligned", "low-rank", "mean", "first"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -64,22 +57,21 @@ def convert(
     """
     output = Path(output)
     check_place(output, overwrite)
-    with as_run(run) as folder:
-        if read_quantization(folder) is not None:
-            raise RunError(f"{run} is quantized; convert the original, then quantize the result")
-        if output.exists() and output.samefile(folder):
-            raise RunError(f"{output} is the run to convert; choose another folder for the result")
-        model = read_model(folder)
-        after, weights = convert_weights(
-            model.config, model.state_dict(), write_heads, method, widen=widen, encoder=encoder
+    source = read_source(run)
+    if source.quantization is not None:
+        raise RunError(f"{run} is quantized; convert the original, then quantize the result")
+    check_different(output, source.folder)
+    before = source.config
+    after, weights = convert_weights(
+        before, source.weights, write_heads, method, widen=widen, encoder=encoder
+    )
+    if after == before:
+        raise ConfigError(
+            f"{run} has {before.g} write-heads; choose fewer than that, not {write_heads}"
         )
-        if after == model.config:
-            raise ConfigError(
-                f"{run} has {model.config.g} write-heads; choose fewer than that, not {write_heads}"
-            )
-        with run_directory(output, overwrite=overwrite) as fresh:
-            write_model(fresh, after, weights, kept_files(folder))
-        return Converted(model.config, after)
+    with run_directory(output, overwrite=overwrite) as fresh:
+        write_model(fresh, after, weights, source.files)
+    return Converted(before, after)
 
 
 def convert_weights(

@@ -5,6 +5,7 @@ with zeros, which changes no result.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from writehead.config import ModelConfig
+from writehead.data.tokenizer import Tokenizer
 from writehead.errors import ConfigError, RunError, nearest, shown
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.attention import Attention
@@ -28,40 +30,60 @@ INT8 = ("int8", "int8_float32", "int8_float16", "int8_bfloat16")
 QUANTIZATIONS = (*INT8, "int16", "float16", "bfloat16", "float32")
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The texts of a model's tokens, by id; `source` are those of a separate source vocabulary.
+
+    Text that is not a token becomes `unknown`, by default eos. Tokens in `suppressed` are never
+    generated.
+    """
+
+    tokens: Sequence[str]
+    source: Sequence[str] | None = None
+    unknown: int | None = None
+    suppressed: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, ids: bool = False) -> "Vocabulary":
+        """Returns the vocabulary of a tokenizer, with its pieces or, with `ids`, ids as texts."""
+        target = tokenizer.target
+        tokens, source = (
+            [*map(str, range(one.vocab_size))] if ids else one.pieces for one in (target, tokenizer)
+        )
+        separate = None if target is tokenizer else source
+        return cls(tokens, separate, target.unknown, tokenizer.suppressed)
+
+
 def export_ctranslate2(
     model: TranslationModel | LanguageModel,
-    tokens: Sequence[str],
+    given: Vocabulary,
     directory: Path,
     *,
-    source_tokens: Sequence[str] | None = None,
     quantization: str = "float32",
-    unknown: int | None = None,
-    suppressed: Sequence[int] = (),
     add_source_eos: bool = True,
     files: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes `model` as a CTranslate2 model directory; `tokens[i]` is the text of token i.
+    """Writes `model` as a CTranslate2 model directory.
 
-    Weights of tokens beyond `tokens` are left out. source_tokens are those of a separate vocabulary
-    of the source, to which CTranslate2 appends eos if `add_source_eos`. Text that is not a token
-    becomes `unknown`, by default eos. Tokens in `suppressed` are never generated. `files`, by name,
-    are written into the directory too, such as those of the tokenizer.
+    Weights of tokens beyond the vocabulary are left out. CTranslate2 appends eos to a source if
+    `add_source_eos`. `files`, by name, are written into the directory too, such as those of the
+    tokenizer.
     """
     config = model.config
     check_exportable(config, quantization)
     with requires("interop"):
         specs: Any = import_module("ctranslate2.specs")
-    vocabulary = _texts("tokens", tokens, config.vocab_size)
+    vocabulary = _texts("the vocabulary", given.tokens, config.vocab_size)
     spec = _make_spec(specs, model)
     spec.config.layer_norm_epsilon = config.norm_epsilon
-    special = _set_special_tokens(spec.config, config, vocabulary, unknown)
-    _set_decoder(spec.decoder, model, len(vocabulary), suppressed)
+    special = _set_special_tokens(spec.config, config, vocabulary, given.unknown)
+    _set_decoder(spec.decoder, model, len(vocabulary), given.suppressed)
     if isinstance(model, TranslationModel):
         source = vocabulary
-        if source_tokens is not None or config.source_vocab_size is not None:
+        if given.source is not None or config.source_vocab_size is not None:
             size = config.source_vocab_size or config.vocab_size
-            source = _texts("source_tokens", source_tokens or (), size, special)
+            source = _texts("the source vocabulary", given.source or (), size, special)
         _set_encoder(spec.encoder, model, len(source))
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(vocabulary)
@@ -86,7 +108,10 @@ def check_exportable(config: ModelConfig, quantization: str = "float32") -> None
         hint = nearest(quantization, QUANTIZATIONS)
         raise ConfigError(f"CTranslate2 has no quantization {shown(quantization)}; {hint}")
     if config.positions not in POSITIONS:
-        raise ConfigError(f"positions={config.positions!r} cannot be exported to CTranslate2")
+        raise ConfigError(
+            f"positions={config.positions!r} are not written for CTranslate2; export the model to "
+            f"Hugging Face, and convert that with CTranslate2's own ct2-transformers-converter"
+        )
     if config.task == "language" and _window(config) is not None:
         raise ConfigError(
             f"window={config.window} of a language model cannot be exported: in a prompt longer "
@@ -127,8 +152,8 @@ def _set_special_tokens(
     ids = config.bos, config.eos, config.eos if unknown is None else unknown
     if max(ids) >= len(vocabulary):
         raise ConfigError(
-            f"tokens has {len(vocabulary)} texts, but bos, eos and unknown are {ids}; pass the "
-            f"text of each token"
+            f"the vocabulary has {len(vocabulary)} texts, but bos, eos and unknown are {ids}; "
+            f"pass the text of each token"
         )
     spec.bos_token, spec.eos_token, spec.unk_token = (vocabulary[i] for i in ids)
     return [spec.eos_token, spec.unk_token]

@@ -7,7 +7,7 @@ from typing import Any
 
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
-from writehead.interop.families import EXPORTED, Family, read_values
+from writehead.interop.families import IMPORTED, Family, Fields, read_exact
 from writehead.interop.layout import Weights
 from writehead.runs.folder import empty_model
 
@@ -32,7 +32,7 @@ def fit(config: ModelConfig, weights: Weights, original: Mapping[str, Any]) -> F
     kind = original.get("model_type")
     reasons = []
     config, weights = without_logit_scale(config, weights)
-    for family in sorted(EXPORTED, key=lambda one: one.name != kind):
+    for family in sorted(IMPORTED, key=lambda one: one.name != kind):
         if family.task != config.task:
             continue
         made, tensors = config, weights
@@ -48,10 +48,11 @@ def fit(config: ModelConfig, weights: Weights, original: Mapping[str, Any]) -> F
             **_tokens(made),
         }
         try:
-            read = replace(read_values(Path("config.json"), data).config, dropout=made.dropout)
+            read = read_exact(Fields(Path("config.json"), data)).config
         except ConfigError as error:
             reasons.append(f"{family.name}: {error}")
             continue
+        read = replace(read, dropout=made.dropout)
         if not (needed := _differences(made, read)):
             return Fitted(family, data, made, tensors)
         reasons.append(f"{family.name} needs {' and '.join(needed)}")

@@ -6,49 +6,68 @@ so that exporting it gives the original back. Buffers that the model computes ar
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
+from writehead import __version__
 from writehead.config import ModelConfig
 from writehead.data.bpe import BPETokenizer
-from writehead.data.tokenizer import TOKENIZER_FILES, load_tokenizer, read_tokenizer
+from writehead.data.tokenizer import (
+    JSON_FILE,
+    OWN_FILE,
+    TOKENIZER_FILES,
+    Files,
+    load_tokenizer,
+    read_tokenizer,
+)
 from writehead.errors import ConfigError, RunError, shown
-from writehead.interop.ctranslate2 import export_ctranslate2
-from writehead.interop.families import Described, read_values
+from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
+from writehead.interop.families import (
+    FORMATS,
+    TO_CTRANSLATE2,
+    TO_HUGGING_FACE,
+    Described,
+    Fields,
+    read_exact,
+)
 from writehead.interop.fitting import fit
 from writehead.interop.hub import find_folder
 from writehead.interop.layout import Weights
 from writehead.interop.pretrained import (
-    generation_values,
+    generation_fields,
+    import_source,
     is_pretrained,
     layout_of,
     load_run,
     read_pretrained,
 )
+from writehead.interop.tokenizer_json import tokenizer_json
 from writehead.runs.folder import (
     CONFIG,
     ORIGINAL,
     WEIGHTS,
+    check_different,
     check_place,
     read_model,
     run_directory,
     write_model,
+    write_tensors,
 )
 from writehead.util.files import atomic_directory
-from writehead.util.json_files import parse_json, read_json
+from writehead.util.json_files import check_shape, parse_json, read_json
 
-TO_HUGGING_FACE, TO_CTRANSLATE2 = "huggingface", "ctranslate2"
 CTRANSLATE2_FILES = (
     *("model.bin", "shared_vocabulary.json", "source_vocabulary.json"),
     *("target_vocabulary.json", "vocabulary.json"),
 )
+EXPORTED_BY = "writehead"  # in the metadata of the weights
+IMPORT_AGAIN = "import the model again"
 ORIGINAL_SHAPE = {"config": str, "tensors": [str]}  # of original.json
 
 
@@ -69,30 +88,11 @@ def import_model(
     folder = find_folder(path_or_id, revision=revision)
     if not is_pretrained(folder):
         raise RunError(f"{folder} has no config.json of a Hugging Face model; check the path")
-    pretrained = read_pretrained(folder, dtype=dtype)
-    original = {
-        "config": (folder / CONFIG).read_text(encoding="utf-8"),
-        "tensors": list(pretrained.tensors),
-    }
-    files = {**read_tokenizer(folder), ORIGINAL[0]: json.dumps(original, indent=1).encode()}
-    if pretrained.computed:
-        files[ORIGINAL[1]] = save(pretrained.computed)
+    check_different(output, folder)
+    source = import_source(read_pretrained(folder, dtype=dtype))
     with run_directory(output, overwrite=overwrite) as fresh:
-        write_model(fresh, pretrained.config, pretrained.weights, files)
-    return pretrained.config
-
-
-@contextmanager
-def as_run(run: Path | str) -> Iterator[Path]:
-    """Yields the folder of a run; a Hugging Face model becomes one while the block runs."""
-    folder = find_folder(run)
-    if not is_pretrained(folder):
-        yield folder
-        return
-    with TemporaryDirectory(prefix="writehead-") as place:
-        imported = Path(place) / "run"
-        import_model(folder, imported)
-        yield imported
+        write_model(fresh, source.config, source.weights, source.files)
+    return source.config
 
 
 def export_model(
@@ -109,11 +109,10 @@ def export_model(
     names the reason, if the other side cannot express the model exactly.
     """
     output, folder = Path(output), find_folder(run)
-    if to not in (TO_HUGGING_FACE, TO_CTRANSLATE2):
+    if to not in FORMATS:
         raise ConfigError(f"to={shown(to)} must be {TO_HUGGING_FACE!r} or {TO_CTRANSLATE2!r}")
     _check_output(output, overwrite)
-    if output.exists() and output.samefile(folder):
-        raise RunError(f"{output} is the model to export; choose another folder for the result")
+    check_different(output, folder)
     if to == TO_CTRANSLATE2:
         _to_ctranslate2(folder, output, quantization or "float32", overwrite)
         return
@@ -126,9 +125,8 @@ def export_model(
     try:
         with atomic_directory(output, replace=overwrite) as fresh:
             (fresh / CONFIG).write_text(text, encoding="utf-8")
-            save_file(_own_memory(tensors), fresh / WEIGHTS, metadata={"format": "pt"})
-            (fresh / WEIGHTS).chmod(0o644)  # safetensors makes it private
-            for name, content in read_tokenizer(folder).items():
+            write_tensors(fresh / WEIGHTS, _own_memory(tensors), {EXPORTED_BY: __version__})
+            for name, content in _their_tokenizer(folder, model.config).items():
                 (fresh / name).write_bytes(content)
     except OSError as error:
         raise RunError(f"{output} could not be written: {error}") from error
@@ -139,15 +137,12 @@ def _to_ctranslate2(folder: Path, output: Path, quantization: str, overwrite: bo
     if run.tokenizer is None:
         raise RunError(f"{folder} has no tokenizer, whose tokens CTranslate2 needs; add its files")
     tokenizer = load_tokenizer(run.tokenizer)
-    target = tokenizer.target
+    tokenizer.check_fits(run.model.config)
     export_ctranslate2(
         run.model,
-        target.pieces,
+        Vocabulary.of(tokenizer),
         output,
-        source_tokens=None if target is tokenizer else tokenizer.pieces,
         quantization=quantization,
-        unknown=target.unknown,
-        suppressed=tokenizer.suppressed,
         # their tokenizers append eos themselves
         add_source_eos=isinstance(tokenizer, BPETokenizer),
         files=read_tokenizer(folder),
@@ -157,22 +152,66 @@ def _to_ctranslate2(folder: Path, output: Path, quantization: str, overwrite: bo
 
 def _exported(folder: Path, config: ModelConfig, weights: Weights) -> tuple[str, Weights]:
     """Returns the config.json and the tensors of a run in the format of Hugging Face."""
-    file, data = folder / ORIGINAL[0], {}
-    if file.is_file():
-        original = read_json(file, ORIGINAL_SHAPE, RunError, "import it again")
-        data = parse_json(original["config"])
-        described = read_values(file, data, generation_values(folder))
+    original = _read_original(folder)
+    data = {} if original is None else dict(original.fields.data)
+    if original is not None:
+        described = read_exact(original.fields, generation_fields(folder))
         described = replace(described, config=replace(described.config, tied=config.tied))
         if described.config == config:
-            made = layout_of(described).to_theirs(weights, original["tensors"])
-            if (folder / ORIGINAL[1]).is_file():
-                made |= load_file(folder / ORIGINAL[1])
-            return original["config"], {name: made[name] for name in original["tensors"]}
+            layout, file = layout_of(described), original.fields.file
+            tensors = layout.restore(weights, original.tensors, original.computed, file)
+            stored, text = _dtype(weights), original.text
+            if str(data.get("dtype", data.get("torch_dtype", stored))) != stored:
+                names = [name for name in ("dtype", "torch_dtype") if name in data]
+                text = _text({**data, **dict.fromkeys(names, stored)})
+            return text, tensors
     fitted = fit(config, weights, data)
-    dtype = str(fitted.weights["tokens.weight"].dtype).removeprefix("torch.")
-    text = json.dumps({**fitted.data, "dtype": dtype}, indent=2) + "\n"
     described = Described(fitted.family, fitted.config, ())
+    text = _text({**fitted.data, "dtype": _dtype(fitted.weights)})
     return text, layout_of(described).to_theirs(fitted.weights)
+
+
+class _Original(NamedTuple):
+    """What `original.json` and `original.safetensors` of an imported run contain."""
+
+    text: str
+    fields: Fields
+    tensors: list[str]
+    computed: Weights
+
+
+def _read_original(folder: Path) -> _Original | None:
+    """Reads the files; their checksums have been verified with those of the run."""
+    file, buffers = (folder / name for name in ORIGINAL)
+    if not file.is_file():
+        return None
+    content = read_json(file, ORIGINAL_SHAPE, RunError, IMPORT_AGAIN)
+    text = content["config"]
+    try:
+        data = parse_json(text)
+        check_shape(data, {"model_type": str})
+        computed = load_file(buffers) if buffers.is_file() else {}
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{buffers} is damaged: {error}; {IMPORT_AGAIN}") from error
+    except ValueError as error:
+        raise RunError(f"{file}: its config is damaged: {error}; {IMPORT_AGAIN}") from error
+    return _Original(text, Fields(file, data), content["tensors"], computed)
+
+
+def _their_tokenizer(folder: Path, config: ModelConfig) -> Files:
+    """Returns the files of a tokenizer that transformers reads as we do."""
+    files = read_tokenizer(folder)
+    if OWN_FILE not in files or len(files.keys() & {OWN_FILE, JSON_FILE}) > 1:
+        return files
+    return tokenizer_json(BPETokenizer(files[OWN_FILE], str(folder / OWN_FILE)), config.task)
+
+
+def _dtype(weights: Weights) -> str:
+    return str(weights["tokens.weight"].dtype).removeprefix("torch.")
+
+
+def _text(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
@@ -182,9 +221,18 @@ def _check_output(output: Path, overwrite: bool) -> None:
     if not overwrite:
         raise RunError(f"{output} exists; choose another folder, or pass overwrite=True")
     known = {CONFIG, WEIGHTS, *TOKENIZER_FILES, *CTRANSLATE2_FILES}
-    is_model = (output / CTRANSLATE2_FILES[0]).is_file() or is_pretrained(output)
+    is_model = (output / CTRANSLATE2_FILES[0]).is_file() or _is_exported(output / WEIGHTS)
     if not is_model or {path.name for path in output.iterdir()} - known:
         raise RunError(f"{output} is not an exported model and is not overwritten; choose another")
+
+
+def _is_exported(file: Path) -> bool:
+    """Returns whether a file has weights that `export_model` wrote."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            return EXPORTED_BY in (tensors.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def _own_memory(tensors: Weights) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from writehead.errors import RunError, one_line
 from writehead.interop.families import Entry, Family
 
 Weights = dict[str, Tensor]
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_NAMED = 3  # tensors that a message names
 
 
@@ -43,8 +44,8 @@ class Layout:
 
     def to_ours(self, theirs: Mapping[str, Tensor], origin: object) -> Weights:
         """Returns our weights; raises RunError if tensors are missing, unexpected or misshapen."""
-        given = {self.full_name(name): T for name, T in theirs.items()}
-        aliases = {alias: e.theirs for e in self.entries.values() for alias in e.aliases}
+        given = {self.family.full_name(name): T for name, T in theirs.items()}
+        aliases = self._aliases()
         known = self.entries.keys() | aliases.keys()
         extra = [one for one in given if one not in known and not self.family.is_computed(one)]
         for alias, name in aliases.items():
@@ -53,10 +54,10 @@ class Layout:
             if not _equal(given.setdefault(name, given[alias]), given[alias]):
                 raise RunError(f"{origin}: {alias} differs from {name}, but both are one matrix")
         missing = [name for name, e in self.entries.items() if not (e.optional or name in given)]
-        for words, names in (("lacks", missing), ("has unexpected", extra)):
-            if names:
+        for words, faulty in (("lacks", missing), ("has unexpected", extra)):
+            if faulty:
                 raise RunError(
-                    f"{origin} {words} {_named(names)}; its weights and its config.json must "
+                    f"{origin} {words} {_named(faulty)}; its weights and its config.json must "
                     f"belong together: download or copy the folder again"
                 )
         weights: Weights = {}
@@ -65,6 +66,11 @@ class Layout:
             empty = join(entry, [torch.empty(shape, device="meta") for shape in shapes])
             T = given.get(name)
             T = next(iter(given.values())).new_zeros(empty.shape) if T is None else T
+            if T.dtype not in FLOATS:
+                floats = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+                raise RunError(
+                    f"{origin}: {name} has {T.dtype} numbers; use a model with weights in {floats}"
+                )
             if T.shape != empty.shape:
                 raise RunError(
                     f"{origin}: {name} has shape {list(T.shape)}, but its config.json needs "
@@ -75,25 +81,43 @@ class Layout:
             weights |= zip(entry.ours, parts, strict=True)
         return {name: weights[name] for name in self.shapes}
 
-    def to_theirs(self, weights: Mapping[str, Tensor], names: Sequence[str] = ()) -> Weights:
-        """Returns their tensors, under `names` if given, else under one name each."""
-        made = {
+    def to_theirs(self, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns their tensors, under one name each."""
+        return {
             name: join(entry, [weights[one] for one in entry.ours])
             for name, entry in self.entries.items()
         }
-        if not names:
-            return made
-        for entry in self.entries.values():
-            made |= dict.fromkeys(entry.aliases, made[entry.theirs])
-        return {name: made[full] for name in names if (full := self.full_name(name)) in made}
 
-    def full_name(self, name: str) -> str:
-        """Returns the name of a tensor with the prefix, which some files leave out."""
-        return name if name in self.entries or "." not in name else self._with_prefix(name)
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        names: Sequence[str],
+        computed: Mapping[str, Tensor],
+        origin: object,
+    ) -> Weights:
+        """Returns their tensors under the names that a file had, and those that a model computes.
 
-    def _with_prefix(self, name: str) -> str:
-        prefix = self.family.prefix
-        return name if name.startswith((prefix, "lm_head.")) else prefix + name
+        Raises RunError unless these are all tensors of the model.
+        """
+        made = self.to_theirs(weights)
+        aliases = self._aliases()
+        full = {name: self.family.full_name(name) for name in names}
+        covered = {aliases.get(name, name) for name in full.values()}
+        left_out = self.entries.keys() - covered
+        missing = [one for one in left_out if not self.entries[one].optional or made[one].any()]
+        theirs = {name: made.get(aliases.get(one, one)) for name, one in full.items()}
+        extra = [name for name, T in theirs.items() if T is None]
+        wrong = [name for name in extra if not self.family.is_computed(full[name])]
+        if missing or wrong or sorted(extra) != sorted(computed) or len(full) < len(names):
+            differing = sorted({*missing, *wrong, *(computed.keys() ^ set(extra))})
+            raise RunError(
+                f"{origin} does not name each tensor of the model once: {_named(differing)}; "
+                f"import the model again"
+            )
+        return {name: computed[name] if T is None else T for name, T in theirs.items()}
+
+    def _aliases(self) -> dict[str, str]:
+        return {alias: e.theirs for e in self.entries.values() for alias in e.aliases}
 
 
 def split(entry: Entry, T: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

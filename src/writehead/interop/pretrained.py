@@ -1,29 +1,54 @@
 """Reads Hugging Face models, and opens what the name of a run stands for: also their folders."""
 
+import json
+import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 from writehead import runs
 from writehead.config import ModelConfig, QuantizationConfig
-from writehead.data.tokenizer import has_tokenizer, tokenizer_files
+from writehead.data.tokenizer import (
+    Files,
+    has_tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+    tokenizer_files,
+)
 from writehead.errors import RunError, shown
-from writehead.interop.families import Described, find_config, read_exact
-from writehead.interop.hub import find_folder
+from writehead.interop.families import Described, Fields, find_config, read_exact, read_fields
+from writehead.interop.families.family import OUTPUT
+from writehead.interop.hub import find_folder, has_pickles, pickled_advice
 from writehead.interop.layout import Layout, Weights
+from writehead.ops.embedding import sinusoidal
 from writehead.runs import Run
-from writehead.runs.folder import CONFIG, WEIGHTS, empty_model, fill_model, read_quantization
+from writehead.runs.folder import (
+    CONFIG,
+    ORIGINAL,
+    WEIGHTS,
+    empty_model,
+    fill_model,
+    kept_files,
+    read_model,
+    read_quantization,
+)
 from writehead.util.checksums import sha256
 from writehead.util.devices import find_device
 from writehead.util.json_files import read_json
 
+log = logging.getLogger(__name__)
+
 INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
-OUTPUT = "lm_head.weight"
-PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth")
+SINUSOID_TOLERANCE = 0.02  # their angles are rounded to float32, and the table to their dtype
+MAX_POSITIONS = 1 << 20
+# settings of generation_config.json that change which tokens a model may generate
+NOT_APPLIED = ("begin_suppress_tokens", "forced_decoder_ids", "sequence_bias")
 DOWNLOAD_AGAIN = "download or copy the folder again"
 
 
@@ -62,7 +87,9 @@ def read_pretrained(
     if dtype is not None:
         weights = {name: W.to(dtype) for name, W in weights.items()}
     is_computed = described.family.is_computed
-    computed = {name: T for name, T in tensors.items() if is_computed(layout.full_name(name))}
+    full_name = described.family.full_name
+    computed = {name: T for name, T in tensors.items() if is_computed(full_name(name))}
+    _check_sinusoids(described, computed, folder)
     return Pretrained(described, weights, folder, tuple(tensors), computed)
 
 
@@ -80,7 +107,51 @@ def load_run(
     pretrained = read_pretrained(folder, device=place, dtype=dtype)
     model = empty_model(pretrained.config, backend)
     fill_model(model, pretrained.weights, dtype, folder)
+    _warn_of_settings(folder)
     return Run(model.eval(), folder if has_tokenizer(folder) else None)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to write as another run: its weights, and the files to keep beside them."""
+
+    folder: Path
+    config: ModelConfig
+    weights: Weights
+    files: Files
+    quantization: QuantizationConfig | None = None
+
+
+def read_source(run: Path | str, *, dtype: torch.dtype | None = None) -> Source:
+    """Reads a run or a Hugging Face model to write it as another run."""
+    folder = find_folder(run)
+    if is_pretrained(folder):
+        source = import_source(read_pretrained(folder))
+        model = empty_model(source.config)
+        fill_model(model, source.weights, dtype, folder)  # raises if their dtypes differ
+        return replace(source, weights=model.state_dict())
+    model = read_model(folder, dtype=dtype)
+    quantization = read_quantization(folder)
+    return Source(folder, model.config, model.state_dict(), kept_files(folder), quantization)
+
+
+def import_source(pretrained: Pretrained) -> Source:
+    """Checks the tokenizer of a Hugging Face model; returns what to write as a run."""
+    folder = pretrained.folder
+    files = read_tokenizer(folder)
+    if files.keys() - {GENERATION}:
+        load_tokenizer(folder).check_fits(pretrained.config)
+    else:
+        log.warning("%s has no tokenizer; the run will not encode or decode text", folder)
+    _warn_of_settings(folder)
+    original = {
+        "config": (folder / CONFIG).read_text(encoding="utf-8"),
+        "tensors": list(pretrained.tensors),
+    }
+    files[ORIGINAL[0]] = json.dumps(original, indent=1).encode()
+    if pretrained.computed:
+        files[ORIGINAL[1]] = save(pretrained.computed)
+    return Source(folder, pretrained.config, pretrained.weights, files)
 
 
 def read_config(run: Path | str) -> ModelConfig:
@@ -114,14 +185,40 @@ class RunFacts:
 
 
 def _describe(folder: Path) -> Described:
-    return read_exact(folder / CONFIG, generation_values(folder))
+    file = folder / CONFIG
+    return read_exact(Fields(file, read_fields(file)), generation_fields(folder))
 
 
-def generation_values(folder: Path) -> dict[str, Any]:
+def generation_fields(folder: Path) -> Fields:
     """Returns the values of generation_config.json, which not every model has."""
     file = folder / GENERATION
-    values: dict[str, Any] = read_json(file, dict, RunError) if file.is_file() else {}
-    return values
+    return Fields(file, read_fields(file) if file.is_file() else {})
+
+
+def _warn_of_settings(folder: Path) -> None:
+    """Logs settings of the generation that are not applied, and change what is generated."""
+    file = folder / GENERATION
+    data = generation_fields(folder).data if file.is_file() else read_fields(folder / CONFIG)
+    words = data.get("bad_words_ids")
+    several = isinstance(words, list) and any(isinstance(w, list) and len(w) > 1 for w in words)
+    names = [name for name in NOT_APPLIED if data.get(name)]
+    for name in [*names, *(["bad_words_ids of several tokens"] if several else [])]:
+        log.warning("%s: %s is not applied", file if file.is_file() else folder / CONFIG, name)
+
+
+def _check_sinusoids(described: Described, computed: Mapping[str, Tensor], folder: Path) -> None:
+    """Raises RunError if a stored table of positions is not the one that we compute."""
+    config, family = described.config, described.family
+    for name, T in computed.items():
+        if not re.fullmatch(family.sinusoids, family.full_name(name)):
+            continue
+        is_table = T.dim() == 2 and T.shape[1] == config.d and len(T) <= MAX_POSITIONS
+        table = sinusoidal(len(T), config.d, config.sinusoid) if is_table else T
+        table[: config.position_offset] = T[: config.position_offset]  # rows that are not used
+        if not is_table or not torch.allclose(
+            T.cpu().float(), table, rtol=0.0, atol=SINUSOID_TOLERANCE
+        ):
+            raise RunError(f"{folder}: {name} differs from the sinusoidal positions of its config")
 
 
 def layout_of(described: Described) -> Layout:
@@ -138,7 +235,7 @@ def _is_tied(described: Described, tensors: Weights) -> bool:
     Like transformers, we do not tie matrices that are stored with different values.
     """
     layout = layout_of(described)
-    given = {layout.full_name(name): T for name, T in tensors.items()}
+    given = {described.family.full_name(name): T for name, T in tensors.items()}
     output, names = given.get(OUTPUT), [e for e in layout.entries.values() if OUTPUT in e.aliases]
     embedding = given.get(names[0].theirs) if names else None
     return output is None or embedding is None or torch.equal(output, embedding)
@@ -171,10 +268,6 @@ def _weight_files(folder: Path) -> list[str]:
                 f"{folder / INDEX} names {shown(outside[0])}, which is not in its folder"
             )
         return sorted(names)
-    if not (folder / WEIGHTS).is_file() and any(any(folder.glob(one)) for one in PICKLED):
-        raise RunError(
-            f"{folder} has pickled weights, which can run code when they are read; convert them: "
-            f'python -c "from transformers import AutoModelForPreTraining as M; '
-            f'M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
-        )
+    if not (folder / WEIGHTS).is_file() and has_pickles(folder):
+        raise RunError(pickled_advice(str(folder), folder))
     return [WEIGHTS]

@@ -59,16 +59,16 @@ def embed(
 
 
 def sinusoidal(
-    positions: int, d: int, kind: str = "marian", *, device: torch.device | None = None
+    positions: int, d: int, denominator: str = "d", *, device: torch.device | None = None
 ) -> Tensor:
     """Returns the table [positions, d] of sines, then cosines, of position · 10000^(-2i/d).
 
-    Vaswani et al. interleave sines and cosines; like Marian, we do not. With kind="fairseq", the
-    exponent is -2i/(d-2), so that the lowest frequency is 1/10000.
+    Vaswani et al. interleave sines and cosines; we do not. With denominator="d-2", the exponent is
+    -2i/(d-2), so that the lowest frequency is 1/10000.
     """
     i = torch.arange((d + 1) // 2, dtype=torch.float64, device=device)
     position = torch.arange(positions, dtype=torch.float64, device=device)
-    exponents = -2.0 * i / (max(d - 2, 1) if kind == "fairseq" else d)
+    exponents = -2.0 * i / (max(d - 2, 1) if denominator == "d-2" else d)
     angles = position.unsqueeze(1) * 10000.0**exponents  # [positions, d/2]
     return torch.cat([angles.sin(), angles[:, : d // 2].cos()], dim=1).float()
 

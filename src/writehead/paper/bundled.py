@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from writehead.errors import RunError
+from writehead.interop.pretrained import RunFacts
 from writehead.paper.results import ENVIRONMENT, SIZE, Result
 from writehead.runs.bundled import BUNDLED
-from writehead.runs.folder import run_bytes, run_fingerprint
 from writehead.training.evaluate import SEARCHES
 from writehead.util.json_files import read_json
 
@@ -39,13 +39,13 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     }
     before, after, speed = files.values()
     for name in ("quantized", "speed"):
-        if files[name]["fingerprint"] != run_fingerprint(BUNDLED):
+        if files[name]["fingerprint"] != RunFacts.read(BUNDLED).fingerprint:
             raise RunError(
                 f"{paths[name]} was not measured with the bundled weights; measure it again"
             )
     if after["quantization"] is None or before["sentences"] != after["sentences"]:
         raise RunError(f"{paths['float32']} and quantized.json do not match; measure both again")
-    size, bits = run_bytes(BUNDLED), after["quantization"]["bits"]
+    size, bits = RunFacts.read(BUNDLED).bytes, after["quantization"]["bits"]
     searches, hardware = speed["engines"]["ours"]["searches"], speed["environment"]["hardware"]
     rates = " / ".join(f"{searches[name]['sentences_per_second']:.3g}" for name in SEARCHES)
     rows = [

@@ -21,6 +21,7 @@ from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
 from writehead.errors import RunError
 from writehead.interop.convert import METHODS, Method, convert, converted_config
+from writehead.interop.pretrained import RunFacts
 from writehead.paper.experiments import Text
 from writehead.paper.reproduce import (
     Job,
@@ -36,7 +37,7 @@ from writehead.paper.reproduce import (
 )
 from writehead.paper.results import ENVIRONMENT, FORMAT, SCORED, SIZE, Result, result_path
 from writehead.paper.speed import WORKLOADS
-from writehead.runs.folder import read_config, run_fingerprint
+from writehead.runs.folder import read_config
 from writehead.schema import with_settings
 from writehead.training.evaluate import load_sacrebleu
 from writehead.training.journal import read_log
@@ -180,7 +181,7 @@ def reproduce_conversion(conversion: Conversion, report: Reporter | None = None)
         check_started(job, conversion.base)
         text, data = prepare_text(job, report)
         base = _train_base(conversion, data)
-        check_base(job.results, conversion.scale, run_fingerprint(base))
+        check_base(job.results, conversion.scale, RunFacts.read(base).fingerprint)
         make_rows(scored, lambda row: _make(conversion, row, data, text, base), report)
     return [row.result for row in rows]
 
@@ -214,7 +215,7 @@ def _train_base(conversion: Conversion, data: Dataset) -> Path:
 
 def _make(conversion: Conversion, row: Row, data: Dataset, text: Text, base: Path) -> Result:
     """Converts, trains and scores one row; returns its result, and deletes its runs."""
-    job, began, fingerprint = conversion.job, time.monotonic(), run_fingerprint(base)
+    job, began, fingerprint = conversion.job, time.monotonic(), RunFacts.read(base).fingerprint
     device, train = find_device(job.device), None
     free_memory(device)
     # the runs of another base are never resumed

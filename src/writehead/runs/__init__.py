@@ -1,5 +1,5 @@
 """Runs: models on disk, with their tokenizers; full precision, quantized or bundled."""
 
-from writehead.runs.folder import Run, load_run, quantize_run, read_config, save_run
+from writehead.runs.folder import Run, load_run, read_config, save_run
 
-__all__ = ["Run", "load_run", "quantize_run", "read_config", "save_run"]
+__all__ = ["Run", "load_run", "read_config", "save_run"]

@@ -33,12 +33,11 @@ from writehead.data.tokenizer import (
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.layers import Stack
 from writehead.model.transformer import LanguageModel, Transformer, TranslationModel, make_model
-from writehead.runs.quantization import FLOAT16_MAX, dequantize_tensors, quantize_tensors
+from writehead.runs.quantization import dequantize_tensors
 from writehead.util.checksums import (
     CHECKSUMS,
     COPY_AGAIN,
     check_checksum,
-    sha256,
     write_checksums,
 )
 from writehead.util.devices import find_device
@@ -60,16 +59,6 @@ class Run:
 
     model: TranslationModel | LanguageModel
     tokenizer: Path | None
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """Sizes before and after quantization, and the largest error |W - W'| / |W| of a matrix."""
-
-    bytes_before: int
-    bytes_after: int
-    error: float
-    matrix: str
 
 
 class _SkipInit(TorchFunctionMode):
@@ -112,43 +101,31 @@ def load_run(
     return Run(model.eval(), folder if has_tokenizer(folder) else None)
 
 
-def quantize_run(
-    run: Path | str,
-    output: Path | str,
-    config: QuantizationConfig | None = None,
-    *,
-    overwrite: bool = False,
-) -> Quantized:
-    """Writes a quantized copy of `run` to `output`; replaces a run only with `overwrite`."""
-    run, output, config = Path(run), Path(output), config or QuantizationConfig()
-    before = read_quantization(run)
-    if before is not None:
-        raise RunError(f"{run} already has {before.bits} bits; quantize the original run")
-    check_place(output, overwrite)
-    if output.exists() and output.samefile(run):
-        raise RunError(f"{output} is the run to quantize; choose another folder for the result")
-    model = read_model(run, dtype=torch.float32)
-    weights = model.state_dict()
-    for name, W in weights.items():
-        if not bool((W.abs() <= FLOAT16_MAX).all()):
-            raise RunError(f"{run / WEIGHTS}: {name!r} has a weight beyond the range of float16")
-    with run_directory(output, overwrite=overwrite) as fresh:
-        tensors, errors = quantize_tensors(weights, config)
-        write_model(fresh, model.config, tensors, kept_files(run), config)
-    matrix = max(errors, key=errors.__getitem__)
-    return Quantized(run_bytes(run), run_bytes(output), errors[matrix], matrix)
-
-
 def check_place(directory: Path, overwrite: bool) -> None:
     """Raises RunError unless `directory` is free or, with `overwrite`, contains only a run."""
     if not directory.exists():
         return
     if not overwrite:
         raise RunError(f"{directory} exists; choose another folder, or pass overwrite=True")
-    is_run = (directory / CONFIG).is_file()
+    is_run = _has_format(directory / CONFIG)
     if not is_run or {path.name for path in directory.iterdir()} - FILES:
         reason = "contains more than a run" if is_run else "is not a run"
         raise RunError(f"{directory} {reason} and is not overwritten; choose another folder")
+
+
+def _has_format(file: Path) -> bool:
+    """Returns whether a file is the config.json of a run, not of another library."""
+    try:
+        read_json(file, {"format": int}, RunError)
+    except RunError:
+        return False
+    return True
+
+
+def check_different(output: Path, folder: Path) -> None:
+    """Raises RunError if a result would replace the model that it is made of."""
+    if output.exists() and output.samefile(folder):
+        raise RunError(f"{output} is the model itself; choose another folder for the result")
 
 
 @contextmanager
@@ -190,10 +167,17 @@ def write_model(
         data["quantization"] = quantization.to_json()
     (directory / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     tensors = {name: T.detach().cpu().contiguous() for name, T in weights.items()}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it private
+    write_tensors(directory / WEIGHTS, tensors)
     for name, content in files.items():
         (directory / name).write_bytes(content)
+
+
+def write_tensors(
+    file: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes contiguous tensors on the CPU."""
+    save_file(tensors, file, metadata={"format": "pt", **(metadata or {})})
+    file.chmod(0o644)  # safetensors makes it private
 
 
 def _contents(tokenizer: Tokenizer | Path | str | None) -> Files:
@@ -233,17 +217,6 @@ def read_config(directory: Path | str) -> ModelConfig:
 def read_quantization(directory: Path | str) -> QuantizationConfig | None:
     """Reads the quantization config of a run; returns None if it is not quantized."""
     return _read_configs(directory)[1]
-
-
-def run_bytes(directory: Path) -> int:
-    """Total size of the config, weights and tokenizer of a run."""
-    paths = (directory / CONFIG, directory / WEIGHTS, *tokenizer_files(directory))
-    return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def run_fingerprint(directory: Path) -> str:
-    """Identifies the weights of a run: sixteen digits of the SHA-256 of their file."""
-    return sha256(directory / WEIGHTS)[:16]
 
 
 def _read_configs(directory: Path | str) -> tuple[ModelConfig, QuantizationConfig | None]:
@@ -307,7 +280,8 @@ def read_model(
             raise
         reason = " ".join(str(error).split())
         raise RunError(f"{path} does not match its config: {one_line(reason, 300)}") from error
-    for file in (path, path.with_name(CONFIG), *tokenizer_files(path.parent)):
+    original = [path.with_name(name) for name in ORIGINAL]  # a missing one is not checked
+    for file in (path, path.with_name(CONFIG), *tokenizer_files(path.parent), *original):
         check_checksum(file)
     return model
 

@@ -9,10 +9,8 @@ from writehead.config import ModelConfig
 from writehead.data.dataset import Dataset
 from writehead.data.tokenizer import Files, has_tokenizer, load_tokenizer
 from writehead.errors import ConfigError, shown
-from writehead.interop.huggingface import as_run
-from writehead.interop.pretrained import RunFacts, load_run, read_config
+from writehead.interop.pretrained import RunFacts, load_run, read_config, read_source
 from writehead.model import LanguageModel, TranslationModel
-from writehead.runs.folder import kept_files
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,7 @@ class Origin:
 
     def files(self) -> Files:
         """Returns what an imported initial run needs to be exported to its own format again."""
-        if self.init is None:
-            return {}
-        with as_run(self.init) as folder:
-            return kept_files(folder)
+        return {} if self.init is None else read_source(self.init).files
 
     def read_teacher(
         self, device: torch.device, dtype: torch.dtype

@@ -1,5 +1,6 @@
 """The families of Hugging Face models, and the one reader of their configs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,25 @@ from writehead.interop.families.t5 import MT5, T5
 from writehead.util.json_files import read_json
 
 __all__ = [
-    "EXPORTED",
     "FAMILIES",
+    "FORMATS",
+    "IMPORTED",
+    "TO_CTRANSLATE2",
+    "TO_HUGGING_FACE",
     "Described",
     "Entry",
     "Family",
+    "Fields",
     "describe",
     "find_config",
     "read_exact",
-    "read_values",
+    "read_fields",
 ]
 
+FORMATS = TO_HUGGING_FACE, TO_CTRANSLATE2 = "huggingface", "ctranslate2"  # of exports
 CONFIG, MAX_BYTES = "config.json", 1 << 20
-IMPORTED = (MARIAN, M2M100, GPT2, GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, T5, MT5)
-# the first that fits is used
-EXPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100, T5, MT5)
+# models of ours are exported to the first that fits
+IMPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100, T5, MT5)
 EXPLAINED = (BART, MBART, GEMMA2, QWEN2, QWEN3)
 FAMILIES = {family.name: family for family in sorted((*IMPORTED, *EXPLAINED), key=lambda f: f.name)}
 
@@ -59,58 +64,71 @@ def describe(file: Path) -> Described:
 
     Raises ConfigError if the file is damaged or the family is unknown.
     """
-    family, fields = _open(file, read_fields(file), list(FAMILIES))
-    config = ModelConfig(**family.read(fields))
-    return Described(family, config, tuple(fields.notes))
+    family, fields = _open(Fields(file, read_fields(file)), FAMILIES)
+    return Described(family, _config(file, family.read(fields)), tuple(fields.notes))
 
 
-def read_exact(file: Path, generation: dict[str, Any] | None = None) -> Described:
+def read_exact(given: Fields, generation: Fields | None = None) -> Described:
     """Reads a config to import the model; raises ConfigError unless it is expressed exactly.
 
     `generation` are the values of generation_config.json, which take precedence.
     """
-    return read_values(file, read_fields(file), generation)
-
-
-def read_values(
-    file: Path, data: dict[str, Any], generation: dict[str, Any] | None = None
-) -> Described:
-    """Does what `read_exact` does for the values of a config; `file` is named in errors."""
-    family, fields = _open(file, data, sorted(family.name for family in IMPORTED))
+    family, fields = _open(given, sorted(family.name for family in IMPORTED))
     config = family.read(fields)
-    tokens = _tokens({**fields.data, **(generation or {})}, config)
     if fields.notes:
-        raise ConfigError(f"{file} describes a model that writehead lacks: {fields.notes[0]}")
-    try:
-        return Described(family, ModelConfig(**config, **tokens), ())
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{fields.file} cannot be imported: {fields.notes[0]}")
+    tokens = _tokens(family, fields, generation or Fields(fields.file, {}), config)
+    return Described(family, _config(fields.file, config | tokens), ())
 
 
 def read_fields(file: Path) -> dict[str, Any]:
     """Reads the values of a config file."""
-    advice = "use the config.json of a Hugging Face model"
+    advice = "download or copy it again"
     data: dict[str, Any] = read_json(file, dict, ConfigError, advice, max_bytes=MAX_BYTES)
     return data
 
 
-def _open(file: Path, data: dict[str, Any], known: list[str]) -> tuple[Family, Fields]:
-    kind = data.get("model_type")
+def _open(fields: Fields, known: Iterable[str]) -> tuple[Family, Fields]:
+    kind = fields.data.get("model_type")
     if not isinstance(kind, str) or kind not in known:
         names = ", ".join(known)
-        raise ConfigError(f"{file} has model_type {shown(kind)}; supported: {names}")
-    return FAMILIES[kind], Fields(file, data)
+        raise ConfigError(f"{fields.file} has model_type {shown(kind)}; supported: {names}")
+    quantized = fields.get("quantization_config") is not None
+    fields.note("its weights are quantized (quantization_config)", quantized)
+    return FAMILIES[kind], fields
 
 
-def _tokens(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the special tokens; a translation starts with decoder_start_token_id."""
-    eos = data.get("eos_token_id")
-    if isinstance(eos, list) and eos:
-        eos = eos[0]
-    pad = data.get("pad_token_id")
+def _config(file: Path, values: dict[str, Any]) -> ModelConfig:
+    try:
+        return ModelConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _tokens(
+    family: Family, fields: Fields, generation: Fields, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the special tokens; a translation starts with decoder_start_token_id.
+
+    Those that no file names are the family's, if the model has them. Of several end tokens, the
+    first is `eos`; the tokenizer has all.
+    """
+    size: int = config["vocab_size"]
     start = "decoder_start_token_id" if config["task"] == "translation" else "bos_token_id"
-    tokens = {"eos": eos, "pad": pad, "bos": data.get(start)}
-    given = {name: value for name, value in tokens.items() if value is not None}
-    default = given.get("eos", 0)
-    first = given.get("pad", default) if config["task"] == "translation" else default
-    return {"pad": default, "bos": first, "eos": default} | given
+    names = {"eos": "eos_token_id", "pad": "pad_token_id", "bos": start}
+    tokens: dict[str, Any] = {}
+    for ours, name in names.items():
+        source = fields if generation.get(name) is None else generation
+        value = source.get(name)
+        several = value if ours == "eos" and isinstance(value, list) else [value]
+        found = [source.token(name, one, size) for one in several if one is not None and one != -1]
+        default = family.tokens.get(ours)
+        if not found and default is not None and default < size:
+            found = [default]
+        if found:
+            tokens[ours] = found[0]
+    if "eos" not in tokens:
+        raise ConfigError(f"{fields.file} lacks eos_token_id; add it")
+    tokens.setdefault("pad", tokens["eos"])
+    tokens.setdefault("bos", tokens["pad" if config["task"] == "translation" else "eos"])
+    return tokens

@@ -6,6 +6,7 @@ from typing import Any
 from writehead.config import ModelConfig
 from writehead.interop.families.family import (
     OUR_ACTIVATIONS,
+    OUTPUT,
     Entries,
     Entry,
     Family,
@@ -56,13 +57,13 @@ def read_layers(
         "decoder_layers": fields.size("decoder_layers"),
         "source_positions": positions,
         "target_positions": positions,
-        "tied": fields.get("tie_word_embeddings", True),
-        "embedding_scale": d**0.5 if fields.get("scale_embedding", scaled) else None,
+        "tied": fields.flag("tie_word_embeddings", True),
+        "embedding_scale": d**0.5 if fields.flag("scale_embedding", scaled) else None,
         "norm": "layer",
         "norm_epsilon": 1e-5,
         "activation": fields.activation("activation_function", activation),
         "bias": True,
-        "dropout": fields.get("dropout", 0.1),
+        "dropout": fields.fraction("dropout", 0.1),
         "logit_scale": 1.0,
     }
 
@@ -99,7 +100,7 @@ def layer_entries(config: ModelConfig) -> Entries:
     """Yields the embeddings and the layers; final norms and biases differ between families."""
     sides = ("encoder", "decoder")
     names = [f"model.{side}.embed_tokens.weight" for side in sides]
-    copies = ("lm_head.weight",) if config.tied else ()
+    copies = (OUTPUT,) if config.tied else ()
     if config.source_vocab_size is None:
         aliases = (*names, *copies)
         yield Entry("model.shared.weight", ("tokens.weight",), aliases=aliases)
@@ -107,7 +108,7 @@ def layer_entries(config: ModelConfig) -> Entries:
         yield Entry(names[0], ("source_tokens.weight",))
         yield Entry(names[1], ("tokens.weight",), aliases=copies)
     if not config.tied:
-        yield Entry("lm_head.weight", ("output.weight",))
+        yield Entry(OUTPUT, ("output.weight",))
     layers: Mapping[str, int]
     layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side, count in layers.items():

@@ -6,7 +6,7 @@ express. Importing refuses such a model; explaining its cost lists the notes as 
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from writehead.config import ModelConfig, Task
 from writehead.errors import ConfigError, shown
 
 MAX_SIZE = 1 << 24
+OUTPUT = "lm_head.weight"  # the output matrix, in all families
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -42,10 +43,44 @@ class Fields:
         value = self.get(name, default)
         if value is None:
             raise ConfigError(f"{self.file} lacks {name}; use a complete config.json")
-        if type(value) is not int or not 0 < value <= MAX_SIZE:
-            raise ConfigError(
-                f"{self.file} has {name}={shown(value)}, not an integer from 1 to {MAX_SIZE:,}"
-            )
+        is_size = type(value) is int and 0 < value <= MAX_SIZE
+        return int(self._checked(is_size, name, value, f"an integer from 1 to {MAX_SIZE:,}"))
+
+    def token(self, name: str, value: object, vocab_size: int) -> int:
+        """Returns a token id, which may come from another file, if the model has it."""
+        is_token = type(value) is int and 0 <= value < vocab_size
+        words = f"a token of the model, which has {vocab_size:,}"
+        token: int = self._checked(is_token, name, value, words)
+        return token
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Returns true or false."""
+        value = self.get(name, default)
+        return bool(self._checked(isinstance(value, bool), name, value, "true or false"))
+
+    def number(self, name: str, default: float, *, above: float = 0.0) -> float:
+        """Returns a number above a limit."""
+        value = self.get(name, default)
+        is_number = type(value) in (int, float) and value > above
+        number: float = self._checked(is_number, name, value, f"a number above {above:g}")
+        return number
+
+    def fraction(self, name: str, default: float) -> float:
+        """Returns a number from 0 to 1, such as a dropout rate."""
+        value = self.get(name, default)
+        is_fraction = type(value) in (int, float) and 0 <= value < 1
+        number: float = self._checked(is_fraction, name, value, "a number from 0 to below 1")
+        return number
+
+    def inner(self, name: str) -> "Fields | None":
+        """Returns the values of an inner object, if it is there."""
+        if (value := self.get(name)) is None:
+            return None
+        return Fields(self.file, self._checked(isinstance(value, dict), name, value, "an object"))
+
+    def _checked(self, fits: bool, name: str, value: Any, words: str) -> Any:
+        if not fits:
+            raise ConfigError(f"{self.file} has {name}={shown(value)}, not {words}")
         return value
 
     def depth(self, d: int, h: int) -> int:
@@ -56,7 +91,10 @@ class Fields:
 
     def activation(self, name: str, default: str) -> str:
         """Returns our name of an activation."""
-        value = self.get(name, default)
+        return self.known_activation(self.get(name, default))
+
+    def known_activation(self, value: object) -> str:
+        """Returns our name of an activation that is a part of another value."""
         if not isinstance(value, str) or value not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConfigError(f"{self.file} has the activation {shown(value)}; supported: {known}")
@@ -104,10 +142,17 @@ class Family:
     biased: bool = False  # all its projections have biases
     prefix: str = "model."  # some files leave it out
     computed: str = "$^"  # matches names of tensors that the model computes
+    sinusoids: str = "$^"  # the same for tables of sinusoidal positions, which must be ours
+    tokens: Mapping[str, int] = field(default_factory=dict)  # eos, pad and bos of files without
 
     def is_computed(self, name: str) -> bool:
-        """Returns whether a tensor is a table that follows from the config."""
-        return re.fullmatch(self.computed, name) is not None
+        """Returns whether a tensor follows from the config."""
+        return re.fullmatch(f"{self.computed}|{self.sinusoids}", name) is not None
+
+    def full_name(self, name: str) -> str:
+        """Returns the name of a tensor with the prefix."""
+        is_full = "." not in name or name.startswith((self.prefix, OUTPUT.partition(".")[0]))
+        return name if is_full else self.prefix + name
 
 
 def renamed(theirs: str, ours: str, names: Mapping[str, str], **layout: Any) -> Entries:

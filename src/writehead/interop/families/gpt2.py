@@ -5,6 +5,7 @@ from typing import Any
 from writehead.config import ModelConfig
 from writehead.interop.families.family import (
     OUR_ACTIVATIONS,
+    OUTPUT,
     Entries,
     Entry,
     Family,
@@ -27,8 +28,8 @@ def read_gpt(fields: Fields, activation: str) -> dict[str, Any]:
     vocab_size, layers = fields.size("vocab_size"), fields.size("n_layer")
     d, h = fields.size("n_embd"), fields.size("n_head")
     k = fields.depth(d, h)
-    fields.note("it has encoder-decoder attention", fields.get("add_cross_attention"))
-    fields.note("attention is not scaled", fields.get("scale_attn_weights", True) is not True)
+    fields.note("it has encoder-decoder attention", fields.flag("add_cross_attention"))
+    fields.note("attention is not scaled", not fields.flag("scale_attn_weights", True))
     return {
         "task": "language",
         "vocab_size": vocab_size,
@@ -40,19 +41,19 @@ def read_gpt(fields: Fields, activation: str) -> dict[str, Any]:
         "v": k,
         "decoder_layers": layers,
         "target_positions": fields.size("n_positions", 1024),
-        "tied": fields.get("tie_word_embeddings", True),
+        "tied": fields.flag("tie_word_embeddings", True),
         "norm": "layer",
-        "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5),
         "activation": fields.activation("activation_function", activation),
         "bias": True,
-        "dropout": fields.get("resid_pdrop", 0.1),
+        "dropout": fields.fraction("resid_pdrop", 0.1),
         "logit_scale": 1.0,
     }
 
 
 def read(fields: Fields) -> dict[str, Any]:
     """Reads a GPT-2 config."""
-    by_layer = fields.get("scale_attn_by_inverse_layer_idx")
+    by_layer = fields.flag("scale_attn_by_inverse_layer_idx")
     fields.note("attention is scaled by the number of its layer", by_layer)
     return read_gpt(fields, "gelu_new")
 
@@ -75,12 +76,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def gpt_entries(config: ModelConfig, *, transposed: bool, heads: int | None) -> Entries:
     """Yields the names of all tensors; with `heads`, Q, K and V are joined head by head."""
-    copies = ("lm_head.weight",) if config.tied else ()
+    copies = (OUTPUT,) if config.tied else ()
     yield Entry("transformer.wte.weight", ("tokens.weight",), aliases=copies)
     yield Entry("transformer.wpe.weight", ("decoder.positions.weight",))
     yield Entry("transformer.ln_f", ("decoder.norm",))
     if not config.tied:
-        yield Entry("lm_head.weight", ("output.weight",))
+        yield Entry(OUTPUT, ("output.weight",))
     for i in range(config.decoder_layers):
         names = f"transformer.h.{i}", f"decoder.layers.{i}"
         yield from renamed(*names, LAYER, transposed=transposed)
@@ -101,4 +102,5 @@ GPT2 = Family(
     biased=True,
     prefix="transformer.",
     computed=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
+    tokens={"eos": 50_256, "bos": 50_256},
 )

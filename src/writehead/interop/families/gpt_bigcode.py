@@ -11,7 +11,7 @@ from writehead.interop.families.gpt2 import write as write_gpt
 def read(fields: Fields) -> dict[str, Any]:
     """Reads a GPT-BigCode config."""
     config = read_gpt(fields, "gelu_pytorch_tanh")
-    return config | {"g": 1 if fields.get("multi_query", True) is True else config["h"]}
+    return config | {"g": 1 if fields.flag("multi_query", True) else config["h"]}
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -34,4 +34,5 @@ GPT_BIGCODE = Family(
     biased=True,
     prefix="transformer.",
     computed=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
+    tokens={"eos": 50_256, "bos": 50_256},
 )

@@ -4,8 +4,10 @@ from functools import partial
 from typing import Any
 
 from writehead.config import ModelConfig
+from writehead.errors import shown
 from writehead.interop.families.family import (
     OUR_ACTIVATIONS,
+    OUTPUT,
     Entries,
     Entry,
     Family,
@@ -33,7 +35,7 @@ def read_llama(
     d, h = fields.size("hidden_size"), fields.size("num_attention_heads")
     has_depth = fields.get("head_dim", head_dim) is not None
     k = fields.size("head_dim", head_dim) if has_depth else fields.depth(d, h)
-    biases = {name: bool(fields.get(name)) for name in ("attention_bias", "mlp_bias")}
+    biases = {name: fields.flag(name) for name in ("attention_bias", "mlp_bias")}
     is_mixed = len(set(biases.values())) > 1
     fields.note("only some of its projections have biases", is_mixed)
     return {
@@ -49,8 +51,8 @@ def read_llama(
         "target_positions": fields.size("max_position_embeddings", 2048),
         "positions": "rotary",
         **_rotary(fields),
-        "tied": fields.get("tie_word_embeddings", tied),
-        "norm_epsilon": fields.get("rms_norm_eps", 1e-6),
+        "tied": fields.flag("tie_word_embeddings", tied),
+        "norm_epsilon": fields.number("rms_norm_eps", 1e-6),
         "activation": fields.activation("hidden_act", activation),
         "gated": True,
         "bias": not is_mixed and biases["mlp_bias"],
@@ -61,21 +63,28 @@ def read_llama(
 
 def _rotary(fields: Fields) -> dict[str, Any]:
     """Reads the options of rotary positions, which older files call rope_scaling."""
-    options = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    options = options if isinstance(options, dict) else {}
+    options = fields.inner("rope_parameters") or fields.inner("rope_scaling")
+    options = options or Fields(fields.file, {})
     kind = options.get("rope_type", options.get("type", "default"))
-    config = {"rotary_base": options.get("rope_theta", fields.get("rope_theta", 10_000.0))}
+    config = {"rotary_base": options.number("rope_theta", _base(fields), above=1.0)}
     part = options.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     fields.note("only a part of each head has rotary positions", part != 1.0)
     needed = {"default": [], "linear": ["factor"], "llama3": ["factor", *LLAMA3.values()]}
-    if kind in needed and all(options.get(name) is not None for name in needed[kind]):
-        if kind != "default":
-            config["rotary_factor"] = options["factor"]
-        if kind == "llama3":
-            config |= {ours: options[theirs] for ours, theirs in LLAMA3.items()}
-    else:
-        fields.note(f"the scaling of its rotary positions is {kind!r:.20}", True)
+    names = needed.get(kind) if isinstance(kind, str) else None
+    if names is None or any(options.get(name) is None for name in names):
+        fields.note(f"the scaling of its rotary positions is {shown(kind, 20)}", True)
+        return config
+    if names:
+        config["rotary_factor"] = options.number("factor", 1.0)
+    if kind == "llama3":
+        config["rotary_original"] = options.size(LLAMA3["rotary_original"])
+        config["rotary_low"] = low = options.number(LLAMA3["rotary_low"], 1.0)
+        config["rotary_high"] = options.number(LLAMA3["rotary_high"], 4.0, above=low)
     return config
+
+
+def _base(fields: Fields) -> float:
+    return fields.number("rope_theta", 10_000.0, above=1.0)
 
 
 LLAMA3 = {
@@ -114,7 +123,8 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
 def read_mistral(fields: Fields) -> dict[str, Any]:
     """Reads a Mistral config; all its layers may have a sliding window, as local attention has."""
     kinds = fields.get("layer_types", [])
-    fields.note("only some of its layers have a sliding window", len(set(map(str, kinds))) > 1)
+    is_mixed = not isinstance(kinds, list) or len({*map(str, kinds)}) > 1
+    fields.note("only some of its layers have a sliding window", is_mixed)
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     return read_llama(fields) | {"window": window, "bias": False}
 
@@ -126,7 +136,7 @@ def write_mistral(config: ModelConfig) -> dict[str, Any]:
 
 def read_gemma(fields: Fields) -> dict[str, Any]:
     """Reads a Gemma config; early files name a different activation than the models use."""
-    both = fields.get("use_bidirectional_attention")
+    both = fields.flag("use_bidirectional_attention")
     fields.note("tokens also attend to those after them", both)
     config = read_llama(fields, tied=True, activation="gelu_new", head_dim=256)
     if config["activation"] == "gelu":
@@ -146,25 +156,34 @@ def read_qwen(fields: Fields) -> dict[str, Any]:
     is_second = fields.data["model_type"] == "qwen2"
     fields.note("only some of its projections have biases", is_second)
     fields.note("it has query and key norms", not is_second)
-    window = fields.size("sliding_window") if fields.get("use_sliding_window") else None
+    window = fields.size("sliding_window") if fields.flag("use_sliding_window") else None
     return read_llama(fields) | {"window": window}
 
 
 def entries(config: ModelConfig) -> Entries:
     """Yields the names of all tensors."""
-    copies = ("lm_head.weight",) if config.tied else ()
+    copies = (OUTPUT,) if config.tied else ()
     yield Entry("model.embed_tokens.weight", ("tokens.weight",), aliases=copies)
     yield Entry("model.norm", ("decoder.norm",))
     if not config.tied:
-        yield Entry("lm_head.weight", ("output.weight",))
+        yield Entry(OUTPUT, ("output.weight",))
     for i in range(config.decoder_layers):
         yield from renamed(f"model.layers.{i}", f"decoder.layers.{i}", LAYER)
 
 
-_family = partial(Family, entries=entries, computed=r"model\.layers\.\d+\..*rotary_emb\.inv_freq")
+TOKENS = {"eos": 2, "bos": 1}
+_family = partial(
+    Family, entries=entries, computed=r"model\.layers\.\d+\..*rotary_emb\.inv_freq", tokens=TOKENS
+)
 LLAMA = _family("llama", read_llama, architecture="LlamaForCausalLM", write=write_llama)
 MISTRAL = _family("mistral", read_mistral, architecture="MistralForCausalLM", write=write_mistral)
-GEMMA = _family("gemma", read_gemma, architecture="GemmaForCausalLM", write=write_llama)
+GEMMA = _family(
+    "gemma",
+    read_gemma,
+    architecture="GemmaForCausalLM",
+    write=write_llama,
+    tokens={"eos": 1, "bos": 2, "pad": 0},
+)
 GEMMA2 = Family("gemma2", read_gemma2)
 QWEN2 = Family("qwen2", read_qwen)
 QWEN3 = Family("qwen3", read_qwen)

@@ -10,9 +10,9 @@ from writehead.interop.families.family import Entries, Entry, Family, Fields
 def read(fields: Fields) -> dict[str, Any]:
     """Reads an M2M-100 config; positions count from the one after the padding token's id."""
     config = read_layers(fields, activation="relu", scaled=True)
-    offset = fields.get("pad_token_id", 1)
-    config |= {"positions": "sinusoidal", "sinusoid": "fairseq"}
-    return config | {"position_offset": offset + 1 if type(offset) is int else 2}
+    offset = fields.token("pad_token_id", fields.get("pad_token_id", 1), config["vocab_size"])
+    config |= {"positions": "sinusoidal", "sinusoid": "d-2"}
+    return config | {"position_offset": offset + 1}
 
 
 def entries(config: ModelConfig) -> Entries:
@@ -30,5 +30,6 @@ M2M100 = Family(
     write_layers,
     "translation",
     biased=True,
-    computed=r"model\.(en|de)coder\.embed_positions\.weights",
+    sinusoids=r"model\.(en|de)coder\.embed_positions\.weights",
+    tokens={"eos": 2, "pad": 1, "bos": 2},
 )

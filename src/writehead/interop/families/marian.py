@@ -11,7 +11,7 @@ def read(fields: Fields) -> dict[str, Any]:
     """Reads a Marian config; source and target may have separate vocabularies."""
     config = read_layers(fields)
     config |= {"norm_place": "post", "positions": "sinusoidal", "output_bias": True}
-    if fields.get("share_encoder_decoder_embeddings", True) is False:
+    if not fields.flag("share_encoder_decoder_embeddings", True):
         config["source_vocab_size"] = config["vocab_size"]
         config["vocab_size"] = fields.size("decoder_vocab_size", config["vocab_size"])
     return config
@@ -40,5 +40,6 @@ MARIAN = Family(
     write,
     "translation",
     biased=True,
-    computed=r"model\.(en|de)coder\.embed_positions\.weight",
+    sinusoids=r"model\.(en|de)coder\.embed_positions\.weight",
+    tokens={"eos": 0, "pad": 58_100, "bos": 58_100},
 )

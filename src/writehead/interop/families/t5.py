@@ -3,7 +3,7 @@
 from typing import Any
 
 from writehead.config import ModelConfig
-from writehead.interop.families.family import Entries, Entry, Family, Fields, renamed
+from writehead.interop.families.family import OUTPUT, Entries, Entry, Family, Fields, renamed
 
 ATTENTION = {"q": "P_q", "k": "P_k", "v": "P_v", "o": "P_o"}
 POSITIONS = 512  # of files that do not name any; the models were trained with as many
@@ -13,11 +13,10 @@ def read(fields: Fields) -> dict[str, Any]:
     """Reads a T5 or mT5 config; T5 v1.1 and mT5 have gates."""
     layers, k, d = fields.size("num_layers"), fields.size("d_kv"), fields.size("d_model")
     is_t5, h = fields.data["model_type"] == "t5", fields.size("num_heads")
-    kind, _, name = str(fields.get("feed_forward_proj", "relu")).rpartition("-")
-    names = {"feed_forward_proj": "gelu_new" if kind and name == "gelu" else name}
-    tied = fields.get("tie_word_embeddings", True)
+    gated, activation = _feed_forward(fields)
+    tied = fields.flag("tie_word_embeddings", True)
     # files of transformers before version 5 say by untied embeddings that outputs are not scaled
-    is_scaled = is_t5 and fields.get("scale_decoder_outputs", tied) is not False
+    is_scaled = is_t5 and fields.flag("scale_decoder_outputs", tied)
     positions = fields.size("n_positions", POSITIONS)
     return {
         "task": "translation",
@@ -37,21 +36,30 @@ def read(fields: Fields) -> dict[str, Any]:
         "relative_distance": fields.size("relative_attention_max_distance", 128),
         "attention_scale": 1.0,
         "tied": tied,
-        "norm_epsilon": fields.get("layer_norm_epsilon", 1e-6),
-        "activation": Fields(fields.file, names).activation("feed_forward_proj", "relu"),
-        "gated": bool(kind),
-        "dropout": fields.get("dropout_rate", 0.1),
+        "norm_epsilon": fields.number("layer_norm_epsilon", 1e-6),
+        "activation": activation,
+        "gated": gated,
+        "dropout": fields.fraction("dropout_rate", 0.1),
         "logit_scale": d**-0.5 if is_scaled else 1.0,
     }
+
+
+def _feed_forward(fields: Fields) -> tuple[bool, str]:
+    """Reads values such as gated-gelu, which is the approximation by tanh."""
+    value = fields.get("feed_forward_proj", "relu")
+    if value == "gated-gelu":
+        return True, fields.known_activation("gelu_new")
+    gated = isinstance(value, str) and value.startswith("gated-")
+    return gated, fields.known_activation(value.removeprefix("gated-") if gated else value)
 
 
 def entries(config: ModelConfig) -> Entries:
     """Yields the names of all tensors; a layer of theirs is a sublayer of ours."""
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    head = ("lm_head.weight",) if config.tied else ()
+    head = (OUTPUT,) if config.tied else ()
     yield Entry("shared.weight", ("tokens.weight",), aliases=(*copies, *head))
     if not config.tied:
-        yield Entry("lm_head.weight", ("output.weight",))
+        yield Entry(OUTPUT, ("output.weight",))
     wide = {"wi": "widen"} if not config.gated else {"wi_0": "gate", "wi_1": "widen"}
     feed_forward = wide | {"wo": "narrow"}
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
@@ -95,7 +103,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 COMPUTED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 T5, MT5 = (
-    Family(name, read, entries, architecture, write, "translation", prefix="", computed=COMPUTED)
+    Family(
+        *(name, read, entries, architecture, write, "translation"),
+        prefix="",
+        computed=COMPUTED,
+        tokens={"eos": 1, "pad": 0, "bos": 0},
+    )
     for name, architecture in (
         ("t5", "T5ForConditionalGeneration"),
         ("mt5", "MT5ForConditionalGeneration"),
