@@ -79,6 +79,7 @@ def test_lines_are_translated_in_order(writehead, small_runs, arguments, options
 
 
 def test_every_input_line_gives_one_output_line(writehead, caplog):
+    caplog.set_level("WARNING", "writehead.data.lines")  # a server, in another test, is quieter
     lines = [line.replace("\n", " ") for line in ODD] + LINES + ["the cat small_runs. " * 40]
     options = ("--temperature=3", "--device=cpu")  # draws control characters too
     code, out, _ = writehead("translate", *options, stdin="\r\n".join(lines).encode() + b"\r\n")

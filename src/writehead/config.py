@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 from writehead.schema import INT32, JsonConfig, check_bounds, check_sizes, check_types
 
 MAX_LAYERS = 500  # per stack; building a layer takes time
@@ -245,6 +245,36 @@ class PrepareConfig(JsonConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VocabularyConfig(JsonConfig):
+    """What a dataset shares with its models: sizes, special tokens and languages.
+
+    The defaults are those of the tokenizer that we train.
+    """
+
+    vocab_size: int
+    source_vocab_size: int | None = None
+    pad: int = 0
+    bos: int = 0  # before each translation
+    eos: int = 1
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_sizes(self, "vocab_size", "source_vocab_size")
+        check_bounds(self, "pad", "bos", "eos", ge=0, lt=self.vocab_size)
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, source_lang: str | None = None, target_lang: str | None = None
+    ) -> Self:
+        """Returns the vocabulary of a model, used for two languages."""
+        names = ("vocab_size", "source_vocab_size", "pad", "bos", "eos")
+        fields = {name: getattr(model, name) for name in names}
+        return cls(**fields, source_lang=source_lang, target_lang=target_lang)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(JsonConfig):
     """How to train; the defaults are those of the paper's translation models and their library."""
 
@@ -371,6 +401,16 @@ class DecodeConfig:
             return self
         one = self.temperature is not None or self.repetition_penalty is not None
         return dataclasses.replace(self, beam=1 if one else beam)
+
+
+def check_options(options: object, beam: int = 1) -> DecodeConfig:
+    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
+    if not isinstance(options, DecodeConfig):
+        raise ConfigError(
+            f"options must be a DecodeConfig, not {shown(options)} of type "
+            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
+        )
+    return options.with_default_beam(beam)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from writehead.schema import check_bounds, check_types
 
 # per position of a row: int32 history (two), forced prefix and ancestors; float32 random numbers
 SEARCH_BYTES = 20
+MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,15 @@ def parameters(config: ModelConfig) -> dict[str, int]:
         "norms": norms * d * (2 if config.norm == "layer" and config.bias else 1),
     }
     return {name: count for name, count in counts.items() if count}
+
+
+def check_config(config: object) -> None:
+    """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"config must be a ModelConfig, not {shown(config)}; use preset()")
+    count = sum(parameters(config).values())
+    if count > MAX_PARAMETERS:
+        raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")
 
 
 def kv_bytes(config: ModelConfig, setting: Setting) -> dict[str, int]:

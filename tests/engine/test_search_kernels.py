@@ -11,7 +11,7 @@ from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
 from writehead.config import AttentionConfig, DecodeConfig
 from writehead.engine import search_kernels
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, with_tuples
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
 from writehead.errors import BackendError, ConfigError, TokenError
 from writehead.model import KVCache
 
@@ -74,7 +74,7 @@ def collect(search: Search, admitted: dict[int, Options]) -> list[list[Hypothesi
     n_best = max(one.config.n_best for one in options)
     packed = search.collect(torch.tensor([*admitted], device=DEVICE), n_best)
     found = make_hypotheses(packed.cpu().numpy(), options)
-    return [with_tuples(some) for some in found]
+    return [[one.with_tuple() for one in some] for some in found]
 
 
 def run(

@@ -12,7 +12,7 @@ from writehead.ops.rotary import Rotary, Scaling
 @pytest.mark.parametrize("original", [None, 64])
 def test_scaling_divides_low_frequencies_and_keeps_high_ones(original):
     factor, low, high, k, base = 3.0, 1.5, 5.0, 14, 40.0
-    rotary = Rotary.make(5, k, base, scaling=Scaling(factor, original, low, high))
+    rotary = Rotary.make(5, k, base, Scaling(factor, original, low, high))
     kept = set()
     for i in range(k // 2):
         frequency = base ** (-2 * i / k)

@@ -171,8 +171,8 @@ def test_runs_that_do_not_fit_are_refused(dataset, teacher, converted, tmp_path)
         (dataset, {"teacher": bare}, ConfigError, "has vocab_size=331"),
         (dataset, {"teacher": language}, ConfigError, "has task='language'"),
         (dataset, {"teacher": moved}, ConfigError, "has bos=2"),
-        (other, {"init": converted}, ConfigError, "another vocabulary"),
-        (other, {"teacher": teacher}, ConfigError, "another vocabulary"),
+        (other, {"init": converted}, ConfigError, "another tokenizer.*prepare the text"),
+        (other, {"teacher": teacher}, ConfigError, "another tokenizer.*prepare the text"),
         (dataset, {"teacher": tmp_path / "none"}, RunError, "there is no run"),
     ):
         with pytest.raises(error, match=words):

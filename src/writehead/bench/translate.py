@@ -199,7 +199,7 @@ def _utilisation(
     figures: dict[str, Any] = {
         "steps": stats.steps // job.repeats,
         "rows_per_step": stats.rows / max(stats.steps, 1),
-        "occupancy": stats.occupancy,
+        "occupancy": stats.loaded_rows / stats.loaded_slots if stats.loaded_slots else 1.0,
     }
     if job.device.type == "cuda":
         work = partial(translate, job.lines[:PROFILED], beam)

@@ -8,12 +8,13 @@ from rich.table import Table
 from typer import Option
 
 from writehead.cli.app import Page, app
-from writehead.cli.options import Threads, resumable
+from writehead.cli.options import SourceLang, TargetLang, Threads, resumable
 from writehead.config import PrepareConfig
 from writehead.errors import ConfigError
 
 if TYPE_CHECKING:
     from writehead.data.dataset import Dataset
+    from writehead.data.prepare import ModelTokenizer
     from writehead.data.sources import Inputs
 
 Paths = list[Path] | None
@@ -45,6 +46,12 @@ def prepare_command(
     max_words: Annotated[
         int | None, Option(help="With --embedded: maximum words per sentence.")
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        Option(help="Use the tokenizer of this run or Hugging Face model instead of training one."),
+    ] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     vocab_size: Annotated[
         int | None, Option(help="Default: 32000 (2000 with --embedded), or less for little text.")
     ] = None,
@@ -65,8 +72,12 @@ def prepare_command(
 
     Example: writehead prepare data/ende --source train.en.xz --target train.de.xz
     --dev-source dev.en --dev-target dev.de --vocab-size 16000
+
+    To train an imported model: writehead prepare data/ende --source train.en --target train.de
+    --tokenizer Helsinki-NLP/opus-mt-en-de
     """
     inputs = _find_inputs(context.params)
+    given = _find_tokenizer(context.params)
     from writehead.data.prepare import prepare
     from writehead.util.progress import Reporter
 
@@ -79,7 +90,11 @@ def prepare_command(
     fit, progress = vocab_size is None, Reporter()
     with resumable():
         made = prepare(
-            dataset, inputs, config, threads=threads, progress=progress, fit_vocab_size=fit
+            *(dataset, inputs, config),
+            threads=threads,
+            progress=progress,
+            fit_vocab_size=fit,
+            tokenizer=given,
         )
     _print_summary(made, Page(highlight=False))
 
@@ -111,6 +126,25 @@ def _find_inputs(given: dict[str, Any]) -> "Inputs":
         return sources.text_files(given["text"], given["dev_text"] or ())
     files = (given[name] or () for name in ("source", "target", "dev_source", "dev_target"))
     return sources.parallel_files(*files)
+
+
+def _find_tokenizer(given: dict[str, Any]) -> "ModelTokenizer | None":
+    """Returns the tokenizer of a model, if one is given."""
+    name, languages = given["tokenizer"], (given["source_lang"], given["target_lang"])
+    if name is None:
+        if languages != (None, None):
+            raise ConfigError("--source-lang and --target-lang require --tokenizer")
+        return None
+    if given["vocab_size"] is not None:
+        raise ConfigError("--tokenizer has its own vocabulary; leave --vocab-size out")
+    from writehead.data.prepare import ModelTokenizer
+    from writehead.data.tokenizer import load_tokenizer
+    from writehead.interop.hub import find_folder
+    from writehead.interop.pretrained import read_config
+
+    folder = find_folder(name)
+    model = read_config(folder)
+    return ModelTokenizer.of(load_tokenizer(folder), model, *languages)
 
 
 def _print_summary(dataset: "Dataset", page: Page) -> None:

@@ -131,6 +131,7 @@ def evaluate_command(
         raise ConfigError("--split needs --dataset")
     from writehead.bench.record import check_output, finite, run_facts
     from writehead.cli import textio
+    from writehead.data.dataset import Dataset
     from writehead.engine import Engine
     from writehead.runs.bundled import bundled_run, name_of
     from writehead.runs.folder import FILES
@@ -147,7 +148,11 @@ def evaluate_command(
     engine, facts = Engine.load(folder, device, dtype), run_facts(folder)
     if dataset is not None:
         given[0] += f", {split or 'test'}"
-        sources, references = evaluate.split_texts(dataset, split or "test")
+        data = Dataset.open(dataset)
+        sources, references = evaluate.split_texts(data, split or "test")
+        if data.tokenizer.fingerprint == engine.tokenizer.fingerprint:
+            source_lang = source_lang or data.vocabulary.source_lang
+            target_lang = target_lang or data.vocabulary.target_lang
     elif test_set is not None:
         sources, references = evaluate.named_test_set(test_set)
     else:

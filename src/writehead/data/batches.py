@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.cost import Pairs
-from writehead.data.dataset import Split
+from writehead.data.dataset import Ints, Split
 from writehead.errors import ConfigError, shown
 from writehead.model import Packing
 from writehead.util.json_files import check_shape
@@ -21,8 +21,6 @@ DRAW_SIZE = 512  # sequences looked up at a time
 LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
 
 STEP, BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1  # of splitmix64
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +95,10 @@ def _segment_lengths(packing: Packing) -> Tensor:
 
 
 class Pieces(NamedTuple):
-    """Sequences, or parts of them that start at label `begins`; `lengths` include eos."""
+    """Sequences, or parts of them that start at label `begins`.
+
+    `lengths` count the tokens of sources, and the labels of targets.
+    """
 
     indices: Ints
     begins: Ints
@@ -112,8 +113,8 @@ class Units:
     """
 
     def __init__(self, split: Split, source_length: int | None, target_length: int | None) -> None:
-        sides = split.sides.items()
-        self._lengths = {name: side.lengths.astype(np.int64) + 1 for name, side in sides}
+        self._lengths = {name: side.whole_lengths for name, side in split.sides.items()}
+        self._lengths["target"] -= 1  # the first token is no label
         targets = self._lengths["target"]
         self._limit = target_length or int(targets.max(initial=1))
         fits = np.ones(len(split), dtype=np.bool_)
@@ -296,17 +297,14 @@ def _fill(
 ) -> tuple[Tensor, Tensor, Packing]:
     """Puts the pieces of one side into rows; returns labels, decoder inputs and packing."""
     side, lengths = split.sides[name], pieces.lengths[name]
-    ends = np.cumsum(lengths)
-    positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-    starts = side.offsets[pieces.indices].astype(np.int64) + pieces.begins
-    # eos is in no file: the token read in its place is overwritten
-    indices = np.minimum(np.repeat(starts, lengths) + positions, len(side.tokens) - 1)
-    labels: Ints = side.tokens[indices].astype(np.int64)
-    is_last = pieces.begins + lengths > side.lengths[pieces.indices]
-    labels[ends[is_last] - 1] = split.eos
-    inputs = np.roll(labels, 1)  # the encoder reads the labels of the source instead
-    previous = side.tokens[np.maximum(starts - 1, 0)]
-    inputs[ends - lengths] = np.where(pieces.begins > 0, previous, split.bos)
+    starts = np.cumsum(lengths) - lengths
+    positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    if name == "source":  # the encoder reads all tokens
+        labels = inputs = side.read(pieces.indices, np.zeros_like(lengths), lengths)
+    else:
+        labels = side.read(pieces.indices, pieces.begins + 1, lengths)
+        inputs = np.roll(labels, 1)
+        inputs[starts] = side.read(pieces.indices, pieces.begins, np.ones_like(lengths))
     cells = np.repeat(cells, lengths) + positions
 
     def spread(values: Ints) -> Tensor:

@@ -186,6 +186,10 @@ class BPETokenizer(Tokenizer):
         """Returns the texts of many sequences of token ids; faster than a `decode` for each."""
         return list(self._call(self._pieces.decode, texts, num_threads=1)) if texts else []
 
+    def normalise(self, text: str) -> str:
+        """Returns the text that is encoded in place of a text."""
+        return normalise(text)
+
     def _frame(self, source: int | None, target: int | None) -> Frame:
         return Frame(after=(EOS,))
 

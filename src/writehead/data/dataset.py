@@ -5,40 +5,84 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from writehead.config import PrepareConfig, Task
-from writehead.data.bpe import BOS, EOS, BPETokenizer
+from writehead.config import PrepareConfig, Task, VocabularyConfig
+from writehead.data.tokenizer import Tokenizer, load_tokenizer
 from writehead.errors import ConfigError, DataError, shown
 from writehead.util.json_files import JsonError, check_shape, read_json
 
 FORMAT = 2
-INFO, TOKENIZER = "dataset.json", "tokenizer.model"
+INFO = "dataset.json"
 COUNT = range(2**48)  # of lines, sequences or tokens
 # the fields of `dataset.json` that describe the data; the version is not one of them
 FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
+VOCABULARY = "vocabulary"  # a fact only if the tokenizer is that of a model
 SIDES: dict[str, tuple[str, ...]] = {"translation": ("source", "target"), "language": ("target",)}
 
 Tokens = NDArray[np.unsignedinteger]
+Ints = NDArray[np.int64]
+
+
+class Ends(NamedTuple):
+    """The special tokens around each text of a side."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+def special_ends(task: Task, tokenizer: Tokenizer, vocabulary: VocabularyConfig) -> dict[str, Ends]:
+    """Returns the special tokens of each side; a model predicts all but the first of a target."""
+    eos = (vocabulary.eos,)
+    languages = vocabulary.source_lang, vocabulary.target_lang
+    if task == "language" and languages == (None, None):
+        return {"target": Ends(tokenizer.prompt_start, eos)}
+    frame = tokenizer.frame(*languages)
+    source = Ends(tuple(frame.before), tuple(frame.after))
+    return {"source": source, "target": Ends((vocabulary.bos, *frame.forced), eos)}
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One side of a split: sequence i is tokens[offsets[i] : offsets[i + 1]], without EOS."""
+    """One side of a split: sequence i has the text tokens[offsets[i] : offsets[i + 1]].
+
+    The special tokens `before` and `after` each text are in no file.
+    """
 
     tokens: Tokens
     offsets: NDArray[np.uint64]
+    ends: Ends
 
     def __getitem__(self, index: int) -> Tokens:
         return self.tokens[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """The number of tokens of each sequence, without EOS."""
+        """The number of tokens of each text."""
         return np.diff(self.offsets).astype(np.int32)
+
+    @property
+    def whole_lengths(self) -> NDArray[np.int64]:
+        """The number of tokens of each sequence, with the special tokens."""
+        return self.lengths.astype(np.int64) + (len(self.ends.before) + len(self.ends.after))
+
+    def read(self, indices: Ints, begins: Ints, lengths: Ints) -> Ints:
+        """Returns the tokens of parts of sequences, one part after another."""
+        starts, (before, after) = np.cumsum(lengths) - lengths, self.ends
+        files = self.offsets[indices].astype(np.int64) - len(before) + begins - starts
+        at = np.repeat(files, lengths) + np.arange(int(lengths.sum()))
+        # special tokens are in no file: the tokens read in their place are overwritten
+        found = self.tokens[np.clip(at, 0, len(self.tokens) - 1)].astype(np.int64)
+        end = len(before) + self.lengths[indices]
+        places = [np.full_like(end, i) for i in range(len(before))]
+        places += [end + i for i in range(len(after))]
+        for place, token in zip(places, (*before, *after), strict=True):
+            inside = (begins <= place) & (place < begins + lengths)
+            found[(starts - begins + place)[inside]] = token
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +91,6 @@ class Split:
 
     name: str
     sides: dict[str, Side]
-    bos: int = BOS  # before each target
-    eos: int = EOS  # after each sequence; no file contains it
 
     def __len__(self) -> int:
         return len(self.target.offsets) - 1
@@ -70,7 +112,7 @@ class Dataset:
     def __init__(self, directory: Path, info: dict[str, Any], config: PrepareConfig) -> None:
         self.directory, self.info, self.config = directory, info, config
         self.task: Task = config.task
-        self.vocab_size: int = info["vocab_size"]
+        self.vocab_size: int = info["vocab_size"]  # all token ids are smaller
         self.splits = list(info["splits"])  # train and, if they exist, dev and test
 
     @classmethod
@@ -80,13 +122,15 @@ class Dataset:
         info = read_info(directory)
         try:
             config = PrepareConfig.from_json(info["config"])
+            dataset = cls(directory, info, config)
+            tokenizer, _ = dataset.tokenizer, dataset.ends
         except ConfigError as error:
             raise DataError(f"{directory / INFO}: {error}") from error
-        dataset = cls(directory, info, config)
-        tokenizer = dataset.tokenizer
         described = (info["task"], info["tokenizer"], info["vocab_size"])
-        if described != (config.task, tokenizer.fingerprint, tokenizer.vocab_size):
-            raise DataError(f"{directory / INFO} does not describe {TOKENIZER}; prepare it again")
+        if described != (config.task, tokenizer.fingerprint, id_count(tokenizer)):
+            raise DataError(
+                f"{directory / INFO} does not describe {tokenizer.origin}; prepare it again"
+            )
         for name in info["splits"]:
             dataset.split(name)
         return dataset
@@ -94,7 +138,7 @@ class Dataset:
     @property
     def facts(self) -> dict[str, Any]:
         """The data's sources, settings and sizes, but neither the path nor the version."""
-        return {name: self.info[name] for name in FACTS}
+        return {name: self.info[name] for name in (*FACTS, VOCABULARY) if name in self.info}
 
     @property
     def fingerprint(self) -> str:
@@ -103,9 +147,20 @@ class Dataset:
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     @cached_property
-    def tokenizer(self) -> BPETokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the dataset."""
-        return BPETokenizer.load(self.directory / TOKENIZER)
+        return load_tokenizer(self.directory)
+
+    @cached_property
+    def vocabulary(self) -> VocabularyConfig:
+        """The sizes and special tokens of the models that fit the dataset."""
+        given = self.info.get(VOCABULARY, {"vocab_size": self.vocab_size})
+        return VocabularyConfig.from_json(given)
+
+    @cached_property
+    def ends(self) -> dict[str, Ends]:
+        """The special tokens of each side."""
+        return special_ends(self.task, self.tokenizer, self.vocabulary)
 
     def split(self, name: str) -> Split:
         """Maps a split into memory."""
@@ -122,7 +177,12 @@ class Dataset:
         offsets = _map_file(path, np.dtype(np.uint64), sizes["sequences"] + 1)
         if int(offsets[0]) != 0 or int(offsets[-1]) != tokens or np.any(offsets[1:] < offsets[:-1]):
             raise DataError(f"{path} is damaged; prepare the dataset again")
-        return Side(ids, offsets)
+        return Side(ids, offsets, self.ends[name])
+
+
+def id_count(tokenizer: Tokenizer) -> int:
+    """Returns one more than the highest token id of both sides."""
+    return max(tokenizer.vocab_size, tokenizer.target.vocab_size)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -151,6 +211,7 @@ def read_info(directory: Path) -> dict[str, Any]:
         "sources": [dict],
         "splits": {"train": {**split, "lines": COUNT[1:]}, "dev?": split, "test?": split},
         "dropped": {str: COUNT},
+        f"{VOCABULARY}?": dict,
     }
     try:
         check_shape(info, shape)

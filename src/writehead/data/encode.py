@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead.config import PrepareConfig
-from writehead.data.bpe import MAX_PIECE, normalise
-from writehead.data.dataset import token_dtype
+from writehead.data.bpe import MAX_PIECE
+from writehead.data.dataset import id_count, token_dtype
 from writehead.data.sources import Row
 from writehead.data.tokenizer import Tokenizer
 
@@ -56,12 +56,13 @@ def encode_chunk(
     chunk: list[Row], tokenizer: Tokenizer, config: PrepareConfig, is_train: bool, threads: int
 ) -> Encoded:
     """Encodes a chunk; only `is_train` drops identical sides and unlike lengths."""
-    # a token has at most MAX_PIECE characters, so a text that is cut still exceeds the limit
+    # longer texts are dropped, because our tokens have at most MAX_PIECE characters
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1
-    texts = [tuple(map(normalise, row)) for row in chunk]
+    texts = [tuple(map(tokenizer.normalise, row)) for row in chunk]
+    tokenizers = (tokenizer, tokenizer.target)[-len(texts[0]) :]
     ids = [
-        tokenizer.encode_all([text[:cut] for text in side], threads=threads)
-        for side in zip(*texts, strict=True)
+        own.encode_all([text[:cut] for text in side], threads=threads)
+        for own, side in zip(tokenizers, zip(*texts, strict=True), strict=True)
     ]
     reasons = [
         _reason(text, list(map(len, tokens)), config, is_train)
@@ -69,7 +70,7 @@ def encode_chunk(
     ]
     kept = [i for i, reason in enumerate(reasons) if reason is None]
     sides = [[side[i] for i in kept] for side in ids]
-    dtype, no_tokens = token_dtype(tokenizer.vocab_size), np.empty(0, np.int32)
+    dtype, no_tokens = token_dtype(id_count(tokenizer)), np.empty(0, np.int32)
     return Encoded(
         total=len(chunk),
         lines=np.array(kept, dtype=np.int64),
@@ -86,7 +87,7 @@ def _reason(
 ) -> str | None:
     """Returns the reason to drop a line, or None."""
     limit = config.token_limit
-    if not all(texts):
+    if not all(map(str.strip, texts)) or not all(lengths):
         return EMPTY
     if limit is not None and max(map(len, texts)) > limit * MAX_PIECE:
         return TOO_LONG

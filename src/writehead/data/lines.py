@@ -1,10 +1,15 @@
-"""Splits lines that are too long for a model into pieces."""
+"""Checks lines of text, and splits those that are too long for a model into pieces."""
 
 import itertools
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from writehead.data.bpe import MAX_PIECE
+from writehead.data.tokenizer import Tokens
+from writehead.errors import DataError
+
+log = logging.getLogger(__name__)
 
 SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]""")
 SPACE = re.compile(r"\s+")
@@ -12,6 +17,55 @@ WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script witho
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # of a line and its translation
+
+
+def checked_texts(texts: Iterable[str], kind: str) -> Iterator[str]:
+    """Yields the texts; raises DataError if one is not a str or cannot be encoded as UTF-8."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise DataError(f"pass a list of texts, not {type(texts).__name__}")
+    return (_checked_text(text, kind, i) for i, text in enumerate(texts, start=1))
+
+
+def _checked_text(text: str, kind: str, i: int) -> str:
+    if not isinstance(text, str):
+        raise DataError(f"{kind} {i} must be a str, not {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        place = error.start + 1
+        raise DataError(f"{kind} {i} is not UTF-8 (character {place}); convert it") from error
+    return text
+
+
+def paired_texts(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yields each line with its prefix, by default an empty one; checks both."""
+    checked = None if prefixes is None else checked_texts(prefixes, "prefix")
+    return _paired(checked_texts(lines, "line"), checked)
+
+
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for i, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise DataError(f"line {i} or its prefix is missing; pass one prefix per line")
+        yield line, prefix
+
+
+def encoded_pieces(
+    number: int, text: str, tokens: Tokens, encode: Callable[[str], list[int]], limit: int
+) -> list[Tokens]:
+    """Returns the tokens of a line, split if there are more than `limit`; none if it is empty."""
+    if len(tokens) <= limit:
+        return [tokens] if len(tokens) else []
+    pieces, is_cut = split_line(text, encode, limit)
+    log.warning(
+        "line %d is longer than the model's limit of %d source tokens; translating %d pieces%s",
+        *(number, limit, len(pieces)),
+        ", without the rest of long words and of the line" if is_cut else "",
+    )
+    return [*pieces]
 
 
 def split_line(

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,11 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from writehead import __version__
-from writehead.config import PrepareConfig
+from writehead.config import ModelConfig, PrepareConfig, Task, VocabularyConfig
 from writehead.data.bpe import BPETokenizer, check_vocab_size, normalise
-from writehead.data.dataset import FORMAT, INFO, SIDES, TOKENIZER, Dataset, read_info
+from writehead.data.dataset import (
+    FORMAT,
+    INFO,
+    SIDES,
+    VOCABULARY,
+    Dataset,
+    id_count,
+    read_info,
+    special_ends,
+)
 from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_chunk
 from writehead.data.sources import Inputs
+from writehead.data.tokenizer import Tokenizer
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
 from writehead.util.locks import locked
@@ -32,6 +42,29 @@ MAX_SAMPLE_LINE = 1000  # characters, to limit the memory of the sample
 
 
 @dataclass(frozen=True)
+class ModelTokenizer:
+    """The tokenizer of a model, and what else its training data depends on; see `of`."""
+
+    tokenizer: Tokenizer
+    vocabulary: VocabularyConfig
+    task: Task
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> "ModelTokenizer":
+        """Checks that the tokenizer fits the model and has the languages."""
+        vocabulary = VocabularyConfig.of(model, source_lang, target_lang)
+        tokenizer.check_fits(model)
+        special_ends(model.task, tokenizer, vocabulary)
+        return cls(tokenizer, vocabulary, model.task)
+
+
+@dataclass(frozen=True)
 class _Job:
     inputs: Inputs
     sources: list[dict[str, Any]]
@@ -39,6 +72,15 @@ class _Job:
     threads: int
     report: Reporter
     fit_vocab_size: bool
+    given: ModelTokenizer | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the dataset depends on, besides the config and the text."""
+        if self.given is None:
+            return {VOCABULARY: None}
+        fingerprint = self.given.tokenizer.fingerprint
+        return {"tokenizer": fingerprint, VOCABULARY: self.given.vocabulary.to_json()}
 
 
 def prepare(
@@ -49,20 +91,30 @@ def prepare(
     threads: int | None = None,
     progress: Reporter | None = None,
     fit_vocab_size: bool = False,
+    tokenizer: ModelTokenizer | None = None,
 ) -> Dataset:
     """Makes a dataset, or nothing at all; the same text and config give the same bytes.
 
     An existing dataset of the same text and config is opened; any other is an error. After an
     interruption, the next attempt uses the same tokenizer. `threads` encode the text, by default
     one per core. With `fit_vocab_size`, a text too small for the config's vocabulary gets the
-    largest possible one.
+    largest possible one. The `tokenizer` of a model replaces training one.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"task={config.task!r} needs {len(SIDES[config.task])} text(s) per line")
-    check_vocab_size(config.vocab_size)  # before all the text is read
+    if tokenizer is not None:
+        if tokenizer.task != config.task:
+            raise DataError(
+                f"the tokenizer is that of a {tokenizer.task} model, but the text is for "
+                f"{config.task}; choose another model or another text"
+            )
+        config = replace(config, vocab_size=id_count(tokenizer.tokenizer))
+    else:
+        check_vocab_size(config.vocab_size)  # before all the text is read
     splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
+    threads = threads or available_cores()
     sources = [{"split": name, **text.identity()} for name, texts in splits for text in texts]
-    job = _Job(inputs, sources, config, threads or available_cores(), report, fit_vocab_size)
+    job = _Job(inputs, sources, config, threads, report, fit_vocab_size, tokenizer)
     path = Path(os.path.abspath(directory))
     kept = path.with_name(f".{path.name}.{_tokenizer_key(job)}.tokenizer")
     try:
@@ -94,8 +146,9 @@ def _is_prepared(directory: Path, job: _Job) -> bool:
     if not (directory / INFO).is_file():
         raise DataError(f"{directory} exists and is not a dataset; choose another path")
     info = read_info(directory)
-    ours = {**job.config.to_json(), "text": job.sources}
+    ours = {**job.config.to_json(), **job.facts, "text": job.sources}
     theirs = {**info["config"], "text": info["sources"]}
+    theirs |= {name: info.get(name) for name in job.facts}
     if not job.fit_vocab_size:
         theirs["vocab_size"] = info["vocab_size"]
     if changed := [name for name in ours if theirs.get(name) != ours[name]]:
@@ -116,13 +169,17 @@ def _tokenizer_key(job: _Job) -> str:
 def _make(job: _Job, folder: Path, kept: Path) -> None:
     """Writes all files of the dataset; keeps the tokenizer in `kept` for another attempt."""
     lines, sample = _read_and_sample(job)
-    if kept.is_file():
+    tokenizer: Tokenizer
+    if job.given is not None:
+        tokenizer = job.given.tokenizer
+    elif kept.is_file():
         job.report.say("using the tokenizer of an interrupted attempt")
         tokenizer = BPETokenizer.load(kept)
     else:
-        tokenizer = run_interruptibly(lambda: _train(job, sample))
-        write_file(kept, tokenizer.model)
-    write_file(folder / TOKENIZER, tokenizer.model)
+        trained = tokenizer = run_interruptibly(lambda: _train(job, sample))
+        write_file(kept, trained.model)
+    for name, content in tokenizer.files.items():
+        write_file(folder / name, content)
     splits: dict[str, dict[str, Any]] = {}
     held_out = _HashSet()
     for split in job.inputs.splits():  # train comes last, and drops the lines of the others
@@ -132,12 +189,13 @@ def _make(job: _Job, folder: Path, kept: Path) -> None:
         "format": FORMAT,
         "writehead": __version__,
         "task": job.config.task,
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": id_count(tokenizer),
         "tokenizer": tokenizer.fingerprint,
         "config": job.config.to_json(),
         "sources": job.sources,
         "splits": {name: splits[name] for name in ("train", "dev", "test") if name in splits},
         "dropped": _in_order(dropped),
+        **(job.facts if job.given else {}),
     }
     write_file(folder / INFO, json.dumps(info, indent=2, ensure_ascii=False) + "\n")
 
@@ -151,7 +209,7 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
         for split, corpora in job.inputs.splits().items():
             for chunk in chunked(chain.from_iterable(corpus.rows() for corpus in corpora)):
                 lines[split] += len(chunk)
-                if split == "train":
+                if split == "train" and not job.given:
                     for sample, side in zip(samples, zip(*chunk, strict=True), strict=True):
                         sample.add(side)
                 update(lines.total())
@@ -197,7 +255,7 @@ class _Reservoir:
 
 
 def _encode_split(
-    job: _Job, tokenizer: BPETokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
+    job: _Job, tokenizer: Tokenizer, folder: Path, split: str, lines: int, held_out: "_HashSet"
 ) -> dict[str, dict[str, Any]]:
     """Writes the files of a split; for `train`, also those of the lines held out as dev."""
     is_train, config = split == "train", job.config

@@ -94,6 +94,10 @@ class Tokenizer(ABC):
         """The tokenizer of the target side, if source and target differ."""
         return self
 
+    def normalise(self, text: str) -> str:
+        """Returns the text that is encoded in place of a text."""
+        return text
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without the tokens of its frame."""
@@ -133,6 +137,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def _frame(self, source: int | None, target: int | None) -> Frame:
         """Returns the frame of a source, given the tokens of its languages."""
+
+    def decode_sources(self, texts: Sequence[Tokens]) -> list[str]:
+        """Returns the texts of many sources, whose vocabulary may be another one."""
+        return self.decode_all(texts)
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:

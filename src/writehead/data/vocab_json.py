@@ -191,6 +191,10 @@ class MarianTokenizer(VocabTokenizer):
             return super().decode_all(texts)
         return self._target.decode_all(texts)
 
+    def decode_sources(self, texts: Sequence[Tokens]) -> list[str]:
+        """Returns the texts of many sources."""
+        return super().decode_all(texts)
+
     def _is_special(self, text: str) -> bool:
         return text.startswith(">>") or super()._is_special(text)
 

@@ -1,24 +1,22 @@
 """The `Engine`: decodes lines of text in batches, and yields the outputs in input order."""
 
 import dataclasses
-import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from writehead.config import Batching, DecodeConfig
-from writehead.data.lines import EXTRA_TOKENS, split_line
+from writehead.config import Batching, DecodeConfig, check_options
+from writehead.data.continuations import StreamedText, decode_groups
+from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, paired_texts
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
-from writehead.engine.stepwise import check_options
 from writehead.errors import ConfigError, DataError, RunError
 from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
@@ -28,10 +26,7 @@ from writehead.util.devices import find_device, find_dtype
 from writehead.util.pipeline import work_ahead, work_behind
 from writehead.util.threads import use_threads
 
-log = logging.getLogger(__name__)
-
 BEAM = 4  # default for translation, as in §4.2
-
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
@@ -78,9 +73,7 @@ class Engine:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
         config = model.config
         tokenizer.check_fits(config)
-        self.model = model
-        self.tokenizer = tokenizer
-        self.batching = batching or Batching()
+        self.model, self.tokenizer, self.batching = model, tokenizer, batching or Batching()
         self.scheduler = Scheduler(
             model,
             vocab_size=tokenizer.target.vocab_size,
@@ -136,10 +129,9 @@ class Engine:
         be 50 tokens longer than its source. Models of several languages need their codes, listed in
         `tokenizer.target_languages`. Lines are numbered from `first`; line i uses seed + i.
         """
-        options, frame = self._checked_translating(options, source_lang, target_lang)
-        encode = partial(self._encode_lines, options=options, frame=frame)
-        done = self._decode(enumerate(_pairs(lines, prefixes), first), encode, progress)
-        return work_behind(done, self._translations)
+        encode = self._translating(options, source_lang, target_lang)
+        done = self._decode(enumerate(paired_texts(lines, prefixes), first), encode, progress)
+        return work_behind(done, self.outputs)
 
     def generate(
         self,
@@ -155,10 +147,9 @@ class Engine:
         Without a max_length, a text ends with eos or at the last position of the model. Prompts are
         numbered from `first`; sample j of prompt i uses seed + i × samples + j.
         """
-        options = self._checked_prompting(options, samples)
-        encode = partial(self._encode_prompts, options=options, samples=samples)
-        done = self._decode(enumerate(_texts(prompts, "prompt"), first), encode, progress)
-        return work_behind(done, self._continuations)
+        encode = self._prompting(options, samples)
+        done = self._decode(enumerate(checked_texts(prompts, "prompt"), first), encode, progress)
+        return work_behind(done, self.outputs)
 
     def requests(
         self,
@@ -176,20 +167,22 @@ class Engine:
         does; they pass finished requests to `outputs`.
         """
         if isinstance(self.model, TranslationModel):
-            lines = [*enumerate(_pairs(texts, prefixes))]
-            return self._encode_lines(
-                lines, *self._checked_translating(options, source_lang, target_lang)
-            )
-        options = self._checked_prompting(options, samples)
-        return self._encode_prompts([*enumerate(_texts(texts, "prompt"))], options, samples)
+            encode = self._translating(options, source_lang, target_lang)
+            return encode([*enumerate(paired_texts(texts, prefixes))])
+        return self._prompting(options, samples)([*enumerate(checked_texts(texts, "prompt"))])
 
     def outputs(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the output of each text from its finished requests; see `requests`."""
-        if isinstance(self.model, TranslationModel):
-            return self._translations(lines)
-        return self._continuations(lines)
+        if isinstance(self.model, LanguageModel):
+            found = [[one for request in line for one in _hypotheses(request)] for line in lines]
+            scored = self._scored(found, [line[0].tokens for line in lines])
+            return [Output(tuple(some)) for some in scored]
+        results = [[*map(_hypotheses, line)] for line in lines]
+        pieces = iter(self._scored([*chain.from_iterable(results)]))
+        alpha = next((line[0].config.alpha for line in lines if line), 0.0)  # the same for all
+        return [_join_pieces(line, [next(pieces) for _ in line], alpha) for line in results]
 
-    def streamed_text(self, request: Request) -> "StreamedText":
+    def streamed_text(self, request: Request) -> StreamedText:
         """Returns the text of a request that grows with the tokens that it is given."""
         prompt = [] if isinstance(self.model, TranslationModel) else [*request.tokens]
         return StreamedText(self.tokenizer, prompt)
@@ -202,11 +195,10 @@ class Engine:
         self, prompts: Iterable[str], options: DecodeConfig | None = None
     ) -> Iterator[tuple[int, str]]:
         """Streams continuations of several prompts at once; yields (prompt index, piece) pairs."""
-        options, texts = self._checked_prompting(options), [*_texts(prompts, "prompt")]
-        if options.width > 1:
+        lines = self._prompting(options)([*enumerate(checked_texts(prompts, "prompt"))])
+        requests = [*chain.from_iterable(lines)]
+        if any(request.config.width > 1 for request in requests):
             raise ConfigError("beam search cannot stream text; use beam=1")
-        lines = enumerate(self.tokenizer.encode_all(texts))
-        requests = [self._prompt_requests(i, tokens, options, 1)[0] for i, tokens in lines]
         return self._stream(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
@@ -292,10 +284,10 @@ class Engine:
         check_bounds(options, "beam", le=self.tokenizer.target.vocab_size)
         return options
 
-    def _checked_translating(
+    def _translating(
         self, options: DecodeConfig | None, source_lang: str | None, target_lang: str | None
-    ) -> tuple[DecodeConfig, Frame]:
-        """Returns the options with their defaults, and the tokens around a source."""
+    ) -> Callable[[list[tuple[int, tuple[str, str]]]], list[Line]]:
+        """Returns the function that encodes lines with their numbers and prefixes."""
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
         frame = self.tokenizer.frame(source_lang, target_lang)
@@ -304,11 +296,19 @@ class Engine:
                 f"source_positions={self.model.config.source_positions} has no room for text; use "
                 f"a model with more"
             )
-        before, after = (np.array(part, np.int32) for part in frame[:2])
-        options = _with_forced(self._checked(options, BEAM), len(frame.forced))
-        return options, frame._replace(before=before, after=after)  # faster than tuples
+        options, hidden = self._checked(options, BEAM), len(frame.forced)
+        most, least = options.max_length, options.min_length  # of the search: with forced tokens
+        options = dataclasses.replace(
+            options, max_length=most and most + hidden, min_length=least and least + hidden
+        )
+        before, after = (np.array(part, np.int32) for part in frame[:2])  # faster than tuples
+        frame = frame._replace(before=before, after=after)
+        return partial(self._encode_lines, options=options, frame=frame)
 
-    def _checked_prompting(self, options: DecodeConfig | None, samples: int = 1) -> DecodeConfig:
+    def _prompting(
+        self, options: DecodeConfig | None, samples: int = 1
+    ) -> Callable[[list[tuple[int, str]]], list[Line]]:
+        """Returns the function that encodes prompts with their numbers."""
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model cannot continue prompts; use translate")
         options = self._checked(options, beam=1)
@@ -316,7 +316,7 @@ class Engine:
             raise ConfigError(f"samples={samples} must be at least 1")
         if samples > 1 and options.temperature is None:
             raise ConfigError(f"all {samples} samples would be the same; set a temperature")
-        return options
+        return partial(self._encode_prompts, options=options, samples=samples)
 
     def _encode_lines(
         self, group: list[tuple[int, tuple[str, str]]], options: DecodeConfig, frame: Frame
@@ -337,26 +337,11 @@ class Engine:
         ]
 
     def _translation_requests(
-        self,
-        line: int,
-        text: str,
-        prefix: str,
-        tokens: NDArray[np.int32],
-        frame: Frame,
-        options: DecodeConfig,
+        self, line: int, text: str, prefix: str, tokens: Tokens, frame: Frame, options: DecodeConfig
     ) -> Line:
         """Returns a request per piece of a line; the prefix belongs to the first."""
         limit = self.model.config.source_positions - len(frame.before) - len(frame.after)
-        pieces: list[Tokens] = [tokens] if len(tokens) else []
-        if len(tokens) > limit:
-            split, is_cut = split_line(text, self.tokenizer.encode, limit)
-            pieces = [*split]
-            rest = ", without the rest of long words and of the line" if is_cut else ""
-            log.warning(
-                "line %d is longer than the model's limit of %d source tokens; translating %d "
-                "pieces%s",
-                *(line + 1, limit, len(pieces), rest),
-            )
+        pieces = encoded_pieces(line + 1, text, tokens, self.tokenizer.encode, limit)
         forced = tuple(self.tokenizer.target.encode(prefix)) if pieces and prefix else ()
         hidden, requests = len(frame.forced), []
         for piece in pieces:
@@ -389,70 +374,13 @@ class Engine:
         length, seed = min(options.max_length or room, room), options.seed + line * samples
         return [Request(options, length, (), seed + j, tokens) for j in range(samples)]
 
-    def _continuations(self, lines: Sequence[Line]) -> list[Output]:
-        """Returns the samples or hypotheses of each prompt, without the prompt."""
-        results = [[one for request in line for one in _hypotheses(request)] for line in lines]
-        scored = self._scored(results, [line[0].tokens for line in lines])
-        return [Output(tuple(some)) for some in scored]
-
-    def _translations(self, lines: Sequence[Line]) -> list[Output]:
-        """Returns the translation of each line."""
-        results = [[*map(_hypotheses, line)] for line in lines]
-        scored = iter(self._scored([*chain.from_iterable(results)]))
-        alpha = next((line[0].config.alpha for line in lines if line), 0.0)  # the same for all
-        return [_join_pieces(line, [next(scored) for _ in line], alpha) for line in results]
-
     def _scored(
-        self,
-        results: Sequence[Sequence[Hypothesis]],
-        prompts: Sequence[Tokens] | None = None,
+        self, results: Sequence[Sequence[Hypothesis]], prompts: Sequence[Tokens] | None = None
     ) -> list[list[ScoredText]]:
         """Detokenizes hypotheses; with `prompts`, those of results[i] continue prompts[i]."""
-        decode_all, skipped = self.tokenizer.decode_all, [0] * len(results)
-        tokens = [one.tokens for some in results for one in some]
-        if prompts is not None:
-            skipped = [len(text) for text in decode_all(prompts)]
-            pairs = zip(prompts, results, strict=True)
-            tokens = [(*prompt, *one.tokens) for prompt, some in pairs for one in some]
-        texts = iter(decode_all(tokens))
-        return [
-            [ScoredText(next(texts)[skip:], *one[1:]) for one in some]
-            for some, skip in zip(results, skipped, strict=True)
-        ]
-
-
-def _with_forced(options: DecodeConfig, count: int) -> DecodeConfig:
-    """Returns the options of a search whose limits also count `count` forced tokens."""
-    most, least = options.max_length, options.min_length
-    return dataclasses.replace(
-        options, max_length=most and most + count, min_length=least and least + count
-    )
-
-
-class StreamedText:
-    """The text of a growing sequence of tokens, without the prompt that it continues."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer, self._tokens = tokenizer, list(prompt)
-        self._length = len(tokenizer.decode(prompt))  # characters of the prompt, and returned
-
-    def add(self, tokens: Sequence[int]) -> str:
-        """Appends tokens; returns the new text that later tokens cannot change."""
-        self._tokens += tokens
-        end = len(self._tokens)
-        while end and self._tokens[end - 1] in self._tokenizer.unsettled:
-            end -= 1
-        # the bytes of an incomplete character are decoded as replacement characters
-        text = self._tokenizer.decode(self._tokens[:end])
-        return self._next(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-
-    def rest(self) -> str:
-        """Returns the remaining text after the last token."""
-        return self._next(self._tokenizer.decode(self._tokens))
-
-    def _next(self, text: str) -> str:
-        piece, self._length = text[self._length :], max(self._length, len(text))
-        return piece
+        tokens = [[one.tokens for one in some] for some in results]
+        texts = decode_groups(self.tokenizer, tokens, prompts)
+        return [[ScoredText(next(texts), *one[1:]) for one in some] for some in results]
 
 
 def _join_pieces(
@@ -495,48 +423,11 @@ def _take_done(pending: deque[Line]) -> list[Line]:
     """Removes and returns the leading lines that are done; a line that failed comes alone."""
     done: list[Line] = []
     while pending and all(request.is_done for request in pending[0]):
-        failed = any(request.error for request in pending[0])
-        if failed and done:
-            break
+        if any(request.error for request in pending[0]):
+            return done or [pending.popleft()]
         done.append(pending.popleft())
-        if failed:
-            break
     return done
 
 
 def _length(request: Request) -> tuple[int, int]:
     return len(request.tokens), request.max_length
-
-
-def _texts(texts: Iterable[str], kind: str) -> Iterator[str]:
-    """Yields the texts; raises DataError if one is not a str or cannot be encoded as UTF-8."""
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-        raise DataError(f"pass a list of texts, not {type(texts).__name__}")
-    return (_text(text, kind, i) for i, text in enumerate(texts, start=1))
-
-
-def _text(text: str, kind: str, i: int) -> str:
-    if not isinstance(text, str):
-        raise DataError(f"{kind} {i} must be a str, not {type(text).__name__}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        place = error.start + 1
-        raise DataError(f"{kind} {i} is not UTF-8 (character {place}); convert it") from error
-    return text
-
-
-def _pairs(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Yields each line with its prefix, by default an empty one; checks both."""
-    checked = None if prefixes is None else _texts(prefixes, "prefix")
-    return _paired(_texts(lines, "line"), checked)
-
-
-def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    if prefixes is None:
-        yield from ((line, "") for line in lines)
-        return
-    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
-        if line is None or prefix is None:
-            raise DataError(f"line {i} or its prefix is missing; pass one prefix per line")
-        yield line, prefix

@@ -8,7 +8,6 @@ device selects the rows. Results are copied to the host asynchronously.
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +25,12 @@ from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
 from writehead.util.devices import capture_stream, launches_on
-from writehead.util.transfer import HostCopy, Staging, send
+from writehead.util.transfer import HostCopies, HostCopy, StagedCopies, send
 
 log = logging.getLogger(__name__)
 
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
-STAGING_BUFFERS = 8  # inputs of graphs that can be on their way to the device
-HOST_COPIES = 3  # of each tensor; all but the newest may still be unread
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -107,7 +104,7 @@ class Lane:
         if isinstance(model, TranslationModel):
             self.memory = model.new_memory(slots, shape.source)
         self.live = self.cache.live.view(-1, shape.beam)[:, 0]  # whether each slot is searched
-        self._copies: dict[int, deque[HostCopy]] = {}  # by the address of the tensor
+        self._copies = HostCopies()
         self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._slots: NDArray[np.int32] | None = None  # the slots in `_listed`
@@ -171,9 +168,8 @@ class Lane:
         lengths: Sequence[int] | int = 0,
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
-        rows = self.search.pack(slots, options, first, lengths)
-        self._call("admit", self.search.start, rows)
-        self.search.send_sequences(slots, options)
+        start = partial(self._call, "admit", self.search.start)
+        self.search.admit(slots, options, first, lengths, start)
         self._lengths[[*slots]] = lengths
         self._slots = None
 
@@ -213,13 +209,7 @@ class Lane:
         """Starts copying a tensor of this lane to the host."""
         if self.graphs is None:
             return HostCopy(T)
-        copies = self._copies.setdefault(T.data_ptr(), deque())
-        if len(copies) < HOST_COPIES:
-            copies.append(HostCopy(T))
-        else:
-            copies.rotate(-1)
-            copies[-1].start(T)
-        return copies[-1]
+        return self._copies.start(T)
 
     def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
         """Calls `work` with one row per slot, which starts with the slot; by a graph if possible.
@@ -259,7 +249,7 @@ class Lane:
     def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""
         assert self.graphs is not None
-        self.graphs.send(slots.reshape(-1, 1), self._listed.view(-1, 1), [self.shape.slots])
+        self.graphs.staged.send(slots.reshape(-1, 1), self._listed.view(-1, 1), [self.shape.slots])
         self._slots = slots
 
 
@@ -271,7 +261,7 @@ class Graphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._inputs: dict[Hashable, Tensor] = {}
         self._outputs: dict[Hashable, Any] = {}
-        self._staging = deque(Staging() for _ in range(STAGING_BUFFERS))
+        self.staged = StagedCopies()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
@@ -295,14 +285,9 @@ class Graphs:
             row = torch.tensor(padding, dtype=torch.int32, device=self._device)
             self._inputs[key] = row.expand(key[1], -1).contiguous()
             self.capture(key, partial(work, self._inputs[key]))
-        self.send(rows, self._inputs[key], padding)
+        self.staged.send(rows, self._inputs[key], padding)
         self.replay(key)
         return self._outputs[key]
-
-    def send(self, rows: NDArray[Any], to: Tensor, padding: Sequence[int]) -> None:
-        """Copies rows, followed by padding, to a tensor on the device; does not wait."""
-        self._staging.rotate()
-        self._staging[0].send(rows, to, padding)
 
     def capture(self, key: Hashable, work: Callable[[], Any]) -> None:
         """Captures `work` as a graph, after a run that loads its kernels."""

@@ -5,12 +5,10 @@ requests are encoded or prefilled between steps, a limited number of tokens at a
 """
 
 import heapq
-import math
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,9 +20,10 @@ import torch
 from writehead import cost
 from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import Lane, Model, Shape
-from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis, with_tuples
+from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
+from writehead.util.devices import available_memory, steady_modes
 from writehead.util.transfer import HostCopy, send
 
 # steps between checks for ended sequences, if no request waits or is streamed
@@ -35,7 +34,6 @@ ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted 
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
-MEMORY_FRACTION = 0.8  # of the device's free memory that lanes may use
 MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 
 
@@ -56,7 +54,7 @@ class Request(Options):
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
-        return with_tuples(self.hypotheses)
+        return [one.with_tuple() for one in self.hypotheses]
 
     def finish(
         self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
@@ -77,11 +75,6 @@ class Stats:
     rows: int = 0  # sequences that had not ended
     loaded_rows: int = 0  # the same, in steps while other requests waited for slots
     loaded_slots: int = 0  # slots in those steps
-
-    @property
-    def occupancy(self) -> float:
-        """The fraction of slots in use while requests waited for slots; 1 if none waited."""
-        return self.loaded_rows / self.loaded_slots if self.loaded_slots else 1.0
 
 
 class Load(NamedTuple):
@@ -108,8 +101,16 @@ class Scheduler:
         graphs: bool = True,
     ) -> None:
         self.model, self.vocab_size, self.eos = model, vocab_size, eos
-        self.suppressed, self.ends = suppressed, ends  # tokens never chosen; others that are eos
-        self.batch_tokens, self.graphs = batch_tokens, graphs
+        self.make_lane = partial(
+            Lane,
+            model,
+            vocab_size=vocab_size,
+            eos=eos,
+            suppressed=suppressed,
+            ends=ends,
+            graphs=graphs,
+        )
+        self.batch_tokens = batch_tokens
         self.memory = 0.0  # bytes for all lanes
         self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
         self.stats = Stats()
@@ -145,7 +146,7 @@ class Scheduler:
         Repeating this in one call, `times` times, has less overhead than several calls.
         """
         remains = True
-        with self._lock, _steady(self.model.device):
+        with self._lock, steady_modes(self.model.device):
             while remains and times > 0:
                 remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
                 times -= 1
@@ -280,10 +281,10 @@ class _Queue:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
         self._drop_cancelled()
         self._admit()
-        if self.active:
-            self._run(1 if self._streams or self.waiting else POLL_STEPS[self.kind])
+        if self.lane is not None and self.active:
+            self._run(self.lane, 1 if self._streams or self.waiting else POLL_STEPS[self.kind])
             self._poll()
-            self._collect()
+            self._collect(self.lane)
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
@@ -306,11 +307,8 @@ class _Queue:
     @property
     def lane_bytes(self) -> float:
         """The planned bytes of the lane."""
-        lane = self.lane
-        if lane is None:
-            return 0.0
-        shape = lane.shape
-        return shape.slots * self._slot_bytes(shape.source, shape.capacity)
+        shape = None if self.lane is None else self.lane.shape
+        return shape.slots * self._slot_bytes(shape.source, shape.capacity) if shape else 0.0
 
     def drop_idle_lane(self) -> None:
         """Frees the memory of the lane if it has no requests."""
@@ -354,14 +352,14 @@ class _Queue:
 
     def _admit(self) -> None:
         """Moves waiting requests to free slots, once enough slots are free for a batch."""
-        if self._prefill is not None:
-            self._continue_prefill(self._prefill)
+        if self._prefill is not None and self.lane is not None:
+            self._continue_prefill(self.lane, self._prefill)
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
         if lane is None:  # the lanes of other beam sizes use the memory
             return
-        if self.active and len(self._free) < self._least_to_admit:
+        if self.active and len(self._free) < self._least_to_admit(lane):
             return
         # a larger request waits for a larger lane, which is made when this one is empty
         self._entering = self.waiting.take(
@@ -375,45 +373,39 @@ class _Queue:
         slots = [heapq.heappop(self._free) for _ in self._entering]
         if isinstance(self.model, LanguageModel):
             self._prefill = _Prefill(self.model, self._entering, slots)
-            self._continue_prefill(self._prefill)
+            self._continue_prefill(lane, self._prefill)
         else:
             lane.encode(slots, [request.tokens for request in self._entering])
-            self._start(slots, self.model.config.bos)
+            self._start(lane, slots, self.model.config.bos)
 
-    @property
-    def _least_to_admit(self) -> int:
+    def _least_to_admit(self, lane: Lane) -> int:
         """The number of slots that must be free before waiting requests are admitted."""
-        assert self.lane is not None
-        batch = max(1, int(self.lane.shape.slots * ADMIT_FRACTION[self.kind]))
+        batch = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
         return min(batch, len(self.waiting))
 
-    def _continue_prefill(self, prefill: "_Prefill") -> None:
+    def _continue_prefill(self, lane: Lane, prefill: "_Prefill") -> None:
         """Feeds one piece of the prompts; starts their searches after the last piece."""
-        assert self.lane is not None
         if prefill.advance(PREFILL_TOKENS[self.kind]):
             self._prefill = None
-            self.lane.copy_prompts(prefill.slots, prefill.state.cache)
-            self._start(prefill.slots, prefill.last, prefill.lengths)
+            lane.copy_prompts(prefill.slots, prefill.state.cache)
+            self._start(lane, prefill.slots, prefill.last, prefill.lengths)
 
-    def _start(
-        self, slots: Sequence[int], first: Sequence[int] | int, lengths: Sequence[int] | int = 0
-    ) -> None:
-        assert self.lane is not None
+    def _start(self, lane: Lane, slots: Sequence[int], *first: Sequence[int] | int) -> None:
+        """Starts the searches of the entering requests; `first` are arguments of `Lane.admit`."""
         requests, self._entering = self._entering, []
-        self.lane.admit(slots, requests, first, lengths)
+        lane.admit(slots, requests, *first)
         self.active.update(zip(slots, requests, strict=True))
         self._mark(slots, self._steps)
         self._streams += sum(one.on_tokens is not None for one in requests)
 
-    def _run(self, steps: int) -> None:
+    def _run(self, lane: Lane, steps: int) -> None:
         """Runs steps of all active slots."""
-        assert self.lane is not None
         for _ in range(steps):
-            self.lane.step(self._slots)
+            lane.step(self._slots)
         self._steps += steps
-        slots = steps * self.lane.shape.slots if self.waiting else 0
-        tokens = self.lane.copy(self.lane.search.tokens) if self._streams else None
-        live = self.lane.copy(self.lane.live)
+        slots = steps * lane.shape.slots if self.waiting else 0
+        tokens = lane.copy(lane.search.tokens) if self._streams else None
+        live = lane.copy(lane.live)
         self._polls.append(_Poll(self._steps, steps, slots, live, tokens))
 
     def _poll(self) -> None:
@@ -436,17 +428,17 @@ class _Queue:
                 stats.loaded_rows += rows
                 stats.loaded_slots += poll.loaded_slots
 
-    def _collect(self) -> None:
+    def _collect(self, lane: Lane) -> None:
         """Releases slots whose sequences have ended, and starts to copy their results.
 
         While requests wait, slots are released once enough of them are free to admit a batch.
         """
-        assert self.lane is not None
-        few = not self._streams and len(self._free) + len(self._ended) < self._least_to_admit
+        free = len(self._free) + len(self._ended)
+        few = not self._streams and free < self._least_to_admit(lane)
         if few or not self._ended:
             return
         requests = self._release(self._ended)
-        packed = self.lane.collect(self._ended, requests)
+        packed = lane.collect(self._ended, requests)
         self._collected.append(_Collected(self._ended, requests, packed))
         self._ended = []
         if not self.active:
@@ -494,17 +486,8 @@ class _Queue:
             each = self._slot_bytes(source, capacity)
             if each > self.scheduler.make_room(each):
                 return None
-        own, slots = self.scheduler, self._plan_slots(source, capacity)
-        shape = Shape(slots, self.beam, source, capacity)
-        self.lane = Lane(
-            self.model,
-            shape,
-            vocab_size=own.vocab_size,
-            eos=own.eos,
-            suppressed=own.suppressed,
-            ends=own.ends,
-            graphs=own.graphs,
-        )
+        slots = self._plan_slots(source, capacity)
+        self.lane = self.scheduler.make_lane(Shape(slots, self.beam, source, capacity))
         self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
         self._polls.clear()
         return self.lane
@@ -564,27 +547,6 @@ class _Prefill:
             self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
         self._fed = end
         return end == width
-
-
-@contextmanager
-def _steady(device: torch.device) -> Iterator[None]:
-    """Makes steps independent of the caller's autograd mode and CUDA stream."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(device)))
-        yield
-
-
-def available_memory(device: torch.device) -> float:
-    """Returns the bytes of memory that lanes may use; call it after the model is loaded."""
-    if device.type != "cuda":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return MEMORY_FRACTION * (free + cached)
 
 
 def round_up(positions: int, most: int) -> int:

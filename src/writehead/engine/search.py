@@ -12,7 +12,7 @@ A slot is done when no live hypothesis can still enter its n-best list.
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +46,10 @@ class Hypothesis(NamedTuple):
     score: float
     log_probability: float
     finished: bool
+
+    def with_tuple(self) -> "Hypothesis":
+        """Returns this hypothesis with a tuple of integers as tokens, instead of an array."""
+        return self._replace(tokens=tuple(map(int, self.tokens)))
 
 
 @dataclass(eq=False, slots=True)
@@ -159,23 +163,13 @@ class Search:
         options: Sequence[Options],
         first: Sequence[int] | int = 0,
         lengths: Sequence[int] | int = 0,
+        start: Callable[[NDArray[np.int32]], object] | None = None,
     ) -> None:
         """Starts a search in each of `slots`, which discards the previous one; does not wait.
 
         `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
-        such as those of a prompt.
+        such as those of a prompt. `start` is called instead of `self.start`, with an array.
         """
-        self.start(self._send(self.pack(slots, options, first, lengths)))
-        self.send_sequences(slots, options)
-
-    def pack(
-        self,
-        slots: Sequence[int],
-        options: Sequence[Options],
-        first: Sequence[int] | int,
-        lengths: Sequence[int] | int,
-    ) -> NDArray[np.int32]:
-        """Returns the rows that `start` takes; raises if this search does not support a request."""
         table = _pack(options)
         samples = self._check(options, table)
         rows = np.empty((len(slots), 4 + table.shape[1]), np.int32)
@@ -183,7 +177,11 @@ class Search:
             rows[:, column] = values
         rows[:, 4:] = table
         self.samples[rows[:, 0]] = samples
-        return rows
+        if start is not None:
+            start(rows)
+        else:
+            self.start(self._send(rows))
+        self._send_sequences(slots, options)
 
     def start(self, rows: Tensor) -> None:
         """Starts the searches of `rows` [R, …]: slot, first token, length, live, and options."""
@@ -195,7 +193,7 @@ class Search:
         if self.ancestors is not None:  # prompts are in the rows of the first beams
             self.ancestors.view(self.slots, -1).index_fill_(0, index, 0)
 
-    def send_sequences(self, slots: Sequence[int], options: Sequence[Options]) -> None:
+    def _send_sequences(self, slots: Sequence[int], options: Sequence[Options]) -> None:
         """Copies forced prefixes and random numbers, which few requests have."""
         width = max(len(one.prefix) for one in options)
         samples = self.samples[[*slots]].any()
@@ -335,11 +333,6 @@ def make_hypotheses(
     flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
     limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]
     return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
-
-
-def with_tuples(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Returns hypotheses whose tokens are tuples of integers."""
-    return [one._replace(tokens=tuple(map(int, one.tokens))) for one in hypotheses]
 
 
 def no_hypothesis() -> SearchError:

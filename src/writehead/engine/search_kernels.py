@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from writehead.ops.launch import launch, pdl, wait_for_previous
+from writehead.ops.launch import LOG2E, launch, pdl, wait_for_previous
 
 if TYPE_CHECKING:
     from writehead.engine.search import Search
@@ -33,7 +33,6 @@ LENGTH, FINISHED, SCORE, LOG_P, PARENT, TOKEN, LIVE = (tl.constexpr(i) for i in 
 POOL = tl.constexpr(7)
 
 NONE = tl.constexpr(2147483647)  # no token
-LOG2E = tl.constexpr(1.4426950408889634)
 FINITE = tl.constexpr(-3.4e38)  # a base for rows of -inf; -inf - -inf would be NaN
 
 
@@ -65,18 +64,13 @@ class State(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Intermediate results that the kernels of one step pass to each other.
+    """Intermediate results that the kernels of one step pass to each other."""
 
-    peaks: [rows, chunks], the largest allowed logit. statistics: [rows, parts, 2], the largest
-    logit, and the sum of exponentials relative to it. best_logits, best_tokens: [rows, 2 × beam].
-    done: [rows], how many parts have been read; zero between steps.
-    """
-
-    peaks: Tensor
-    statistics: Tensor
-    best_logits: Tensor
+    peaks: Tensor  # [rows, chunks], the largest allowed logit
+    statistics: Tensor  # [rows, parts, 2]: largest logit, and sum of exponentials relative to it
+    best_logits: Tensor  # [rows, 2 × beam]
     best_tokens: Tensor
-    done: Tensor
+    done: Tensor  # [rows], how many parts have been read; zero between steps
 
     @classmethod
     def make(cls, search: "Search") -> "Scratch":

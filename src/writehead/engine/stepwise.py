@@ -11,15 +11,8 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from writehead.config import DecodeConfig
-from writehead.engine.search import (
-    Hypothesis,
-    Options,
-    Search,
-    make_hypotheses,
-    no_hypothesis,
-    with_tuples,
-)
+from writehead.config import DecodeConfig, check_options
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 
 
@@ -119,16 +112,6 @@ def beam_search(
     if config.temperature is not None:
         raise ConfigError("beam search does not sample; omit temperature, or use sample")
     return _search(step, state, config, processors, eos, prefixes, max_lengths)
-
-
-def check_options(options: object, beam: int = 1) -> DecodeConfig:
-    """Returns the options with `beam` set if it was not; raises if they are not a DecodeConfig."""
-    if not isinstance(options, DecodeConfig):
-        raise ConfigError(
-            f"options must be a DecodeConfig, not {shown(options)} of type "
-            f"{type(options).__name__}; pass one, such as DecodeConfig(beam=4)"
-        )
-    return options.with_default_beam(beam)
 
 
 def make_options(
@@ -234,4 +217,4 @@ def _search(
     found = make_hypotheses(packed.cpu().numpy(), options)
     if not all(found):
         raise no_hypothesis()
-    return [with_tuples(some) for some in found]
+    return [[one.with_tuple() for one in some] for some in found]

@@ -16,8 +16,8 @@ from writehead.model.projections import Projections, make_projection
 from writehead.ops.attention import attend, check_implementation
 from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads, split_heads
-from writehead.ops.linear import Weight, can_defer_norm, linear
-from writehead.ops.norm import DeferredRms, Norm
+from writehead.ops.linear import Weight, deferred_norm, linear
+from writehead.ops.norm import Norm
 from writehead.ops.rotary import Rotary, rotate
 from writehead.ops.visibility import Visibility
 
@@ -118,9 +118,8 @@ class Attention(Projections):
         """Computes O [rows, n, h v] of the next positions X [rows, n, d]."""
         backend = "auto" if self.backend == "auto" else "reference"
         options: dict[str, Any] = {"scale": self.scale, "implementation": backend}
-        if X.shape[1] == 1 and weight.norm is not None and can_defer_norm(X, weight):
-            options["deferred"] = DeferredRms(X, weight.norm.epsilon)
-            weight = replace(weight, norm=None)
+        if X.shape[1] == 1 and (deferred := deferred_norm(X, weight)):
+            options["deferred"], weight = deferred, replace(weight, norm=None)
         rotary = None if self.rotary is None else self.rotary.on(X.device)
         return decode_attention(linear(X, weight), context, self.heads, rotary=rotary, **options)
 

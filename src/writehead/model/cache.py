@@ -188,20 +188,16 @@ class EncoderMemory:
     lengths: Tensor  # [sentences]
     bound: int | None = None  # upper bound of `lengths`, known to the host
 
-    @property
-    def positions(self) -> int:
-        """Positions per sentence."""
-        return self.K.shape[3]
-
-    def write(self, KV: Sequence[tuple[Tensor, Tensor]], places: Tensor) -> None:
+    def write(self, KV: Sequence[tuple[Tensor, Tensor]], rows: Tensor, positions: Tensor) -> None:
         """Writes K [b, g, n, k] and V [b, g, n, v] of each layer.
 
-        Position j of row i goes to places[i n + j], which is sentence × `positions` + position.
+        `rows` and `positions`, which broadcast to b × n numbers, are the place of each.
         """
+        places = (rows * self.K.shape[3] + positions).flatten()
         for i, both in enumerate(KV):
             for own, new in zip((self.K[i], self.V[i]), both, strict=True):
-                rows = own.transpose(1, 2).flatten(0, 1)  # a view
-                rows.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
+                by_place = own.transpose(1, 2).flatten(0, 1)  # a view
+                by_place.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
 
     def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""

@@ -10,8 +10,8 @@ from writehead.config import AttentionConfig, ModelConfig
 from writehead.model.attention import Attention, Context, dropout_factors
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
-from writehead.ops.linear import Weight, can_defer_norm, can_split_depth, linear
-from writehead.ops.norm import DeferredRms, Norm, normalize
+from writehead.ops.linear import can_split_depth, deferred_norm, linear
+from writehead.ops.norm import Norm, normalize
 from writehead.ops.relative import relative_buckets
 from writehead.ops.rotary import Rotary, Scaling
 
@@ -71,17 +71,13 @@ class FeedForward(Projections):
         if self.training and self.activation == "relu" and not self.gated:
             # with dropout first, the backward pass needs only the output of relu, which is saved
             H = torch.relu(self.dropout(linear(X, widen)))
-        elif norm is not None and self._defers(X, widen, narrow):
+        elif self.can_defer and can_split_depth(X, narrow) and (late := deferred_norm(X, widen)):
+            # the second product applies the norm of the first, and its relu
             H = linear(X, replace(widen, norm=None, bias=None))
-            deferred = DeferredRms(X, norm.epsilon)
-            return linear(H, narrow, residual=residual, deferred=deferred, relu_input=True)
+            return linear(H, narrow, residual=residual, deferred=late, relu_input=True)
         else:
             H = self.dropout(linear(X, widen, activation=self.activation, gated=self.gated))
         return linear(H, narrow, residual=residual)
-
-    def _defers(self, X: Tensor, widen: Weight, narrow: Weight) -> bool:
-        """Returns whether the second product can apply the norm of the first, and its relu."""
-        return self.can_defer and can_defer_norm(X, widen) and can_split_depth(X, narrow)
 
 
 class Layer(nn.Module):
@@ -144,22 +140,19 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, *, encoder: bool, backend: str) -> None:
         super().__init__()
         attention = config.encoder_attention if encoder else config.decoder_attention
-        count = config.source_positions if encoder else config.target_positions
         layers = config.encoder_layers if encoder else config.decoder_layers
         cross = not encoder and config.encoder_layers > 0
-        self.kind, self.offset, self.limit = config.positions, config.position_offset, count
-        self.sinusoid = config.sinusoid
-        self.d, self.causal, self.window, rotary = config.d, not encoder, attention.window, None
-        self.buckets, self.furthest = config.relative_buckets, config.relative_distance
+        self.config, self.causal, self.window, rotary = config, not encoder, attention.window, None
+        self.limit = config.source_positions if encoder else config.target_positions
         self.packed_bias: Tensor | None = None
-        if self.kind == "learned":
-            self.positions = nn.Embedding(self.offset + count, config.d)
-        elif self.kind == "rotary":
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.position_offset + self.limit, config.d)
+        elif config.positions == "rotary":
             factor, original = config.rotary_factor, config.rotary_original
             scaling = Scaling(factor, original, config.rotary_low, config.rotary_high)
-            rotary = Rotary.make(count, attention.k, config.rotary_base, scaling=scaling)
-        elif self.kind == "relative":
-            self.relative_bias = nn.Embedding(self.buckets, attention.h)
+            rotary = Rotary.make(self.limit, attention.k, config.rotary_base, scaling)
+        elif config.positions == "relative":
+            self.relative_bias = nn.Embedding(config.relative_buckets, attention.h)
             nn.init.normal_(self.relative_bias.weight, std=config.d**-0.5)
         self.compute_table()
         self.layers = nn.ModuleList(
@@ -171,10 +164,13 @@ class Stack(nn.Module):
 
     def compute_table(self, device: torch.device | None = None) -> None:
         """Computes sinusoidal positions or the buckets of distances, which a run does not store."""
-        if self.kind == "sinusoidal":
-            table = sinusoidal(self.offset + self.limit, self.d, self.sinusoid, device=device)
-        elif self.kind == "relative":
-            sizes = min(self.limit, self.furthest), self.buckets, self.furthest
+        config = self.config
+        if config.positions == "sinusoidal":
+            count = config.position_offset + self.limit
+            table = sinusoidal(count, config.d, config.sinusoid, device=device)
+        elif config.positions == "relative":
+            buckets, furthest = config.relative_buckets, config.relative_distance
+            sizes = min(self.limit, furthest), buckets, furthest
             table = relative_buckets(*sizes, causal=self.causal, device=device)
         else:
             return
@@ -183,14 +179,15 @@ class Stack(nn.Module):
     @property
     def position_table(self) -> Tensor | None:
         """The embedding of each position [positions, d]; None if none is added to tokens."""
-        if self.kind in ("rotary", "relative"):
+        kind = self.config.positions
+        if kind in ("rotary", "relative"):
             return None
-        table = self.positions.weight if self.kind == "learned" else self.get_buffer("table")
-        return table[self.offset :]
+        table = self.positions.weight if kind == "learned" else self.get_buffer("table")
+        return table[self.config.position_offset :]
 
     def bias(self) -> Tensor | None:
         """Returns the bias of each read-head and distance, a table of relative positions."""
-        if self.kind != "relative":
+        if self.config.positions != "relative":
             return None
         if self.packed_bias is not None and not torch.is_grad_enabled():
             return self.packed_bias

@@ -7,8 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from writehead import cost
 from writehead.config import ModelConfig, Task
+from writehead.cost import check_config
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
@@ -21,7 +21,6 @@ from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
 
 L2_RESIDENT_FRACTION = 0.5  # of the L2 cache can hold weights from one step to the next
-MAX_PARAMETERS = 10**15  # so that their size in bytes fits in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +343,7 @@ class TranslationModel(Transformer):
         """Encodes source [b, m], padded if lengths [b] are given, into `rows` [b] of a memory."""
         KV = self.decoder.project_memory(self.encode(source, source_lengths=lengths))
         positions = torch.arange(source.shape[1], device=self.device)
-        memory.write(KV, (rows.unsqueeze(1) * memory.positions + positions).flatten())
+        memory.write(KV, rows.unsqueeze(1), positions)
         whole = torch.full_like(rows, source.shape[1])
         memory.lengths.index_copy_(0, rows, whole if lengths is None else lengths.long())
 
@@ -354,7 +353,7 @@ class TranslationModel(Transformer):
         source, *packing, rows = tokens.t().contiguous().long().unsqueeze(1).unbind()
         KV = self.decoder.project_memory(self.encode(source, packing=Packing(*packing)))
         rows, positions = rows.flatten(), packing[1].flatten()
-        memory.write(KV, rows * memory.positions + positions)
+        memory.write(KV, rows, positions)
         memory.lengths.scatter_reduce_(0, rows, positions + 1, "amax", include_self=False)
 
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
@@ -414,12 +413,3 @@ def make_model(config: ModelConfig, backend: str = "auto") -> TranslationModel |
     check_config(config)
     kind = TranslationModel if config.task == "translation" else LanguageModel
     return kind(config, backend)
-
-
-def check_config(config: object) -> None:
-    """Raises ConfigError if `config` is not a ModelConfig or has too many parameters."""
-    if not isinstance(config, ModelConfig):
-        raise ConfigError(f"config must be a ModelConfig, not {shown(config)}; use preset()")
-    count = sum(cost.parameters(config).values())
-    if count > MAX_PARAMETERS:
-        raise ConfigError(f"a model of {count:,} parameters is too large; choose smaller sizes")

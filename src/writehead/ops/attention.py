@@ -145,8 +145,9 @@ def _check(
             )
         if not T.is_floating_point() or T.dtype != Q.dtype:
             raise ShapeError(f"{name} is {T.dtype}; Q, K and V must have one floating-point type")
-        if T.device != Q.device:
-            raise ShapeError(f"{name} is on {T.device} and Q on {Q.device}; move them together")
+    for name, other in (("K", K), ("V", V), ("noise", noise)):
+        if other is not None and other.device != Q.device:
+            raise ShapeError(f"{name} is on {other.device} and Q on {Q.device}; move them together")
     (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
     if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]):
         raise ShapeError(
@@ -160,8 +161,6 @@ def _check(
             f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
             f"[b, g, m] = {[b, g, m]}"
         )
-    if noise is not None and noise.device != Q.device:
-        raise ShapeError(f"noise is on {noise.device} and Q on {Q.device}; move them together")
     if not scale > 0.0:
         raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
     visibility.check(b, n, m, Q.device)

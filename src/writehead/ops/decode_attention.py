@@ -29,6 +29,7 @@ from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_no
 from writehead.ops.heads import Heads
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
+from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
@@ -39,7 +40,6 @@ PROGRAMS_TO_HIDE_LATENCY = 8192  # with at least this many, programs hide each o
 MAX_SPLITS = 128  # with more, the second kernel would take longer than the first
 SHORT_MEMORY, LONG_MEMORY, VERY_LONG_MEMORY = 64, 512, 4096  # positions
 WIDE_HEAD = 256  # bytes; a tile of 32 KB then has at most 128 positions, the limit
-LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +146,7 @@ def _attend_cache(
     if rotary is not None:
         angles = positions.clamp(max=len(rotary.cos) - 1)  # lengths are arbitrary if not live
         Q, K = rotate(Q, angles, rotary), rotate(K, angles, rotary)
+    last = positions.unsqueeze(2)  # that each query sees
     if n > 1 and cache.window is not None:
         # in a ring, the last new positions replace positions that the first queries still see
         memory = [torch.cat([T[rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
@@ -153,18 +154,15 @@ def _attend_cache(
         newest = lengths.unsqueeze(1) - 1
         held = newest - (newest - torch.arange(size, device=device)) % size  # negative if none
         held = torch.cat([held, positions], dim=1).unsqueeze(1)
-        last = positions.unsqueeze(2)
         seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
         bias = None if cache.bias is None else bias_at(cache.bias, last - held)
         return _attend(Q, memory[0], memory[1], seen, scale, bias)
     _append(cache, rows, positions, K, V)
     readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
     places = torch.arange(readable, device=device)
-    seen = places <= positions.unsqueeze(2)  # [R beam, n, m]
+    seen = places <= last  # [R beam, n, m]
     K, V = (_listed(T[:, :, :readable], cache, rows) for T in (cache.K, cache.V))
-    bias = None
-    if cache.bias is not None:
-        bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)
+    bias = None if cache.bias is None else bias_at(cache.bias, (last - places) % size)
     if cache.ancestors is None or cache.beam == 1:
         return _attend(Q, K, V, seen, scale, bias)
     own = torch.arange(len(rows), device=device).unsqueeze(1) % cache.beam
@@ -482,13 +480,13 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     if sizes.PREFETCH:
         seen, distance, v = _seen(v, stored, begin, end, held, length, token, sizes)
         logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
-        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
+        largest, total, acc = attend_tile(logits, v, largest, total, acc)
         begin += POSITIONS
     for first in range(begin, end, POSITIONS):
         k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
         seen, distance, v = _seen(v, stored, first, end, held, length, token, sizes)
         logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
-        largest, total, acc = _attend_tile(logits, v, largest, total, acc)
+        largest, total, acc = attend_tile(logits, v, largest, total, acc)
     if sizes.APPENDS and TOKENS > 1:
         end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
@@ -500,7 +498,7 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
                 seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
             distance = token[:, None] - new[None, :]
             logits = _logits(q, k_new, seen_new, stored.bias, heads, distance, scale)
-            largest, total, acc = _attend_tile(logits, v_new, largest, total, acc)
+            largest, total, acc = attend_tile(logits, v_new, largest, total, acc)
         tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
@@ -613,18 +611,6 @@ def _logits(q, k, seen, bias, heads, distance, scale):
     if bias is not None:
         logits += _load_bias(bias, heads[:, None], distance)
     return tl.where(seen, logits, float("-inf"))
-
-
-@triton.jit
-def _attend_tile(logits, v, largest, total, acc):
-    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
-    now = tl.maximum(largest, tl.max(logits, axis=1))
-    base = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
-    p = tl.exp2(logits - base[:, None])
-    kept = tl.exp2(largest - base)
-    total = total * kept + tl.sum(p, axis=1)
-    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
-    return now, total, acc
 
 
 @triton.jit

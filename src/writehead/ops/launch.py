@@ -30,6 +30,7 @@ else:
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
 NUM_SMS = 132  # multiprocessors of an H200, which tiles are tuned for
+LOG2E = tl.constexpr(math.log2(math.e))  # for exp2, which is faster than exp
 COMPILE_THREADS = 16  # more than the kernels of a step
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
@@ -53,7 +54,6 @@ def compile_kernels(work: Callable[[], object]) -> None:
 
     Everything else in `work` runs as usual, on memory that no kernel has written.
     """
-
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
 
     def load(future: Any) -> None:

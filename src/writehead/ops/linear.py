@@ -26,15 +26,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.launch import (
-    NUM_SMS,
-    launch_pdl,
-    pdl,
-    shared_memory,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -206,16 +198,17 @@ def can_split_depth(X: Tensor, weight: Weight) -> bool:
     return _is_deep(weight) and _why_not_split_depth(rows, weight, gated=False) is None
 
 
-def can_defer_norm(X: Tensor, weight: Weight) -> bool:
-    """Returns whether a projection may leave its norm to the attention kernel (`DeferredRms`).
+def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
+    """Returns the norm of X that a projection may leave to a later op, or None.
 
     For one row, the projection computes the norm for free. In float16, rows that are not
     normalized may overflow.
     """
     norm, rows = weight.norm, X.numel() // X.shape[-1]
     if norm is None or norm.kind != "rms" or rows == 1 or X.dtype == torch.float16:
-        return False
-    return weight.is_folded and why_not_kernel(X, weight.W) is None
+        return None
+    can_run = weight.is_folded and why_not_kernel(X, weight.W) is None
+    return DeferredRms(X, norm.epsilon) if can_run else None
 
 
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
@@ -276,24 +269,19 @@ def _gate(Z: Tensor, activation: Activation | None) -> Tensor:
 class Tile(NamedTuple):
     """The work of one program of a product.
 
-    method: "vector" is for one row and does not use tensor cores. "split" divides the depth among
-        the warps of a program. "tile" copies its operands with tensor descriptors.
-    columns: rows of W per program; a gated product has half as many columns.
-    depth: elements per iteration; for "split", per warp.
-    ahead: whether to load the first weights before the previous kernel has ended.
-    prefetch: elements of each row of W to fetch into L2 before the previous kernel has ended.
-    splits: parts of the depth, for different programs.
+    The method "vector" is for one row and does not use tensor cores. "split" divides the depth
+    among the warps of a program. "tile" copies its operands with tensor descriptors.
     """
 
     method: Literal["vector", "split", "tile"]
     rows: int
-    columns: int
-    depth: int
+    columns: int  # rows of W; a gated product has half as many columns
+    depth: int  # elements per iteration; for "split", per warp
     warps: int
     stages: int
-    ahead: bool = False
-    prefetch: int = 0
-    splits: int = 1
+    ahead: bool = False  # load the first weights before the previous kernel has ended
+    prefetch: int = 0  # elements of each row of W to fetch into L2 before that
+    splits: int = 1  # parts of the depth, for different programs
 
 
 def choose_tile(X: Tensor, W: Tensor) -> Tile:
@@ -361,24 +349,20 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
         Epilogue(*constants, residual, float(epilogue.scale), None, relu),
         Tile(*map(tl.constexpr, tile)),
         NORM="" if norm is None else norm.kind,
-        LINES=triton.next_power_of_2(lines) if pdl(X) and tile.splits == 1 else 0,
+        LINES=triton.next_power_of_2(lines) if tile.splits == 1 else 0,
         EVICTION="evict_first" if weight.streamed and rows == 1 else "",
         num_warps=tile.warps,
         num_stages=stages,
     )
 
 
-def choose_split_tile(rows: int) -> Tile:
-    """Returns the tile of a product with a split depth, by measurements on an H200."""
-    splits = 12 if 16 < rows <= 64 else 8
-    return Tile("tile", 16 if rows <= 16 else 64, 64, 128, 4, 4, splits=splits)
-
-
 def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    tile = tile or choose_split_tile(len(X))
+    rows = 16 if len(X) <= 16 else 64  # of a tile; by measurements on an H200, as the splits
+    splits = 12 if 16 < len(X) <= 64 else 8
+    tile = tile or Tile("tile", rows, 64, 128, 4, 4, splits=splits)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
     product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
     _multiply(X, Weight(weight.W), product, tile, parts)
@@ -449,7 +433,7 @@ def linear_kernel(
     # loads that do not depend on the previous kernel
     if tile.ahead:
         w = tl.load(w_at, mask=is_w & (at < depth), other=0.0, eviction_policy=EVICTION)
-    if LINES > 0:
+    if PDL and LINES > 0:
         _prefetch(W, w_row, (2 if epilogue.gated else 1) * columns - 1, depth, LINES)
     if bias is not None:
         b = tl.load(bias + w_row, mask=is_w_row, other=0.0).to(tl.float32)

@@ -12,11 +12,10 @@ from torch.library import custom_op, register_autograd
 from torch.nn.functional import nll_loss
 
 from writehead.ops.available import choose_implementation, runs_triton
-from writehead.ops.launch import launch, tl, triton
+from writehead.ops.launch import LOG2E, launch, tl, triton
 
 FORWARD_CHUNK = 32768  # logits that one program of the loss loads at once
 BACKWARD_CHUNK = 8192  # logits that one program of the gradient computes
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def label_loss(

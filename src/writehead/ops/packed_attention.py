@@ -24,14 +24,13 @@ from torch.library import custom_op, register_autograd
 
 from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
 from writehead.ops.heads import Heads
-from writehead.ops.launch import launch, tl, triton
+from writehead.ops.launch import LOG2E, launch, tl, triton
 from writehead.ops.visibility import Visibility
 
 MIN_QUERIES = 16  # the kernels are designed for whole sequences
 MAX_WINDOW = 2**30  # longer than any row; the sum of a window and a position fits in int32
 PADDING = -(2**31)  # the segment of queries that are padding; no memory position has it
 PAST_END = tl.constexpr(PADDING)  # the segment of queries past the last
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -408,6 +407,18 @@ def _read_memory(inputs, q, q_segment, b, write_head, i, first, end):
 
 
 @triton.jit
+def attend_tile(logits, v, largest, total, acc):
+    """Returns the running softmax after one more tile: largest logit, sum, weighted values."""
+    now = tl.maximum(largest, tl.max(logits, axis=1))
+    base = tl.where(now == float("-inf"), 0.0, now)  # -inf - -inf would be NaN
+    p = tl.exp2(logits - base[:, None])
+    kept = tl.exp2(largest - base)
+    total = total * kept + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return now, total, acc
+
+
+@triton.jit
 def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
     """Computes O and logsumexp of one tile of queries per program."""
     n, h = inputs.n, inputs.h
@@ -419,15 +430,7 @@ def packed_forward_kernel(O, logsumexp, inputs):  # noqa: E741
     for first in range(start, end, inputs.MEMORY):
         _, v, logits, visible = _read_memory(inputs, q, q_segment, b, write_head, i, first, end)
         logits = tl.where(visible, logits, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(logits, 1))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-        weights = tl.exp2(logits - base[:, None])
-        rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        o = o * rescale[:, None]
-        o = tl.dot(weights.to(v.dtype), v, o, input_precision="ieee")
-        row_max = new_max
-
+        row_max, row_sum, o = attend_tile(logits, v, row_max, row_sum, o)
     fully_masked = row_sum == 0.0
     row_sum = tl.where(fully_masked, 1.0, row_sum)
     _store((O, h * DEPTH_V), o / row_sum[:, None], b, heads, i, n, DEPTH_V)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from writehead.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Scaling:
@@ -42,20 +40,9 @@ class Rotary:
 
     @classmethod
     def make(
-        cls,
-        positions: int,
-        k: int,
-        base: float = 1e4,
-        *,
-        scaling: "Scaling | None" = None,
-        device: torch.device | str | None = None,
+        cls, positions: int, k: int, base: float = 1e4, scaling: Scaling | None = None
     ) -> "Rotary":
         """Computes the angles p · base^(-2i/k) of positions p and pairs i, which may be scaled."""
-        if positions < 1 or k < 2 or k % 2 or not base > 0.0:
-            raise ConfigError(
-                f"positions={positions}, k={k}, base={base}: rotary positions need at least one "
-                f"position, an even k and a base above 0"
-            )
         # on the CPU even where tensors are made on the meta device, which computes nothing
         exponents = torch.arange(0, k, 2, dtype=torch.float64, device="cpu") / k
         numbers = torch.arange(positions, dtype=torch.float64, device="cpu")
@@ -63,7 +50,7 @@ class Rotary:
         if scaling is not None:
             frequencies = scaling.apply(frequencies)
         angles = numbers.unsqueeze(1) * frequencies
-        return cls(angles.cos().float().to(device), angles.sin().float().to(device))
+        return cls(angles.cos().float(), angles.sin().float())
 
     def on(self, device: torch.device) -> "Rotary":
         """Returns a copy on a device, which is made once."""

@@ -6,8 +6,8 @@ use the equivalent `mask`.
 
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,11 +31,9 @@ class Visibility:
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
 
-    # set on each instance; a ClassVar is not a field, so a copy starts without results
-    _results: ClassVar[dict[Hashable, Any]]
+    _results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_results", {})
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1, the query's own position")
         if (self.query_segments is None) != (self.memory_segments is None):
@@ -49,12 +47,9 @@ class Visibility:
 
     def check(self, b: int, n: int, m: int, device: torch.device) -> None:
         """Raises unless the tensors fit b rows of n queries and m memory positions."""
-        for name, shape in (
-            ("lengths", [b]),
-            ("query_positions", [b, n]),
-            ("query_segments", [b, n]),
-            ("memory_segments", [b, m]),
-        ):
+        shapes = {"lengths": [b], "query_positions": [b, n]}
+        shapes |= {"query_segments": [b, n], "memory_segments": [b, m]}
+        for name, shape in shapes.items():
             T: Tensor | None = getattr(self, name)
             if T is None:
                 continue

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from writehead import __version__
 from writehead.config import ModelConfig, QuantizationConfig
+from writehead.cost import check_config
 from writehead.data.tokenizer import (
     TOKENIZER_FILES,
     Files,
@@ -31,13 +32,7 @@ from writehead.data.tokenizer import (
 )
 from writehead.errors import ConfigError, DamagedRun, RunError, nearest, one_line, shown
 from writehead.model.layers import Stack
-from writehead.model.transformer import (
-    LanguageModel,
-    Transformer,
-    TranslationModel,
-    check_config,
-    make_model,
-)
+from writehead.model.transformer import LanguageModel, Transformer, TranslationModel, make_model
 from writehead.runs.quantization import dequantize_tensors
 from writehead.util.checksums import (
     CHECKSUMS,

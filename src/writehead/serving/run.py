@@ -44,7 +44,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
         warm_up(one)
     share_memory(models)
     # lines are numbered within a request, and answers tell the number of pieces
-    logging.getLogger("writehead.engine.engine").setLevel(logging.ERROR)
+    logging.getLogger("writehead.data.lines").setLevel(logging.ERROR)
     requests_log.propagate = False
     requests_log.setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stdout)

@@ -17,10 +17,11 @@ from torch.distributed.checkpoint import state_dict
 
 from writehead.config import MAX_STEPS, ModelConfig
 from writehead.data.batches import PackedBatches
-from writehead.data.tokenizer import Files, read_tokenizer
+from writehead.data.tokenizer import Files
 from writehead.errors import ConfigError, DamagedRun, RunError, TrainingError
 from writehead.runs.folder import (
     check_place,
+    kept_files,
     read_config,
     read_model,
     run_directory,
@@ -59,7 +60,7 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def save_checkpoint(run: Path, stepper: Stepper, tokenizer: Files, progress: Progress) -> None:
+def save_checkpoint(run: Path, stepper: Stepper, files: Files, progress: Progress) -> None:
     """Writes a checkpoint; all processes must call it, and the first one writes."""
     model, world = stepper.model, stepper.world
     options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -71,7 +72,7 @@ def save_checkpoint(run: Path, stepper: Stepper, tokenizer: Files, progress: Pro
     state = state_dict.get_optimizer_state_dict(model, stepper.optimizer, options=options)
     if world.is_first:
         with run_directory(checkpoint_path(run, progress.step), overwrite=False) as folder:
-            write_model(folder, stepper.model_config, weights, tokenizer)
+            write_model(folder, stepper.model_config, weights, files)
             save_file(_flatten(state), folder / OPTIMIZER)
             (folder / OPTIMIZER).chmod(0o644)  # safetensors makes it private
             (folder / PROGRESS).write_text(json.dumps(vars(progress)), encoding="utf-8")
@@ -168,5 +169,5 @@ def average_run(run: Path, output: Path, last: int, *, overwrite: bool = False) 
     config = read_config(paths[-1])
     weights = average_weights(paths, config)
     with run_directory(output, overwrite=overwrite) as folder:
-        write_model(folder, config, weights, read_tokenizer(paths[-1]))
+        write_model(folder, config, weights, kept_files(paths[-1]))
     return paths

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from writehead.config import DecodeConfig, ModelConfig
+from writehead.config import DecodeConfig, ModelConfig, VocabularyConfig
 from writehead.data.batches import Units, padded_batches
-from writehead.data.dataset import Dataset, Side, Split
+from writehead.data.dataset import Dataset, Ends, Side, Split, special_ends
 from writehead.data.sources import read_lines
-from writehead.data.tokenizer import Frame, Tokenizer, Tokens
+from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
 from writehead.engine.engine import Progress
 from writehead.errors import ConfigError, DataError, nearest
@@ -76,18 +76,17 @@ def text_likelihood(
 
     The token of a target language is one of those that are scored.
     """
-    model, tokenizer, frame = engine.model, engine.tokenizer, Frame()
-    if sources is not None:
-        frame = tokenizer.frame(source_lang, target_lang)
-    sides = {"target": _encode(tokenizer.target, targets, frame.forced)}
+    model, tokenizer = engine.model, engine.tokenizer
+    vocabulary = VocabularyConfig.of(model.config, source_lang, target_lang)
+    ends = special_ends(model.config.task, tokenizer, vocabulary)
+    sides = {"target": _encode(tokenizer.target, targets, ends["target"])}
     if sources is not None:
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines have {len(targets)} references; pass one for each"
             )
-        sides["source"] = _encode(tokenizer, sources, frame.before)
-    split = Split("given", sides, model.config.bos, model.config.eos)
-    result = likelihood(model, model.config, split, model.device)
+        sides["source"] = _encode(tokenizer, sources, ends["source"])
+    result = likelihood(model, model.config, Split("given", sides), model.device)
     if not result.tokens:
         raise DataError("there is no line to score that fits in the model; pass other text")
     return result
@@ -182,19 +181,19 @@ def named_test_set(name: str) -> tuple[list[str], list[str]]:
     return list(read_lines(Path(source))), list(read_lines(Path(reference)))
 
 
-def split_texts(directory: Path, name: str) -> tuple[list[str] | None, list[str]]:
+def split_texts(data: Dataset, name: str) -> tuple[list[str] | None, list[str]]:
     """Returns the decoded sources (None for a language model) and targets of a split."""
-    data = Dataset.open(directory)
-    split, decode = data.split(name), data.tokenizer.decode
-    sides = {
-        name: [decode(side[i]) for i in range(len(split))] for name, side in split.sides.items()
+    split, tokenizer = data.split(name), data.tokenizer
+    decoders = {"source": tokenizer.decode_sources, "target": tokenizer.decode_all}
+    texts = {
+        side: decoders[side]([tokens[i].tolist() for i in range(len(split))])
+        for side, tokens in split.sides.items()
     }
-    return sides.get("source"), sides["target"]
+    return texts.get("source"), texts["target"]
 
 
-def _encode(tokenizer: Tokenizer, lines: Sequence[str], before: Tokens) -> Side:
-    """Returns the tokens of lines, each after the tokens `before`."""
-    start = np.array(before, np.int32)
-    ids = [np.concatenate((start, tokens)) for tokens in tokenizer.encode_all(list(lines))]
+def _encode(tokenizer: Tokenizer, lines: Sequence[str], ends: Ends) -> Side:
+    """Returns the tokens of lines."""
+    ids = tokenizer.encode_all(list(lines))
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.uint64)
-    return Side(np.fromiter(chain.from_iterable(ids), dtype=np.uint32), offsets)
+    return Side(np.fromiter(chain.from_iterable(ids), dtype=np.uint32), offsets, ends)

@@ -46,8 +46,9 @@ def train(
 ) -> Outcome:
     """Trains a model into the folder `run`, or resumes; under `torchrun`, in all processes."""
     data, origin = Dataset.open(dataset), origin or Origin()
+    origin.check_tokenizers(data)
     model = fit_to_data(data, model, config)
-    origin.check(data, model)
+    origin.check(model)
     check_folder(run)
     with join_world(device) as world:
         # raises before the folder is created
@@ -88,6 +89,7 @@ class Trainer:
             world=world.size,
         )
         self.stepper = Stepper(model, config, world, origin)
+        self.files = {**origin.files(), **data.tokenizer.files}  # of the run, besides the model
         self.meter = Meter(world)
         self.step = 0
         self.dev: dict[str, float] = {}  # ln(PPL) by step
@@ -177,8 +179,7 @@ class Trainer:
         if self.world.is_first:  # the finished model must not be older than the last checkpoint
             (self.run / CONFIG).unlink(missing_ok=True)
         progress = checkpoint.Progress(self.step, self.batches.state(), self.dev, interim)
-        tokenizer = self.data.tokenizer.files
-        checkpoint.save_checkpoint(self.run, self.stepper, tokenizer, progress)
+        checkpoint.save_checkpoint(self.run, self.stepper, self.files, progress)
         if self.world.is_first:
             if self.interim is not None:
                 remove_directory(self.interim)
@@ -189,7 +190,7 @@ class Trainer:
         """Writes the finished model: the last checkpoint or the mean of several."""
         paths = [path for _, path in list_checkpoints(self.run)][-self.config.average :]
         weights = average_weights(paths, self.model_config)
-        finish_run(self.run, self.model_config, weights, self.data.tokenizer.files)
+        finish_run(self.run, self.model_config, weights, self.files)
         journal.print(f"{self.run} is ready: {self.step} steps")
 
     def print_start(self, journal: Journal, changes: list[str]) -> None:

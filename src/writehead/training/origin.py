@@ -7,9 +7,9 @@ import torch
 
 from writehead.config import ModelConfig
 from writehead.data.dataset import Dataset
-from writehead.data.tokenizer import has_tokenizer, load_tokenizer
+from writehead.data.tokenizer import Files, has_tokenizer, load_tokenizer
 from writehead.errors import ConfigError, shown
-from writehead.interop.pretrained import RunFacts, load_run, read_config
+from writehead.interop.pretrained import RunFacts, load_run, read_config, read_source
 from writehead.model import LanguageModel, TranslationModel
 
 
@@ -24,10 +24,15 @@ class Origin:
         """Identifies the weights of both runs."""
         return {name: run and RunFacts.read(run).fingerprint for name, run in vars(self).items()}
 
-    def check(self, data: Dataset, model: ModelConfig) -> None:
-        """Raises ConfigError unless both runs fit the dataset and the model to train."""
+    def check_tokenizers(self, data: Dataset) -> None:
+        """Raises ConfigError unless both runs have the tokenizer of the dataset, or none."""
+        for run in (self.init, self.teacher):
+            if run is not None and has_tokenizer(run):
+                _check_tokenizer(run, data)
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises ConfigError unless both runs fit the model to train."""
         if self.init is not None:
-            _check_vocabulary(self.init, data)
             config = read_config(self.init)
             for name, value in replace(config, dropout=model.dropout).to_json().items():
                 wanted = getattr(model, name)
@@ -37,7 +42,6 @@ class Origin:
                         f"only dropout may differ from the initial run"
                     )
         if self.teacher is not None:
-            _check_vocabulary(self.teacher, data)
             config = read_config(self.teacher)
             sizes = ("task", "vocab_size", "source_vocab_size", "pad", "bos", "eos")
             for name in sizes:
@@ -47,6 +51,10 @@ class Origin:
                         f"the teacher {self.teacher} has {name}={shown(value)}, but the model has "
                         f"{shown(wanted)}; choose another teacher"
                     )
+
+    def files(self) -> Files:
+        """Returns what an imported initial run needs to be exported to its own format again."""
+        return {} if self.init is None else read_source(self.init).files
 
     def read_teacher(
         self, device: torch.device, dtype: torch.dtype
@@ -58,10 +66,9 @@ class Origin:
         return teacher.requires_grad_(False)
 
 
-def _check_vocabulary(run: Path, data: Dataset) -> None:
-    """Raises ConfigError if the tokenizer of a run is not that of the dataset."""
-    if has_tokenizer(run) and load_tokenizer(run).fingerprint != data.tokenizer.fingerprint:
+def _check_tokenizer(run: Path, data: Dataset) -> None:
+    if load_tokenizer(run).fingerprint != data.tokenizer.fingerprint:
         raise ConfigError(
-            f"{run} has another vocabulary than the dataset; prepare the text with the tokenizer "
-            f"of that run"
+            f"{run} has another tokenizer than {data.directory}; prepare the text again with "
+            f"`writehead prepare` and the tokenizer {run}"
         )

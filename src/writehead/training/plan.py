@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from writehead import __version__
-from writehead.config import ModelConfig, TrainConfig
-from writehead.data.bpe import BOS, EOS, PAD
+from writehead.config import ModelConfig, TrainConfig, VocabularyConfig
 from writehead.data.dataset import Dataset
 from writehead.errors import ConfigError, RunError, shown
 from writehead.runs.folder import CONFIG
@@ -36,8 +35,11 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
         raise ConfigError(
             f"the dataset is for {data.task}, not {model.task}; choose another preset"
         )
-    if (model.pad, model.bos, model.eos) != (PAD, BOS, EOS):
-        raise ConfigError(f"the dataset needs model.pad={PAD}, model.bos={BOS}, model.eos={EOS}")
+    vocabulary = data.vocabulary
+    for name in ("pad", "bos", "eos"):
+        value, needed = getattr(model, name), getattr(vocabulary, name)
+        if value not in (needed, getattr(VocabularyConfig, name)):  # a preset has our defaults
+            raise ConfigError(f"the dataset needs model.{name}={needed}, not {value}")
     lengths = {"target": (config.target_length, model.target_positions)}
     if model.encoder_layers:
         lengths["source"] = (config.source_length, model.source_positions)
@@ -46,7 +48,10 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
             raise ConfigError(
                 f"train.{side}_length={length} exceeds the model's {positions} positions; lower it"
             )
-    return replace(model, vocab_size=data.vocab_size)
+    names = ("vocab_size", "pad", "bos", "eos")
+    sizes = {name: getattr(vocabulary, name) for name in names}
+    source = vocabulary.source_vocab_size or model.source_vocab_size
+    return replace(model, **sizes, source_vocab_size=source)
 
 
 def check_folder(run: Path) -> None:

@@ -1,8 +1,10 @@
-"""Finds devices and dtypes by name, and waits for devices."""
+"""Finds devices and dtypes by name; a device's streams, modes and free memory."""
 
 import functools
 import logging
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ log = logging.getLogger(__name__)
 
 CPU_INFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # two x86 flags and one ARM flag
+MEMORY_FRACTION = 0.8  # of the free memory; the rest is for temporary tensors
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -70,6 +73,27 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 def launches_on(device: torch.device) -> AbstractContextManager[object]:
     """Makes a GPU the current device, which Triton and CUDA graphs use."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def steady_modes(device: torch.device) -> Iterator[None]:
+    """Turns gradients off and uses the default stream, whatever mode and stream the caller uses."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(device)))
+        yield
+
+
+def available_memory(device: torch.device) -> float:
+    """Returns the bytes of memory that may be planned with; only CUDA devices have a limit."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return MEMORY_FRACTION * (free + cached)
 
 
 def wait_for(device: torch.device) -> None:

@@ -1,11 +1,15 @@
 """Copies between the host and a device that do not wait for the device."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+STAGING_BUFFERS = 8
+HOST_COPIES = 3  # of each tensor; all but the newest may still be unread
 
 
 def send(T: Tensor | NDArray[Any], device: torch.device) -> Tensor:
@@ -34,6 +38,18 @@ class Staging:
         self._copied.record()
 
 
+class StagedCopies:
+    """Copies to a device; up to STAGING_BUFFERS of them can be on their way."""
+
+    def __init__(self) -> None:
+        self._buffers = deque(Staging() for _ in range(STAGING_BUFFERS))
+
+    def send(self, rows: NDArray[Any], to: Tensor, padding: Sequence[int]) -> None:
+        """Copies rows, followed by padding, to a tensor on the device; does not wait."""
+        self._buffers.rotate()
+        self._buffers[0].send(rows, to, padding)
+
+
 class HostCopy:
     """An asynchronous copy of a tensor to the host; reading it waits for the device."""
 
@@ -54,3 +70,20 @@ class HostCopy:
             return self._copy.numpy()
         self._event.synchronize()
         return self._copy.numpy().copy()
+
+
+class HostCopies:
+    """Copies to the host of tensors that stay at their addresses; reuses the oldest of a tensor."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, deque[HostCopy]] = {}  # by the address of the tensor
+
+    def start(self, T: Tensor) -> HostCopy:
+        """Starts copying a tensor; returns the copy, which HOST_COPIES - 1 more do not change."""
+        copies = self._copies.setdefault(T.data_ptr(), deque())
+        if len(copies) < HOST_COPIES:
+            copies.append(HostCopy(T))
+        else:
+            copies.rotate(-1)
+            copies[-1].start(T)
+        return copies[-1]
