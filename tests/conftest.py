@@ -1,6 +1,7 @@
 """Fixtures of all tests: few threads, one seed per test, no GPU tests without a GPU."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Undoes the level that a server sets, for the tests after it."""
+    yield
+    logging.getLogger("writehead.data.lines").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session", autouse=True)
