@@ -75,10 +75,10 @@ def test_libretranslate_keeps_lines_and_markup(http, served):
         "translatedText": f"  {first}\n\n{second}\r\n...\n"
     }
     body |= {"format": "html", "q": f"<p id='a'>{LINES[0]}</p><!-- x --><script>a<b</script>"}
-    body["q"] += f"<br/>&amp;{LINES[1]}"
+    body["q"] += f"<b>&lt;</b><br/>&amp;{LINES[1]}"
     [other] = served[0].engine.translate([f"&{LINES[1]}"])
     assert http.post("/translate", json=body).json()["translatedText"] == (
-        f"<p id='a'>{first}</p><!-- x --><script>a<b</script><br/>"
+        f"<p id='a'>{first}</p><!-- x --><script>a<b</script><b>&lt;</b><br/>"
         + other.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     )
 

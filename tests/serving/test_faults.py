@@ -61,6 +61,8 @@ REFUSED = [
     ("/translate", {"q": "a", "source": "en", "target": "xx"}, 404, "en-de"),
     ("/translate", {"q": "a", "source": "en", "target": "de", "format": "pdf"}, 422, "format"),
     ("/translate", {"q": "a", "source": "en", "target": "de", "alternatives": 99}, 422, "altern"),
+    ("/translate", b'{"q": "\\ud800", "source": "en", "target": "de"}', 422, "UTF-8"),
+    ("/v2/translate", b'{"text": ["\\ud800"], "target_lang": "DE"}', 422, "UTF-8"),
     ("/v2/translate", {"text": "a", "target_lang": "DE"}, 422, "text"),
     ("/v2/translate", {"text": ["a"], "target_lang": "FR"}, 404, "en-de"),
 ]
@@ -139,6 +141,11 @@ def test_keys(served):
         assert http.post("/v1/translate", json=TEXT, headers=key).status_code == 200
         form = {"q": "a", "source": "en", "target": "de", "api_key": "sécond"}
         assert http.post("/translate", data=form).status_code == 200
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(ConfigError, match="empty"):
+        Settings(keys=("secret", ""))
 
 
 def client_with(served, settings):

@@ -88,6 +88,17 @@ class Service:
         if matches and not any(matches):
             raise ApiError(401, "the API key is missing or wrong; ask the operator for one")
 
+    def check_texts(self, texts: Sequence[str]) -> int:
+        """Returns the number of characters; raises 422 if it is too high, or they are no UTF-8."""
+        size, most = sum(map(len, texts)), self.limits.characters
+        if size > most:
+            raise ApiError(422, f"the request has {size:,} characters; the limit is {most:,}")
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(422, "the text is not UTF-8, as it has half a character") from error
+        return size
+
     async def decode(
         self,
         http: Request,
@@ -150,15 +161,10 @@ class Service:
         codes: Codes | None,
     ) -> list[Line]:
         """Returns the requests of texts; raises if they exceed a limit."""
-        facts, size = facts_of(http), sum(map(len, (*texts, *(prefixes or ()))))
+        facts, size = facts_of(http), self.check_texts([*texts, *(prefixes or ())])
         facts.model = model.name
         if self.settings.log_text:
             facts.texts = [*texts]
-        if size > self.limits.characters:
-            raise ApiError(
-                422,
-                f"the request has {size:,} characters; the limit is {self.limits.characters:,}",
-            )
         if len(texts) * samples > self.limits.queue:
             raise ApiError(
                 422,

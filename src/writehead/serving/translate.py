@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Output
 from writehead.errors import ConfigError
-from writehead.serving.errors import ApiError
+from writehead.serving.errors import ApiError, error_answers
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
 from writehead.serving.service import Service, Streaming, facts_of
@@ -103,9 +103,7 @@ class FaultAnswer(BaseModel):
     error: Fault
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultAnswer} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
-}
+ERRORS = error_answers(FaultAnswer)
 
 
 @router.post("/v1/translate", response_model=TranslationAnswer, responses={200: STREAM, **ERRORS})
