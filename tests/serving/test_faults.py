@@ -308,6 +308,16 @@ def test_a_lack_of_memory_makes_batches_smaller(monkeypatch):
         assert http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("a fault")])
+def test_requests_that_can_never_start_are_not_repeated_forever(monkeypatch, error):
+    with client(models()) as http:
+        with monkeypatch.context() as patched:
+            patched.setattr(Lane, "__init__", lambda *_, **__: raise_(error))
+            refused = http.post("/v1/translate", json={"text": sentences(5)})
+        assert refused.status_code == (500 if type(error) is RuntimeError else 503)
+        assert http.post("/v1/translate", json=TEXT).status_code == 200
+
+
 def raise_(error):
     raise error
 

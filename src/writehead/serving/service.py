@@ -271,6 +271,11 @@ class Streaming:
             event = self.first
             while event is not None:
                 index, token, now = event
+                if token is None:
+                    facts.tokens += requests[index].hypotheses[0].finished  # eos
+                    yield Piece(index, texts[index].rest(), None)
+                    event = await self._next(deadline)
+                    continue
                 if index in before:
                     metrics.inter_token.labels(name).observe(now - before[index])
                 else:
@@ -281,8 +286,6 @@ class Streaming:
                 yield Piece(index, texts[index].add([token]), token)
                 event = await self._next(deadline)
             _raise_error(job, facts)
-            for index in range(len(requests)):
-                yield Piece(index, texts[index].rest(), None)
         finally:
             self.service.end(self.model, job, facts, is_enough=self.is_enough)
 
@@ -311,12 +314,10 @@ def _raise_error(job: Job, facts: Facts) -> None:
     error = job.error
     if error is None:
         return
-    if isinstance(error, OutOfRoom) and not job.running:
+    if job.is_refused and isinstance(error, WriteheadError):
         raise ApiError(422, str(error)) from error
     if isinstance(error, OutOfRoom):
         raise ApiError(503, str(error), {"Retry-After": "5"}) from error
-    if isinstance(error, WriteheadError) and not job.running:
-        raise ApiError(422, str(error)) from error
     raise ApiError(
         500, f"decoding failed; the operator finds the cause by the id {facts.id}"
     ) from error
