@@ -60,7 +60,7 @@ def test_a_prefix_starts_each_translation(http, served):
 
 
 def test_a_stream_of_a_translation_is_its_text(http, served):
-    texts = LINES[:3]
+    texts = [*LINES[:3], LONG, "", LONG]
     *pieces, last = events(http.post("/v1/translate", json={"text": texts, "stream": True}))
     outputs = [*served[0].engine.translate(texts, DecodeConfig(beam=1))]
     assert all(map(approximately, last["translations"], outputs))

@@ -1,7 +1,7 @@
 """Reads bodies that are JSON or forms."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from writehead.serving.errors import ApiError
@@ -11,12 +11,15 @@ from writehead.util.json_files import parse_json
 with requires("serve"):
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel, Field, ValidationError
 
 FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 1_000  # of a form
 
 B = TypeVar("B", bound=BaseModel)
+# otherwise, every wrong item makes an error, of which there may be half a million
+TextList = Annotated[list[str], Field(fail_fast=True)]
+Texts = str | TextList
 
 
 async def read_body(request: Request, model: type[B], lists: Sequence[str] = ()) -> B:

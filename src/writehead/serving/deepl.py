@@ -3,7 +3,7 @@
 from typing import Any
 
 from writehead.config import DecodeConfig
-from writehead.serving.bodies import body_schema, read_body
+from writehead.serving.bodies import TextList, body_schema, read_body
 from writehead.serving.documents import translate_documents
 from writehead.serving.errors import error_answers
 from writehead.serving.keys import key_in_header
@@ -21,7 +21,7 @@ SCHEME = "deepl-auth-key "
 class DeeplBody(BaseModel):
     """The body of POST /v2/translate."""
 
-    text: list[str]
+    text: TextList
     target_lang: str
     source_lang: str | None = None
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import BEAM
-from writehead.serving.bodies import body_schema, read_body
+from writehead.serving.bodies import Texts, body_schema, read_body
 from writehead.serving.documents import translate_documents
 from writehead.serving.errors import error_answers
 from writehead.serving.service import Service
@@ -21,7 +21,7 @@ router = APIRouter(tags=["LibreTranslate"])
 class TranslateBody(BaseModel):
     """The body of POST /translate."""
 
-    q: str | list[str] = Field(description="Text, or a list of texts.")
+    q: Texts = Field(description="Text, or a list of texts.")
     source: str = Field(description="Language code, or auto.")
     target: str = Field(description="Language code.")
     format: Literal["text", "html"] = "text"

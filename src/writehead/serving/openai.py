@@ -12,8 +12,10 @@ import torch
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
+from writehead.engine.engine import Line
 from writehead.errors import ConfigError
 from writehead.model import LanguageModel
+from writehead.serving.bodies import Texts
 from writehead.serving.errors import ApiError
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
@@ -39,7 +41,7 @@ class CompletionBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str
-    prompt: str | list[str]
+    prompt: Texts
     max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = 16
     min_tokens: Annotated[int, Field(ge=0, le=INT32)] = 0
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
@@ -143,7 +145,6 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         raise ApiError(422, "logprobs are not streamed; leave out stream or logprobs")
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    echoes = [prompt if body.echo else "" for prompt in prompts for _ in range(samples)]
     head = {
         "id": f"cmpl-{facts_of(request).id}",
         "object": "text_completion",
@@ -152,14 +153,16 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     }
     if body.stream or any(stops):
         stream = await service.stream(request, served, prompts, options, samples=samples)
+        echoes = _echoes(body, stream.lines, prompts)
         texts = [StopText(stops) for _ in echoes]
         chunks = _chunks(stream, texts, echoes)
         if body.stream:
             wants_usage = bool((body.stream_options or {}).get("include_usage"))
             return ServerSentEvents(request.url.path, _events(chunks, head, stream, wants_usage))
-        completed = await _collect(stream, chunks, texts)
+        completed = await service.guarded(request, _collect(stream, chunks, texts))
     else:
         decoded = await service.decode(request, served, prompts, options, samples=samples)
+        echoes = _echoes(body, decoded.lines, prompts)
         completed = _completed(decoded, echoes)
     choices = []
     for i, (one, echo) in enumerate(zip(completed, echoes, strict=True)):
@@ -182,6 +185,12 @@ class Completed(NamedTuple):
     reason: str | None
     prompt: list[int]
     tokens: list[int]
+
+
+def _echoes(body: CompletionBody, lines: Sequence[Line], prompts: Sequence[str]) -> list[str]:
+    """Returns how the text of each choice starts: with its prompt, or empty."""
+    pairs = zip(prompts, lines, strict=True)
+    return [prompt if body.echo else "" for prompt, line in pairs for _ in line]
 
 
 def _completed(decoded: Decoded, echoes: Sequence[str]) -> list[Completed]:

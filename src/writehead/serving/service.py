@@ -114,7 +114,7 @@ class Service:
         lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
-            await self._guarded(http, job.events.get())
+            await self.guarded(http, job.events.get())
             _raise_error(job, facts)
         finally:
             self.end(model, job, facts)
@@ -135,11 +135,9 @@ class Service:
     ) -> "Streaming":
         """Starts to decode texts; returns with the first token, so that errors have a status."""
         lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
-        if any(len(line) > samples for line in lines):
-            raise ApiError(422, "the text is too long to stream; send shorter texts")
         job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
         try:
-            first = await self._guarded(http, job.events.get())
+            first = await self.guarded(http, job.events.get())
             _raise_error(job, facts)
         except BaseException:
             self.end(model, job, facts)
@@ -148,7 +146,7 @@ class Service:
 
     async def between_steps(self, http: Request, work: Callable[[], T]) -> T:
         """Calls `work` in the thread of the worker."""
-        return await self._guarded(http, self.worker.call(work))
+        return await self.guarded(http, self.worker.call(work))
 
     async def _requests(
         self,
@@ -182,7 +180,7 @@ class Service:
         )
         try:
             small = size <= INLINE_CHARACTERS
-            lines = make() if small else await self._guarded(http, asyncio.to_thread(make))
+            lines = make() if small else await self.guarded(http, asyncio.to_thread(make))
         except WriteheadError as error:
             raise ApiError(422, str(error)) from error
         facts.prompt_tokens = sum(map(_prompt_tokens, lines))
@@ -206,7 +204,7 @@ class Service:
             seconds = {"Retry-After": str(max(1, math.ceil(self._waits)))}
             raise ApiError(429, f"{waiting:,} sequences are waiting; retry later", seconds)
 
-    async def _guarded(self, http: Request, work: Awaitable[T]) -> T:
+    async def guarded(self, http: Request, work: Awaitable[T]) -> T:
         """Awaits `work`; raises if the client goes away or the deadline passes."""
         left = facts_of(http).arrived + self.limits.deadline - time.perf_counter()
         task = asyncio.ensure_future(work)
