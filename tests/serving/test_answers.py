@@ -152,6 +152,7 @@ def test_a_completion_without_tokens_has_no_log_probabilities(http):
     for prompt in ("", *LINES):  # some end at once
         [choice] = http.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"]
         scored = choice["logprobs"]
+        assert "".join(scored["tokens"]) == choice["text"]  # also of incomplete characters
         assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"])
 
 

@@ -1,5 +1,6 @@
 """OpenAI's API: /v1/completions of language models, and /v1/models."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +13,7 @@ import torch
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
-from writehead.engine.engine import Line
+from writehead.engine.engine import Line, StreamedText
 from writehead.errors import ConfigError
 from writehead.model import LanguageModel
 from writehead.serving.bodies import Texts
@@ -170,6 +171,9 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         if body.logprobs is not None:
             work = partial(_logprobs, served.engine, one.prompt, one.tokens, body.logprobs)
             scored = await service.between_steps(request, work)
+            # not between steps, which would wait for it
+            pieces = asyncio.to_thread(_pieces, served.engine, one.prompt, one.tokens)
+            scored["tokens"] = await service.guarded(request, pieces)
             scored["text_offset"] = _offsets(len(echo), scored["tokens"])
         choices.append(
             {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
@@ -298,15 +302,10 @@ def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) ->
     """Returns the log probabilities of tokens after a prompt, from one forward pass."""
     assert isinstance(engine.model, LanguageModel)
     if not tokens:
-        return {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None}
+        return {"token_logprobs": [], "top_logprobs": [] if top else None}
     ids = torch.tensor([[*prompt, *tokens]], device=engine.model.device)
     logits = engine.model(ids[:, :-1])[0, len(prompt) - 1 :, : engine.tokenizer.vocab_size]
     log_p = logits.float().log_softmax(dim=1)
-    pieces, begun = [], len(engine.tokenizer.decode(prompt))
-    for end in range(1, len(tokens) + 1):
-        text = engine.tokenizer.decode([*prompt, *tokens[:end]])
-        pieces.append(text[begun:])
-        begun = len(text)
     best = log_p.topk(min(top, log_p.shape[1]), dim=1) if top else None
     tops = None
     if best is not None:
@@ -315,7 +314,14 @@ def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) ->
             for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
     chosen = log_p.gather(1, ids[0, len(prompt) :].unsqueeze(1)).squeeze(1)
-    return {"tokens": pieces, "token_logprobs": chosen.tolist(), "top_logprobs": tops}
+    return {"token_logprobs": chosen.tolist(), "top_logprobs": tops}
+
+
+def _pieces(engine: Engine, prompt: list[int], tokens: list[int]) -> list[str]:
+    """Returns the text of each token after a prompt; of an incomplete character, it is empty."""
+    text = StreamedText(engine.tokenizer, prompt)
+    pieces = [text.add([token]) for token in tokens]
+    return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []
 
 
 def _offsets(start: int, pieces: Sequence[str]) -> list[int]:
