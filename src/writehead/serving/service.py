@@ -191,7 +191,9 @@ class Service:
     ) -> Job:
         requests = [request for line in lines for request in line]
         self._check_queue(len(requests))
-        job = Job(facts_of(http).id, model.engine.scheduler, requests, streamed)
+        facts = facts_of(http)
+        self.metrics.prompt_tokens.labels(model.name).inc(facts.prompt_tokens)
+        job = Job(facts.id, model.engine.scheduler, requests, streamed)
         self.worker.submit(job)
         return job
 
