@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -174,7 +175,8 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
             # not between steps, which would wait for it
             pieces = asyncio.to_thread(_pieces, served.engine, one.prompt, one.tokens)
             scored["tokens"] = await service.guarded(request, pieces)
-            scored["text_offset"] = _offsets(len(echo), scored["tokens"])
+            ends = accumulate(map(len, scored["tokens"]), initial=len(echo))
+            scored["text_offset"] = [*ends][:-1]
         choices.append(
             {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
         )
@@ -322,14 +324,6 @@ def _pieces(engine: Engine, prompt: list[int], tokens: list[int]) -> list[str]:
     text = StreamedText(engine.tokenizer, prompt)
     pieces = [text.add([token]) for token in tokens]
     return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []
-
-
-def _offsets(start: int, pieces: Sequence[str]) -> list[int]:
-    offsets = []
-    for piece in pieces:
-        offsets.append(start)
-        start += len(piece)
-    return offsets
 
 
 def _model(one: Served) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar, Unpack
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
@@ -41,6 +41,14 @@ class Facts:
     queued: float | None = None  # seconds
     first_token: float | None = None  # seconds
     texts: list[str] = field(default_factory=list)
+
+
+class More(TypedDict, total=False):
+    """Arguments of a call that not all APIs have."""
+
+    prefixes: Sequence[str] | None
+    samples: int
+    codes: Codes | None
 
 
 class ClientGone(Exception):
@@ -105,13 +113,10 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        *,
-        prefixes: Sequence[str] | None = None,
-        samples: int = 1,
-        codes: Codes | None = None,
+        **more: Unpack[More],
     ) -> Decoded:
         """Decodes texts; ends early if the client goes away or the deadline passes."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
+        lines = await self._requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
             await self.guarded(http, job.events.get())
@@ -128,13 +133,10 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        *,
-        prefixes: Sequence[str] | None = None,
-        samples: int = 1,
-        codes: Codes | None = None,
+        **more: Unpack[More],
     ) -> "Streaming":
         """Starts to decode texts; returns with the first token, so that errors have a status."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
+        lines = await self._requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
         try:
             first = await self.guarded(http, job.events.get())
@@ -154,9 +156,10 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        prefixes: Sequence[str] | None,
-        samples: int,
-        codes: Codes | None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        samples: int = 1,
+        codes: Codes | None = None,
     ) -> list[Line]:
         """Returns the requests of texts; raises if they exceed a limit."""
         facts, size = facts_of(http), self.check_texts([*texts, *(prefixes or ())])
