@@ -60,7 +60,7 @@ def test_a_prefix_starts_each_translation(http, served):
 
 
 def test_a_stream_of_a_translation_is_its_text(http, served):
-    texts = LINES[:3]
+    texts = [*LINES[:3], LONG, "", LONG]
     *pieces, last = events(http.post("/v1/translate", json={"text": texts, "stream": True}))
     outputs = [*served[0].engine.translate(texts, DecodeConfig(beam=1))]
     assert all(map(approximately, last["translations"], outputs))
@@ -75,10 +75,10 @@ def test_libretranslate_keeps_lines_and_markup(http, served):
         "translatedText": f"  {first}\n\n{second}\r\n...\n"
     }
     body |= {"format": "html", "q": f"<p id='a'>{LINES[0]}</p><!-- x --><script>a<b</script>"}
-    body["q"] += f"<br/>&amp;{LINES[1]}"
+    body["q"] += f"<b>&lt;</b><br/>&amp;{LINES[1]}"
     [other] = served[0].engine.translate([f"&{LINES[1]}"])
     assert http.post("/translate", json=body).json()["translatedText"] == (
-        f"<p id='a'>{first}</p><!-- x --><script>a<b</script><br/>"
+        f"<p id='a'>{first}</p><!-- x --><script>a<b</script><b>&lt;</b><br/>"
         + other.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     )
 
@@ -152,6 +152,7 @@ def test_a_completion_without_tokens_has_no_log_probabilities(http):
     for prompt in ("", *LINES):  # some end at once
         [choice] = http.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"]
         scored = choice["logprobs"]
+        assert "".join(scored["tokens"]) == choice["text"]  # also of incomplete characters
         assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"])
 
 

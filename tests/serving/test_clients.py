@@ -1,5 +1,7 @@
 """Clients of other APIs work unchanged, and Schemathesis finds nothing."""
 
+import html
+
 import libretranslatepy
 import openai
 import pytest
@@ -10,7 +12,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from servers import client, models
 from writehead.config import DecodeConfig
-from writehead.serving.bodies import join_parts, parts_of
+from writehead.engine.engine import Output, ScoredText
+from writehead.serving.documents import join_parts, parts_of
 from writehead.serving.stop import StopText
 
 
@@ -90,10 +93,21 @@ def test_text_ends_at_the_first_stop_string(text, stops, data):
     assert found == text[: min((place for place in places if place >= 0), default=None)]
 
 
-@given(st.text(max_size=40), st.booleans())
-def test_parts_make_the_document(text, is_html):
-    parts = parts_of(text, is_html)
-    if not is_html:
-        assert "".join(part.content for part in parts) == text
-        assert join_parts([part._replace(is_text=False) for part in parts], []) == text
+PIECES = ["<", ">", "</p>", "<b a='", '"', "&lt;", "&", "a", "b\n", "\r", " ", "<!--", "-->", "<?"]
+
+
+@given(st.lists(st.sampled_from([*PIECES, "<script>", "</script>"]) | st.characters()).map("".join))
+def test_parts_make_the_document(text):
+    parts = parts_of(text)
+    assert "".join(part.content for part in parts) == text
+    parts = parts_of(text, is_html=True)
+    copies = [Output((ScoredText(one.content, 0.0, 0.0, True),)) for one in parts if one.is_text]
+    joined = join_parts(parts, copies, is_html=True)
+    assert html.unescape(joined) == html.unescape(text)
+    assert joined.count("<") <= text.count("<")
     assert all("\n" not in part.content for part in parts if part.is_text)
+
+
+@pytest.mark.parametrize("piece", [" ", "<!--", "<a ", "</", "<a x='", "<![", "<script>", "&#"])
+def test_parts_are_found_in_linear_time(piece):  # else, this takes minutes
+    assert parts_of(f"a{piece * 200_000}a", is_html=True)

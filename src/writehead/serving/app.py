@@ -1,5 +1,6 @@
 """The FastAPI application: routes of all APIs, errors, logs and the life of the worker."""
 
+import asyncio
 import json
 import logging
 import re
@@ -44,6 +45,7 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+SLOW_SECONDS = 10.0  # after the deadline, for a body to arrive or an answer to be read
 QUIET = ("/health", "/ready", "/metrics")  # not logged unless they fail
 
 
@@ -205,9 +207,15 @@ class Gate:
                 response = error_response(scope["path"], error.status_code, error.detail)
                 await response(scope, receive, answer)
                 return
-            await self.app(scope, limited, answer)
+            async with asyncio.timeout(self.settings.limits.deadline + SLOW_SECONDS):
+                await self.app(scope, limited, answer)
         except ClientGone:
             status = GONE
+        except TimeoutError:
+            log.warning("request %s: the client sends or reads too slowly", facts.id)
+            if status == GONE:
+                message = "the request did not arrive in time"
+                await error_response(scope["path"], 408, message)(scope, receive, answer)
         except Exception:
             log.exception("request %s failed", facts.id)
             if status == GONE:  # the response has not started

@@ -1,10 +1,12 @@
 """DeepL's API: /v2/translate."""
 
-from itertools import islice
 from typing import Any
 
 from writehead.config import DecodeConfig
-from writehead.serving.bodies import body_schema, join_parts, parts_of, read_body
+from writehead.serving.bodies import TextList, body_schema, read_body
+from writehead.serving.documents import translate_documents
+from writehead.serving.errors import error_answers
+from writehead.serving.keys import key_in_header
 from writehead.serving.service import Service
 from writehead.util.extras import requires
 
@@ -19,7 +21,7 @@ SCHEME = "deepl-auth-key "
 class DeeplBody(BaseModel):
     """The body of POST /v2/translate."""
 
-    text: list[str]
+    text: TextList
     target_lang: str
     source_lang: str | None = None
 
@@ -43,34 +45,22 @@ class DeeplError(BaseModel):
     message: str
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": DeeplError} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
-}
-
-
 @router.post(
     "/v2/translate",
     response_model=DeeplAnswer,
-    responses=ERRORS,
+    responses=error_answers(DeeplError),
     openapi_extra=body_schema(DeeplBody),
 )
 async def translate(request: Request) -> dict[str, Any]:
     """Translates texts; lines of a text are translated one by one."""
     service: Service = request.app.state.service
-    given = request.headers.get("authorization", "")
-    service.check_key(given[len(SCHEME) :] if given.lower().startswith(SCHEME) else None)
+    service.check_key(key_in_header(request, SCHEME))
     body = await read_body(request, DeeplBody, lists=("text",))
     model, codes = service.models.translator(source=body.source_lang, target=body.target_lang)
-    parts = [parts_of(text) for text in body.text]
-    texts = [part.content for some in parts for part in some if part.is_text]
-    left = iter((await service.decode(request, model, texts, DecodeConfig(), codes=codes)).outputs)
-    found = []
-    for some in parts:
-        outputs = [*islice(left, sum(part.is_text for part in some))]
-        found.append(join_parts(some, outputs))
+    found = await translate_documents(request, model, body.text, DecodeConfig(), codes)
     source = model.languages[0] if model.languages else body.source_lang or ""
     return {
         "translations": [
-            {"detected_source_language": source.upper(), "text": text} for text in found
+            {"detected_source_language": source.upper(), "text": texts[0]} for texts in found
         ]
     }

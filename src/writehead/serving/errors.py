@@ -8,6 +8,7 @@ from writehead.util.extras import requires
 with requires("serve"):
     from fastapi import HTTPException
     from fastapi.responses import JSONResponse
+    from pydantic import BaseModel
 
 # OpenAI's names of errors
 TYPES = {
@@ -25,6 +26,12 @@ class ApiError(HTTPException):
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, message, headers)
+
+
+def error_answers(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Returns OpenAPI's description of the errors of a route that decodes."""
+    statuses = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
+    return {status: {"model": model} for status in statuses}
 
 
 def error_body(path: str, status: int, message: str) -> dict[str, Any]:

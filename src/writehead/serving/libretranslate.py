@@ -1,11 +1,12 @@
 """LibreTranslate's API: /translate and /languages."""
 
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import BEAM
-from writehead.serving.bodies import body_schema, join_parts, parts_of, read_body
+from writehead.serving.bodies import Texts, body_schema, read_body
+from writehead.serving.documents import translate_documents
+from writehead.serving.errors import error_answers
 from writehead.serving.service import Service
 from writehead.serving.settings import BEAM_LIMIT
 from writehead.util.extras import requires
@@ -20,7 +21,7 @@ router = APIRouter(tags=["LibreTranslate"])
 class TranslateBody(BaseModel):
     """The body of POST /translate."""
 
-    q: str | list[str] = Field(description="Text, or a list of texts.")
+    q: Texts = Field(description="Text, or a list of texts.")
     source: str = Field(description="Language code, or auto.")
     target: str = Field(description="Language code.")
     format: Literal["text", "html"] = "text"
@@ -49,35 +50,28 @@ class Language(BaseModel):
     targets: list[str]
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
-}
-
-
 @router.post(
     "/translate",
     response_model=TranslateAnswer,
     response_model_exclude_none=True,
-    responses=ERRORS,
+    responses=error_answers(ErrorAnswer),
     openapi_extra=body_schema(TranslateBody),
 )
 async def translate(request: Request) -> dict[str, Any]:
     """Translates texts; lines of a text are translated one by one."""
     service: Service = request.app.state.service
-    body = await read_body(request, TranslateBody, lists=())
+    body = await read_body(request, TranslateBody)
     service.check_key(body.api_key)
     model, codes = service.models.translator(source=body.source, target=body.target)
-    is_html, count = body.format == "html", 1 + body.alternatives
-    documents = [body.q] if isinstance(body.q, str) else body.q
-    parts = [parts_of(document, is_html) for document in documents]
-    texts = [part.content for some in parts for part in some if part.is_text]
-    options = DecodeConfig(beam=max(BEAM, count), n_best=count)
-    left = iter((await service.decode(request, model, texts, options, codes=codes)).outputs)
-    found: list[list[str]] = []
-    for some in parts:
-        outputs = [*islice(left, sum(part.is_text for part in some))]
-        ranks = min(count, max((len(one.hypotheses) for one in outputs), default=1))
-        found.append([join_parts(some, outputs, rank, is_html) for rank in range(ranks)])
+    documents, count = [body.q] if isinstance(body.q, str) else body.q, 1 + body.alternatives
+    found = await translate_documents(
+        request,
+        model,
+        documents,
+        DecodeConfig(beam=max(BEAM, count), n_best=count),
+        codes,
+        is_html=body.format == "html",
+    )
     best, others = [one[0] for one in found], [one[1:] for one in found]
     is_list = isinstance(body.q, list)
     answer: dict[str, Any] = {"translatedText": best if is_list else best[0]}

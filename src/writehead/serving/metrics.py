@@ -52,7 +52,6 @@ class Metrics:
     def observe_end(self, name: str, job: Job, arrived: float, now: float, reason: str) -> None:
         """Records a request that ended."""
         self.ended.labels(name, reason).inc()
-        self.prompt_tokens.labels(name).inc(sum(len(one.tokens) for one in job.requests))
         if job.started is not None:
             self.queued.labels(name).observe(job.started - arrived)
         self.whole.labels(name).observe(now - arrived)

@@ -1,10 +1,12 @@
 """OpenAI's API: /v1/completions of language models, and /v1/models."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -12,8 +14,10 @@ import torch
 from writehead import cost
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
+from writehead.engine.engine import Line, StreamedText
 from writehead.errors import ConfigError
 from writehead.model import LanguageModel
+from writehead.serving.bodies import Texts
 from writehead.serving.errors import ApiError
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
@@ -39,7 +43,7 @@ class CompletionBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str
-    prompt: str | list[str]
+    prompt: Texts
     max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = 16
     min_tokens: Annotated[int, Field(ge=0, le=INT32)] = 0
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
@@ -143,7 +147,6 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         raise ApiError(422, "logprobs are not streamed; leave out stream or logprobs")
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    echoes = [prompt if body.echo else "" for prompt in prompts for _ in range(samples)]
     head = {
         "id": f"cmpl-{facts_of(request).id}",
         "object": "text_completion",
@@ -152,14 +155,16 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     }
     if body.stream or any(stops):
         stream = await service.stream(request, served, prompts, options, samples=samples)
+        echoes = _echoes(body, stream.lines, prompts)
         texts = [StopText(stops) for _ in echoes]
         chunks = _chunks(stream, texts, echoes)
         if body.stream:
             wants_usage = bool((body.stream_options or {}).get("include_usage"))
             return ServerSentEvents(request.url.path, _events(chunks, head, stream, wants_usage))
-        completed = await _collect(stream, chunks, texts)
+        completed = await service.guarded(request, _collect(stream, chunks, texts))
     else:
         decoded = await service.decode(request, served, prompts, options, samples=samples)
+        echoes = _echoes(body, decoded.lines, prompts)
         completed = _completed(decoded, echoes)
     choices = []
     for i, (one, echo) in enumerate(zip(completed, echoes, strict=True)):
@@ -167,7 +172,11 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         if body.logprobs is not None:
             work = partial(_logprobs, served.engine, one.prompt, one.tokens, body.logprobs)
             scored = await service.between_steps(request, work)
-            scored["text_offset"] = _offsets(len(echo), scored["tokens"])
+            # not between steps, which would wait for it
+            pieces = asyncio.to_thread(_pieces, served.engine, one.prompt, one.tokens)
+            scored["tokens"] = await service.guarded(request, pieces)
+            ends = accumulate(map(len, scored["tokens"]), initial=len(echo))
+            scored["text_offset"] = [*ends][:-1]
         choices.append(
             {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
         )
@@ -182,6 +191,12 @@ class Completed(NamedTuple):
     reason: str | None
     prompt: list[int]
     tokens: list[int]
+
+
+def _echoes(body: CompletionBody, lines: Sequence[Line], prompts: Sequence[str]) -> list[str]:
+    """Returns how the text of each choice starts: with its prompt, or empty."""
+    pairs = zip(prompts, lines, strict=True)
+    return [prompt if body.echo else "" for prompt, line in pairs for _ in line]
 
 
 def _completed(decoded: Decoded, echoes: Sequence[str]) -> list[Completed]:
@@ -289,15 +304,10 @@ def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) ->
     """Returns the log probabilities of tokens after a prompt, from one forward pass."""
     assert isinstance(engine.model, LanguageModel)
     if not tokens:
-        return {"tokens": [], "token_logprobs": [], "top_logprobs": [] if top else None}
+        return {"token_logprobs": [], "top_logprobs": [] if top else None}
     ids = torch.tensor([[*prompt, *tokens]], device=engine.model.device)
     logits = engine.model(ids[:, :-1])[0, len(prompt) - 1 :, : engine.tokenizer.vocab_size]
     log_p = logits.float().log_softmax(dim=1)
-    pieces, begun = [], len(engine.tokenizer.decode(prompt))
-    for end in range(1, len(tokens) + 1):
-        text = engine.tokenizer.decode([*prompt, *tokens[:end]])
-        pieces.append(text[begun:])
-        begun = len(text)
     best = log_p.topk(min(top, log_p.shape[1]), dim=1) if top else None
     tops = None
     if best is not None:
@@ -306,15 +316,14 @@ def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) ->
             for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
     chosen = log_p.gather(1, ids[0, len(prompt) :].unsqueeze(1)).squeeze(1)
-    return {"tokens": pieces, "token_logprobs": chosen.tolist(), "top_logprobs": tops}
+    return {"token_logprobs": chosen.tolist(), "top_logprobs": tops}
 
 
-def _offsets(start: int, pieces: Sequence[str]) -> list[int]:
-    offsets = []
-    for piece in pieces:
-        offsets.append(start)
-        start += len(piece)
-    return offsets
+def _pieces(engine: Engine, prompt: list[int], tokens: list[int]) -> list[str]:
+    """Returns the text of each token after a prompt; of an incomplete character, it is empty."""
+    text = StreamedText(engine.tokenizer, prompt)
+    pieces = [text.add([token]) for token in tokens]
+    return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []
 
 
 def _model(one: Served) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar, Unpack
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
@@ -41,6 +41,14 @@ class Facts:
     queued: float | None = None  # seconds
     first_token: float | None = None  # seconds
     texts: list[str] = field(default_factory=list)
+
+
+class More(TypedDict, total=False):
+    """Arguments of a call that not all APIs have."""
+
+    prefixes: Sequence[str] | None
+    samples: int
+    codes: Codes | None
 
 
 class ClientGone(Exception):
@@ -88,22 +96,30 @@ class Service:
         if matches and not any(matches):
             raise ApiError(401, "the API key is missing or wrong; ask the operator for one")
 
+    def check_texts(self, texts: Sequence[str]) -> int:
+        """Returns the number of characters; raises 422 if it is too high, or they are no UTF-8."""
+        size, most = sum(map(len, texts)), self.limits.characters
+        if size > most:
+            raise ApiError(422, f"the request has {size:,} characters; the limit is {most:,}")
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(422, "the text is not UTF-8, as it has half a character") from error
+        return size
+
     async def decode(
         self,
         http: Request,
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        *,
-        prefixes: Sequence[str] | None = None,
-        samples: int = 1,
-        codes: Codes | None = None,
+        **more: Unpack[More],
     ) -> Decoded:
         """Decodes texts; ends early if the client goes away or the deadline passes."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
+        lines = await self._requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
-            await self._guarded(http, job.events.get())
+            await self.guarded(http, job.events.get())
             _raise_error(job, facts)
         finally:
             self.end(model, job, facts)
@@ -117,18 +133,13 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        *,
-        prefixes: Sequence[str] | None = None,
-        samples: int = 1,
-        codes: Codes | None = None,
+        **more: Unpack[More],
     ) -> "Streaming":
         """Starts to decode texts; returns with the first token, so that errors have a status."""
-        lines = await self._requests(http, model, texts, options, prefixes, samples, codes)
-        if any(len(line) > samples for line in lines):
-            raise ApiError(422, "the text is too long to stream; send shorter texts")
+        lines = await self._requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
         try:
-            first = await self._guarded(http, job.events.get())
+            first = await self.guarded(http, job.events.get())
             _raise_error(job, facts)
         except BaseException:
             self.end(model, job, facts)
@@ -137,7 +148,7 @@ class Service:
 
     async def between_steps(self, http: Request, work: Callable[[], T]) -> T:
         """Calls `work` in the thread of the worker."""
-        return await self._guarded(http, self.worker.call(work))
+        return await self.guarded(http, self.worker.call(work))
 
     async def _requests(
         self,
@@ -145,20 +156,16 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
-        prefixes: Sequence[str] | None,
-        samples: int,
-        codes: Codes | None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        samples: int = 1,
+        codes: Codes | None = None,
     ) -> list[Line]:
         """Returns the requests of texts; raises if they exceed a limit."""
-        facts, size = facts_of(http), sum(map(len, (*texts, *(prefixes or ()))))
+        facts, size = facts_of(http), self.check_texts([*texts, *(prefixes or ())])
         facts.model = model.name
         if self.settings.log_text:
             facts.texts = [*texts]
-        if size > self.limits.characters:
-            raise ApiError(
-                422,
-                f"the request has {size:,} characters; the limit is {self.limits.characters:,}",
-            )
         if len(texts) * samples > self.limits.queue:
             raise ApiError(
                 422,
@@ -176,7 +183,7 @@ class Service:
         )
         try:
             small = size <= INLINE_CHARACTERS
-            lines = make() if small else await self._guarded(http, asyncio.to_thread(make))
+            lines = make() if small else await self.guarded(http, asyncio.to_thread(make))
         except WriteheadError as error:
             raise ApiError(422, str(error)) from error
         facts.prompt_tokens = sum(map(_prompt_tokens, lines))
@@ -187,7 +194,9 @@ class Service:
     ) -> Job:
         requests = [request for line in lines for request in line]
         self._check_queue(len(requests))
-        job = Job(facts_of(http).id, model.engine.scheduler, requests, streamed)
+        facts = facts_of(http)
+        self.metrics.prompt_tokens.labels(model.name).inc(facts.prompt_tokens)
+        job = Job(facts.id, model.engine.scheduler, requests, streamed)
         self.worker.submit(job)
         return job
 
@@ -200,7 +209,7 @@ class Service:
             seconds = {"Retry-After": str(max(1, math.ceil(self._waits)))}
             raise ApiError(429, f"{waiting:,} sequences are waiting; retry later", seconds)
 
-    async def _guarded(self, http: Request, work: Awaitable[T]) -> T:
+    async def guarded(self, http: Request, work: Awaitable[T]) -> T:
         """Awaits `work`; raises if the client goes away or the deadline passes."""
         left = facts_of(http).arrived + self.limits.deadline - time.perf_counter()
         task = asyncio.ensure_future(work)
@@ -265,6 +274,11 @@ class Streaming:
             event = self.first
             while event is not None:
                 index, token, now = event
+                if token is None:
+                    facts.tokens += requests[index].hypotheses[0].finished  # eos
+                    yield Piece(index, texts[index].rest(), None)
+                    event = await self._next(deadline)
+                    continue
                 if index in before:
                     metrics.inter_token.labels(name).observe(now - before[index])
                 else:
@@ -275,8 +289,6 @@ class Streaming:
                 yield Piece(index, texts[index].add([token]), token)
                 event = await self._next(deadline)
             _raise_error(job, facts)
-            for index in range(len(requests)):
-                yield Piece(index, texts[index].rest(), None)
         finally:
             self.service.end(self.model, job, facts, is_enough=self.is_enough)
 
@@ -305,12 +317,10 @@ def _raise_error(job: Job, facts: Facts) -> None:
     error = job.error
     if error is None:
         return
-    if isinstance(error, OutOfRoom) and not job.running:
+    if job.is_refused and isinstance(error, WriteheadError):
         raise ApiError(422, str(error)) from error
     if isinstance(error, OutOfRoom):
         raise ApiError(503, str(error), {"Retry-After": "5"}) from error
-    if isinstance(error, WriteheadError) and not job.running:
-        raise ApiError(422, str(error)) from error
     raise ApiError(
         500, f"decoding failed; the operator finds the cause by the id {facts.id}"
     ) from error

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from writehead.errors import ConfigError
 from writehead.schema import check_bounds, check_sizes, check_types
 
 BEAM_LIMIT = 32  # the largest beam that a client may ask for
@@ -33,3 +34,7 @@ class Settings:
     origins: tuple[str, ...] = ()  # of pages that may call the server (CORS)
     log_text: bool = False
     compare: str | None = None  # the model that races the first one on the page
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.keys):  # else, no key would be the right key
+            raise ConfigError("an API key is empty; set one, or none to serve everyone")

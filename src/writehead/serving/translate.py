@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Output
 from writehead.errors import ConfigError
-from writehead.serving.errors import ApiError
+from writehead.serving.bodies import Texts
+from writehead.serving.errors import ApiError, error_answers
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
 from writehead.serving.service import Service, Streaming, facts_of
@@ -46,11 +47,11 @@ class Search(BaseModel):
 class TranslationBody(Search):
     """The body of POST /v1/translate; a model is chosen by name, or by languages."""
 
-    text: str | list[str] = Field(description="Text, or a list of texts.")
+    text: Texts = Field(description="Text, or a list of texts.")
     model: str | None = None
     source: str | None = None
     target: str | None = None
-    prefix: str | list[str] | None = Field(None, description="The start of each translation.")
+    prefix: Texts | None = Field(None, description="The start of each translation.")
     stream: bool = Field(False, description="Send pieces of text as server-sent events.")
 
 
@@ -103,9 +104,7 @@ class FaultAnswer(BaseModel):
     error: Fault
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultAnswer} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
-}
+ERRORS = error_answers(FaultAnswer)
 
 
 @router.post("/v1/translate", response_model=TranslationAnswer, responses={200: STREAM, **ERRORS})
@@ -148,13 +147,39 @@ def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
     }
 
 
+class Joined:
+    """The growing pieces of a long text as one text, in order, with a space between pieces."""
+
+    def __init__(self, count: int) -> None:
+        self._held, self._ended = [""] * count, [False] * count
+        self._current = 0  # the piece whose text is returned; that of later pieces is held
+        self._space, self._has_text = "", False
+
+    def add(self, place: int, text: str, is_end: bool) -> str:
+        """Appends text to a piece; returns the text that follows what was returned before."""
+        self._held[place] += text
+        self._ended[place] = is_end
+        found = ""
+        while self._current < len(self._held):
+            new, self._held[self._current] = self._held[self._current], ""
+            if new:
+                found, self._space, self._has_text = found + self._space + new, "", True
+            if not self._ended[self._current]:
+                break
+            self._current += 1
+            self._space = " " if self._has_text else ""
+        return found
+
+
 async def _events(stream: Streaming) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields pieces of text, then the whole translations."""
-    places = [i for i, line in enumerate(stream.lines) for _ in line]  # by request
+    """Yields new text of each translation, then the whole translations."""
+    places = [(i, j) for i, line in enumerate(stream.lines) for j in range(len(line))]
+    joined = [Joined(len(line)) for line in stream.lines]
     async with aclosing(aiter(stream)) as pieces:
         async for piece in pieces:
-            if piece.text:
-                yield {"index": places[piece.place], "text": piece.text}
+            i, j = places[piece.place]
+            if text := joined[i].add(j, piece.text, piece.token is None):
+                yield {"index": i, "text": text}
     outputs = stream.model.engine.outputs(stream.lines)
     yield {
         "id": stream.facts.id,

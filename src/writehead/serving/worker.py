@@ -21,16 +21,17 @@ T = TypeVar("T")
 Command = Callable[[], None]
 
 
-class StepFailed(Exception):
-    """A step raised an exception while it decoded this request."""
+class Stopped(Exception):
+    """The request was cancelled, or the server stops."""
 
 
 @dataclass(eq=False)
 class Job:
     """The requests of one call. All fields but the last are set in the worker's thread.
 
-    `events` receives (request, token, time) for each token if the job is streamed, and None at the
-    end; then `error` is the reason of a failure.
+    If the job is streamed, `events` receives (request, token, time) for each token, and once with
+    None for the token when a request is finished. At the end, it receives None; then `error` is the
+    reason of a failure.
     """
 
     id: str
@@ -41,13 +42,14 @@ class Job:
     error: Exception | None = None
     left: int = 0  # unfinished requests
     is_over: bool = False
+    is_refused: bool = False  # the scheduler did not accept its requests
     running: set[Request] = field(default_factory=set)  # that have entered a slot
     counts: dict[Request, list[int]] = field(default_factory=dict)  # tokens: decoded, and sent
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
 
 
-Event = tuple[int, int, float]
+Event = tuple[int, int | None, float]
 
 
 class Worker:
@@ -56,7 +58,7 @@ class Worker:
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Command | None] = SimpleQueue()
         self._busy: dict[Scheduler, set[Job]] = {}
-        self._ended: list[tuple[Job, Request]] = []
+        self._ended: list[tuple[Job, int, Request]] = []
         self._events: list[tuple[Job, Event | None]] = []
         # sequences; each is written by one thread only
         self._submitted, self._dequeued = 0, 0
@@ -110,7 +112,7 @@ class Worker:
                 self._send()
         finally:
             for job in [job for jobs in self._busy.values() for job in jobs]:
-                self._end(job, StepFailed("the server stops"))
+                self._end(job, Stopped("the server stops"))
             self._send()
 
     def _take_commands(self) -> bool:
@@ -127,7 +129,7 @@ class Worker:
         job.left = len(job.requests)
         for i, request in enumerate(job.requests):
             request.on_start = partial(self._start, job, request)
-            request.on_done = partial(self._ended.append, (job, request))
+            request.on_done = partial(self._ended.append, (job, i, request))
             if job.is_streamed:
                 job.counts[request] = [0, 0]
                 request.on_tokens = partial(self._stream, job, i, request)
@@ -141,11 +143,12 @@ class Worker:
         try:
             job.scheduler.submit(requests)
         except Exception as error:
+            job.is_refused = not job.running
             self._end(job, error)
 
     def _cancel(self, job: Job) -> None:
         if not job.is_over:
-            self._end(job, StepFailed("cancelled"))
+            self._end(job, Stopped("cancelled"))
 
     def _start(self, job: Job, request: Request) -> None:
         job.started = job.started or time.perf_counter()
@@ -162,42 +165,46 @@ class Worker:
 
     def _step(self, scheduler: Scheduler) -> None:
         failure: Exception | None = None
+        is_smaller = False
         try:
             remains = scheduler.step()
         except Exception as error:
-            failure, remains = error, True
-            self._report(scheduler, error)
+            failure, remains, is_smaller = error, True, self._shrink(scheduler, error)
         ended = [*self._ended]
         self._ended.clear()
-        for job, request in ended:
+        # if no request was in a slot, the step would fail again
+        has_run = any(request in job.running for job, _, request in ended)
+        for job, index, request in ended:
             if job.is_over:
                 continue
             if request.error is None:
-                job.left -= 1
-                if not job.left:
-                    self._end(job)
-            elif failure is None:
-                self._end(job, request.error)
+                self._finish(job, index)
+            elif failure and (is_smaller or (has_run and request not in job.running)):
+                self._retry(job, request)
             else:
-                self._retry(job, request, failure)
+                log.error("request %s failed: %s", job.id, failure or request.error)
+                self._end(job, failure or request.error)
         if not remains and not self._busy[scheduler]:
             del self._busy[scheduler]
 
-    def _report(self, scheduler: Scheduler, error: Exception) -> None:
-        """Logs why a step failed; if memory was short, makes the next batches smaller."""
-        if isinstance(error, OutOfRoom):
-            scheduler.max_rows = max(1, scheduler.max_rows // 2)
-            log.warning("out of memory; batches now have up to %d rows", scheduler.max_rows)
-            return
-        log.error("a decoding step failed", exc_info=error)
+    def _shrink(self, scheduler: Scheduler, error: Exception) -> bool:
+        """Logs why a step failed; returns whether memory was short and batches are now smaller."""
+        if not isinstance(error, OutOfRoom):
+            log.error("a decoding step failed", exc_info=error)
+            return False
+        rows, scheduler.max_rows = scheduler.max_rows, max(1, scheduler.max_rows // 2)
+        log.warning("out of memory; batches now have up to %d rows", scheduler.max_rows)
+        return rows > 1
 
-    def _retry(self, job: Job, request: Request, failure: Exception) -> None:
-        """Repeats a request that waited for a slot, or was stopped by a lack of memory."""
-        is_short = isinstance(failure, OutOfRoom)
-        if request in job.running and not (is_short and job.scheduler.max_rows > 1):
-            log.error("request %s failed in this step", job.id)
-            self._end(job, failure if is_short else StepFailed(str(failure)))
-            return
+    def _finish(self, job: Job, index: int) -> None:
+        job.left -= 1
+        if job.is_streamed:
+            self._events.append((job, (index, None, time.perf_counter())))
+        if not job.left:
+            self._end(job)
+
+    def _retry(self, job: Job, request: Request) -> None:
+        """Repeats a request that a failed step has ended."""
         if request in job.running:
             job.running.remove(request)
             self._dequeued -= 1
