@@ -92,8 +92,8 @@ class ModelConfig(JsonConfig):
     rotary_original: int | None = None
     rotary_low: float = 1.0
     rotary_high: float = 4.0
-    relative_buckets: int = 32  # biases per read-head, of ranges of distances
-    relative_distance: int = 128  # from here on, all distances have one bias
+    relative_buckets: int = 32  # biases per read-head, each for a range of distances
+    relative_distance: int = 128  # all distances from here on share a bias
     attention_scale: float | None = None  # multiplies the attention logits; None: k^-0.5
     tied: bool = True
     embedding_scale: float | None = None  # multiplies the token embeddings; None: 1
@@ -248,7 +248,7 @@ class PrepareConfig(JsonConfig):
 class VocabularyConfig(JsonConfig):
     """What a dataset shares with its models: sizes, special tokens and languages.
 
-    The defaults are those of the tokenizer that we train.
+    The defaults are those of the tokenizer that writehead trains.
     """
 
     vocab_size: int
@@ -294,7 +294,7 @@ class TrainConfig(JsonConfig):
     clip: float | None = 1.0
     label_smoothing: float = 0.1
     z_loss: float = 1e-4
-    distill: float = 0.5  # weight of the loss to the teacher's predictions, if there is a teacher
+    distill: float = 0.5  # weight of the distillation loss, if there is a teacher
     distill_temperature: float = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"

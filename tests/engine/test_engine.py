@@ -338,6 +338,6 @@ def test_only_extreme_lines_are_shortened_with_a_warning(translator, caplog):
     word, text, _ = translator.translate(["x" * 2000, "the cat.", long], options)
     assert word.pieces < 1100 / 23 * 2
     assert text.pieces == 1
-    named = [one.split(" is ")[0] for one in caplog.messages if "without the rest" in one]
+    named = [one.split(" is ")[0] for one in caplog.messages if "do not fit" in one]
     assert named == ["line 1"]
     assert not split_line("the cat. " * 2_000, encode, 255)[1]

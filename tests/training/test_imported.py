@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused(prepared, make, tmp_path, refused):
     gpt2 = make("gpt2").folder
     for command, words in (
         (("train", own, "--init", made.folder, *train), "another tokenizer than .*own"),
-        (("train", made.data, "--init", gpt2, *train), f"`writehead prepare`.* {gpt2}"),
+        (("train", made.data, "--init", gpt2, *train), f"prepare the text again with .* {gpt2}"),
         (("prepare", made.data, *pair), "another .*vocabulary"),
         (("prepare", tmp_path / "new", *pair, "--tokenizer", gpt2), "language model"),
         (("prepare", tmp_path / "new", *pair, "--tokenizer", made.folder), "set target_lang"),

@@ -89,7 +89,7 @@ def draw(record: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def draw_latencies(record: dict[str, Any], path: Path) -> Path:
-    """Draws the p95 latency of a record of `bench serve` against its throughput, as SVG."""
+    """Plots the p95 latency of a server benchmark against its throughput, as SVG."""
     figure, content = Figure(figsize=(7, 4), layout="constrained"), io.BytesIO()
     axes = figure.subplots()
     for batching in dict.fromkeys(row["batching"] for row in record["rows"]):

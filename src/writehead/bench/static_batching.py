@@ -1,6 +1,6 @@
-"""Baselines for the server: batches that are formed on arrival and run to their end.
+"""Baselines for the server benchmark: static batches that run to completion.
 
-They take the place of an engine's scheduler, so that they serve behind the same HTTP layer.
+They replace an engine's scheduler, so they are served through the same HTTP layer.
 """
 
 import threading
@@ -22,9 +22,9 @@ BATCHINGS = (CONTINUOUS, STATIC, CTRANSLATE2)
 
 
 class StaticScheduler(Scheduler):
-    """Decodes the requests that have arrived as one batch; those that arrive meanwhile wait.
+    """Decodes the waiting requests as one batch; requests that arrive meanwhile wait for the next.
 
-    A batch has one beam size and up to `max_rows` rows. `step` decodes one batch to its end.
+    A batch has one beam size and up to `max_rows` rows. `step` decodes one batch to completion.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -39,12 +39,12 @@ class StaticScheduler(Scheduler):
             self._arrived += requests
 
     def cancel(self, request: Request) -> None:
-        """Ends a request; if its batch has begun, it is decoded nevertheless."""
+        """Cancels a request; it is still decoded if its batch has started."""
         if not request.is_done:
             request.is_cancelled = request.is_done = True
 
     def step(self, times: int = 1) -> bool:
-        """Decodes one batch; returns whether requests wait."""
+        """Decodes one batch; returns whether requests are waiting."""
         with self._mutex:
             waiting = [one for one in self._arrived if not one.is_cancelled]
             beam = waiting[0].config.width if waiting else 1
@@ -64,7 +64,7 @@ class StaticScheduler(Scheduler):
 
     @property
     def load(self) -> Load:
-        """The requests that wait for a batch."""
+        """The requests waiting for a batch."""
         return Load(waiting=len(self._arrived))
 
 
@@ -75,7 +75,9 @@ class CTranslate2Scheduler(StaticScheduler):
         super().__init__(engine)
         model = engine.model
         if not isinstance(model, TranslationModel):
-            raise ConfigError("this benchmark of CTranslate2 needs a translation model")
+            raise ConfigError(
+                "CTranslate2 only benchmarks translation models; choose another batching"
+            )
         with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
             vocabulary, dtype = Vocabulary.of(engine.tokenizer, ids=True), str(model.dtype)[6:]
             options: dict[str, Any] = {"quantization": dtype, "add_source_eos": False}
@@ -83,7 +85,7 @@ class CTranslate2Scheduler(StaticScheduler):
             self._translator: Any = load_translator(folder, model.device, dtype)
 
     def decode(self, batch: list[Request]) -> None:
-        """Decodes a batch. The scores are 0, because CTranslate2's have another penalty."""
+        """Decodes a batch. Scores are 0, because CTranslate2 uses a different length penalty."""
         for request in batch:
             if request.on_start is not None:
                 request.on_start()
@@ -102,10 +104,10 @@ class CTranslate2Scheduler(StaticScheduler):
 
 
 def baseline(name: str, engine: Engine) -> None:
-    """Replaces the scheduler of an engine by a baseline; `continuous` keeps it."""
+    """Replaces the scheduler of an engine with a baseline; `continuous` keeps it."""
     kinds = {STATIC: StaticScheduler, CTRANSLATE2: CTranslate2Scheduler}
     if name in kinds:
         rows, engine.scheduler = engine.scheduler.max_rows, kinds[name](engine)
         engine.scheduler.max_rows = rows
     elif name != CONTINUOUS:
-        raise ConfigError(f"batching must be one of {', '.join(BATCHINGS)}")
+        raise ConfigError(f"batching={name!r} must be one of {', '.join(BATCHINGS)}")

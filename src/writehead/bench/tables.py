@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-TEXT_COLUMNS = ("preset", "name", "system", "search", "batching")  # aligned to the left
+TEXT_COLUMNS = ("preset", "name", "system", "search", "batching")  # left-aligned
 # the columns that distinguish rows, and the unit of the times
 MEASURED = {
     "attention": (("b", "m", "g"), "us"),

@@ -49,7 +49,7 @@ class System(NamedTuple):
 
 @dataclass(frozen=True)
 class TranslateJob:
-    """A run, the lines that it translates, their references, and how they are timed."""
+    """A run, the lines to translate, their references, and how to time the translation."""
 
     run: Path
     lines: list[str]
@@ -68,7 +68,7 @@ class TranslateJob:
         if not any(line.strip() for line in self.lines):
             raise DataError("there is no line to translate; use a file with text in it")
         if self.references is not None:
-            load_sacrebleu()  # raises if it is missing, before minutes of decoding
+            load_sacrebleu()  # fails now, not after minutes of decoding
             if len(self.references) != len(self.lines):
                 raise DataError(
                     f"{len(self.lines)} lines have {len(self.references)} references; pass one "
@@ -77,11 +77,11 @@ class TranslateJob:
 
 
 def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measures seconds to load and to the first sentence, and sentences and tokens per second.
+    """Measures load time, time to the first sentence, and sentences and tokens per second.
 
-    Ours also has the time of one line alone, and statistics of the scheduler and the device.
-    `equal_lines` counts the translations of each system that are equal to ours; references add
-    `bleu`. If the dtype is not float32, ours in float32 is one of the systems.
+    Our result adds the time of a single line, and statistics of the scheduler and the device.
+    `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
+    If the dtype is not float32, our float32 translations are compared too.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:

@@ -119,7 +119,7 @@ def translate_command(
         str | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Text file with a reference per line, for BLEU.")
+        Path | None, typer.Option(help="Text file with one reference per line, for BLEU.")
     ] = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
@@ -134,7 +134,7 @@ def translate_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Time the translation of a file, and compare the lines with CTranslate2's and float32's.
+    """Time the translation of a file, and compare the output with CTranslate2 and with float32.
 
     Example: writehead bench translate runs/ende --input newstest2013.en --output translate.json
     """
@@ -192,47 +192,53 @@ def serve_command(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="URL|RUN", help="A server, or a run to serve. Default: the bundled model."
+            metavar="URL|RUN",
+            help="URL of a server, or a run to serve. Default: the bundled model.",
         ),
     ] = None,
     api: Annotated[
         str, typer.Option(help="API of the server: writehead, openai or libretranslate.")
     ] = "writehead",
-    model: Annotated[str | None, typer.Option(help="Model. Default: the server's first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name. Default: the server's first.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--api-key", help="API key of the server.")] = None,
     pair: Annotated[
         str | None,
         typer.Option(
             "--languages",
-            help="Such as en-de, the default for LibreTranslate's API. Otherwise: "
-            "those of the model.",
+            help="Language pair, such as en-de. Default: en-de with LibreTranslate's API, else "
+            "the languages of the model.",
         ),
     ] = None,
     input_path: Annotated[
         str | None,
-        typer.Option("--input", "-i", help="Text file. Default: texts of the built-in corpus."),
+        typer.Option(
+            "--input", "-i", help="Text file with one text per line. Default: built-in texts."
+        ),
     ] = None,
     words: Annotated[
-        str, typer.Option(help="Words of the built-in texts, on a logarithmic scale.")
+        str, typer.Option(help="Range of words per built-in text, on a logarithmic scale.")
     ] = "3-60",
     count: Annotated[int, typer.Option(min=1, help="Number of different built-in texts.")] = 1000,
     size: Annotated[
         int, typer.Option("--texts-per-request", min=1, help="Texts in each request.")
     ] = 1,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size of translations.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
-    stream: Annotated[bool, typer.Option("--stream", help="Stream the answers.")] = False,
-    duration: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 30.0,
+    beam: Annotated[int, typer.Option(min=1, help="Beam size for translations.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion.")] = 64,
+    stream: Annotated[bool, typer.Option("--stream", help="Stream the responses.")] = False,
+    duration: Annotated[float, typer.Option(help="Seconds per measurement.")] = 30.0,
     concurrency: Annotated[
         list[int] | None,
-        typer.Option("--max-concurrency", help="Requests at a time. Repeatable. Default: 16."),
+        typer.Option("--max-concurrency", help="Concurrent requests. Repeatable. Default: 16."),
     ] = None,
     rates: Annotated[
         list[float] | None,
         typer.Option("--request-rate", help="Requests per second, at random times. Repeatable."),
     ] = None,
     goodput_ms: Annotated[
-        float, typer.Option(help="Latency up to which a request counts for goodput.")
+        float,
+        typer.Option(help="Maximum latency, in ms, of a request that counts towards goodput."),
     ] = 1000.0,
     batchings: Annotated[
         list[str] | None,
@@ -246,7 +252,7 @@ def serve_command(
         typer.Option(min=1, help="Maximum sequences × beams of a RUN decoded together."),
     ] = None,
     check: Annotated[
-        bool, typer.Option(help="Compare a RUN's answers and throughput with offline decoding.")
+        bool, typer.Option(help="Compare a RUN's output and throughput with offline decoding.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     dtype: Dtype = None,
@@ -258,7 +264,7 @@ def serve_command(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure a server: throughput, goodput, errors, and percentiles of latencies.
+    """Measure a server: throughput, goodput, errors and latency percentiles.
 
     Example: writehead bench serve http://127.0.0.1:8000 --max-concurrency 64 --duration 60
     """

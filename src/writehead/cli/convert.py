@@ -29,19 +29,21 @@ def convert_command(
         ),
     ] = "aligned",
     widen: Annotated[
-        bool, Option("--widen", help="Keep the number of parameters by a larger d_ff.")
+        bool, Option("--widen", help="Enlarge d_ff to keep the number of parameters.")
     ] = False,
     encoder: Annotated[
         bool, Option("--encoder", help="Also convert the encoder's self-attention.")
     ] = False,
-    chip: Annotated[str, Option(help=f"To predict times for: {', '.join(cost.CHIPS)}.")] = "h200",
+    chip: Annotated[
+        str, Option(help=f"Chip to predict times for: {', '.join(cost.CHIPS)}.")
+    ] = "h200",
     force: ForceRun = False,
     threads: Threads = None,
 ) -> None:
     """Convert multi-head attention to multi-query or grouped-query attention.
 
-    Converts the decoder's self-attention and cross-attention. Then train the new run for some steps
-    with `writehead train DATASET --init OUTPUT --teacher RUN`.
+    Converts the decoder's self-attention and cross-attention. Afterwards, train the new run for
+    some steps with `writehead train DATASET --init OUTPUT --teacher RUN`.
 
     Example: writehead convert runs/ende/wmt14-small/multi-head converted --write-heads 1
     """

@@ -73,7 +73,7 @@ def prepare_command(
     Example: writehead prepare data/ende --source train.en.xz --target train.de.xz
     --dev-source dev.en --dev-target dev.de --vocab-size 16000
 
-    To train an imported model: writehead prepare data/ende --source train.en --target train.de
+    To fine-tune an imported model: writehead prepare data/ende --source train.en --target train.de
     --tokenizer Helsinki-NLP/opus-mt-en-de
     """
     inputs = _find_inputs(context.params)

@@ -23,7 +23,7 @@ def import_command(
         str | None, Option(help="Branch, tag or commit on the hub. Default: main.")
     ] = None,
     dtype: Annotated[
-        str | None, Option(help="float32, bfloat16, … Default: that of the model's files.")
+        str | None, Option(help="float32, bfloat16, … Default: the dtype of the model's files.")
     ] = None,
     force: ForceRun = False,
     threads: Threads = None,
@@ -63,8 +63,9 @@ def export_command(
 ) -> None:
     """Export a run to Hugging Face transformers or CTranslate2.
 
-    An imported model is written as it came. Other models are exported if the library can express
-    them exactly; else the reason is printed. T5 goes to CTranslate2 through its own converter.
+    An imported model is written in its original format. Other models are exported if the library
+    can express them exactly; otherwise, the reason is printed. To use T5 with CTranslate2, export
+    it to Hugging Face and convert that with ct2-transformers-converter.
 
     Example: writehead export runs/lm lm-hf --to huggingface
 

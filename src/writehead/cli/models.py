@@ -76,7 +76,7 @@ def explain_command(
     changes = read_settings(settings, ("model",))["model"]
     is_preset = model.partition("/")[0] in FAMILIES
     if not is_preset and not Path(model).exists():
-        _suggest_preset(model)  # before the hub is asked
+        _suggest_preset(model)  # before querying the hub
     file = None if is_preset else find_config(find_folder(model, config_only=True))
     described = None if file is None else describe(file)
     config = with_settings(described.config if described else _find_model(model), changes)
@@ -104,7 +104,7 @@ def explain_command(
 
 
 def _suggest_preset(name: str) -> None:
-    """Raises ConfigError if a name is nearly that of a preset."""
+    """Raises ConfigError if a name closely resembles that of a preset."""
     if close := difflib.get_close_matches(name[:100], preset_names(), n=1, cutoff=0.8):
         raise ConfigError(f"there is no preset or folder {name}; did you mean {close[0]!r}?")
 

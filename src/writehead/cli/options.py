@@ -31,11 +31,11 @@ Force = Annotated[bool, Option("--force", help="Replace the output file if it ex
 ForceRun = Annotated[bool, Option("--force", help="Replace the output run if it exists.")]
 SourceLang = Annotated[
     str | None,
-    Option(help="Language code of the source, such as en or eng_Latn, if the model has several."),
+    Option(help="Source language of a multilingual model: a code such as en or eng_Latn."),
 ]
 TargetLang = Annotated[
     str | None,
-    Option(help="Language code of the translation, such as de or deu_Latn, if there are several."),
+    Option(help="Target language of a multilingual model: a code such as de or deu_Latn."),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 NewRun = Annotated[Path, Argument(help="Folder of the new run.")]

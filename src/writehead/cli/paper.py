@@ -54,8 +54,8 @@ def reproduce_command(
     Rows that already have a result are skipped. After Ctrl-C or SIGTERM, run the same command
     again to resume. Several processes, such as one per GPU, divide the rows, except for table2.
 
-    `conversion` trains Table 1's multi-head model, unless that is done, converts it to fewer
-    write-heads, and trains the results for 1 to 10% of the steps. --set changes that training.
+    `conversion` trains Table 1's multi-head model if necessary, converts it to fewer write-heads,
+    and trains the results for 1 to 10% of the steps. --set changes this last training.
 
     Example: writehead reproduce table1 --data data --only multi-head --only multi-query --seeds 3
     """

@@ -23,7 +23,8 @@ def train_command(
     preset_name: Annotated[
         str | None,
         Option(
-            "--preset", help="Model to train; see `writehead presets`. Default: that of --init."
+            "--preset",
+            help="Model to train; see `writehead presets`. Default: the model of --init.",
         ),
     ] = None,
     run: Annotated[
@@ -38,7 +39,7 @@ def train_command(
         Path | None, Option(help="Run whose weights to start from, instead of random weights.")
     ] = None,
     teacher: Annotated[
-        Path | None, Option(help="Run whose predictions to learn too; see train.distill.")
+        Path | None, Option(help="Teacher: run to distill from; see train.distill.")
     ] = None,
     settings: options.Settings = None,
     device: options.Device = "auto",

@@ -95,9 +95,9 @@ def _segment_lengths(packing: Packing) -> Tensor:
 
 
 class Pieces(NamedTuple):
-    """Sequences, or parts of them that start at label `begins`.
+    """Whole sequences, or parts of them that start at label `begins`.
 
-    `lengths` count the tokens of sources, and the labels of targets.
+    `lengths` counts the tokens of sources, and the labels of targets.
     """
 
     indices: Ints
@@ -114,7 +114,7 @@ class Units:
 
     def __init__(self, split: Split, source_length: int | None, target_length: int | None) -> None:
         self._lengths = {name: side.whole_lengths for name, side in split.sides.items()}
-        self._lengths["target"] -= 1  # the first token is no label
+        self._lengths["target"] -= 1  # the first token is not a label
         targets = self._lengths["target"]
         self._limit = target_length or int(targets.max(initial=1))
         fits = np.ones(len(split), dtype=np.bool_)

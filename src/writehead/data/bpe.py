@@ -1,4 +1,4 @@
-"""The tokenizer that we train: sentencepiece BPE, where bytes encode unknown characters.
+"""The tokenizer that we train: sentencepiece BPE that encodes unknown characters as bytes.
 
 All text is normalised here and nowhere else. Decoding the ids of a text gives the normalised text.
 """
@@ -32,8 +32,8 @@ INVISIBLE = (
     "\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
 _INVISIBLE = re.compile(INVISIBLE)
-# Long runs from ranges that include all combining marks. Normalising takes quadratic time in their
-# number, so Unicode's Stream-Safe Text Format allows at most 30 in a row; no language needs more.
+# Long runs of characters in ranges that include all combining marks. Normalisation takes quadratic
+# time, so Unicode's Stream-Safe Text Format allows 30 marks in a row; no language needs more.
 _MARKS = re.compile(
     "[\u0300-\u20ff\u2cef-\u2dff\u302a-\u309a\ua66f-\uabff\ufb1e-\ufe2f\U000101fd-\U0001efff]{31,}"
 )
@@ -87,7 +87,7 @@ class BPETokenizer(Tokenizer):
         names = ("pad", "eos", "unk", "bos")
         if [getattr(self._pieces, f"{name}_id")() for name in names] != [PAD, EOS, UNKNOWN, -1]:
             raise DataError(
-                f"{origin} has other special tokens than a tokenizer of writehead; add the "
+                f"{origin} does not have the special tokens of a writehead tokenizer; add the "
                 f"tokenizer.json that belongs to the model"
             )
 
@@ -173,7 +173,7 @@ class BPETokenizer(Tokenizer):
     def encode_all(
         self, texts: Iterable[str], *, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts, without EOS; many texts use all cores."""
+        """Returns the ids of each text, without EOS; a long list uses all cores."""
         clean = [normalise(text) for text in texts]
         options = {"return_type": "numpy", "num_threads": threads_for(clean, threads)}
         return list(self._call(self._pieces.encode, clean, **options))
@@ -187,7 +187,7 @@ class BPETokenizer(Tokenizer):
         return list(self._call(self._pieces.decode, texts, num_threads=1)) if texts else []
 
     def normalise(self, text: str) -> str:
-        """Returns the text that is encoded in place of a text."""
+        """Returns the normalised form of a text, which is what is encoded."""
         return normalise(text)
 
     def _frame(self, source: int | None, target: int | None) -> Frame:

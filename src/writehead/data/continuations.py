@@ -1,4 +1,4 @@
-"""Converts tokens to the text with which they continue a prompt, all at once or as a stream."""
+"""Decodes tokens to the text that continues a prompt, all at once or as a stream."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ def decode_groups(
     groups: Sequence[Sequence[Tokens]],
     prompts: Sequence[Tokens] | None = None,
 ) -> Iterator[str]:
-    """Yields the text of each sequence; with `prompts`, those of groups[i] continue prompts[i]."""
+    """Yields the text of each sequence; with `prompts`, groups[i] continues prompts[i]."""
     tokens, skipped = [one for group in groups for one in group], [0] * len(groups)
     if prompts is not None:  # a token's text may depend on the tokens before it
         skipped = [len(text) for text in tokenizer.decode_all(prompts)]
@@ -26,7 +26,7 @@ class StreamedText:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer, self._tokens = tokenizer, list(prompt)
-        self._length = len(tokenizer.decode(prompt))  # characters of the prompt, and returned
+        self._length = len(tokenizer.decode(prompt))  # characters of the prompt and those returned
 
     def add(self, tokens: Sequence[int]) -> str:
         """Appends tokens; returns the new text that later tokens cannot change."""

@@ -20,7 +20,7 @@ INFO = "dataset.json"
 COUNT = range(2**48)  # of lines, sequences or tokens
 # the fields of `dataset.json` that describe the data; the version is not one of them
 FACTS = ("task", "vocab_size", "tokenizer", "config", "sources", "splits", "dropped")
-VOCABULARY = "vocabulary"  # a fact only if the tokenizer is that of a model
+VOCABULARY = "vocabulary"  # recorded only if the tokenizer belongs to a model
 SIDES: dict[str, tuple[str, ...]] = {"translation": ("source", "target"), "language": ("target",)}
 
 Tokens = NDArray[np.unsignedinteger]
@@ -47,9 +47,9 @@ def special_ends(task: Task, tokenizer: Tokenizer, vocabulary: VocabularyConfig)
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One side of a split: sequence i has the text tokens[offsets[i] : offsets[i + 1]].
+    """One side of a split: the text of sequence i is tokens[offsets[i] : offsets[i + 1]].
 
-    The special tokens `before` and `after` each text are in no file.
+    The special tokens `before` and `after` each text are not stored.
     """
 
     tokens: Tokens
@@ -74,7 +74,7 @@ class Side:
         starts, (before, after) = np.cumsum(lengths) - lengths, self.ends
         files = self.offsets[indices].astype(np.int64) - len(before) + begins - starts
         at = np.repeat(files, lengths) + np.arange(int(lengths.sum()))
-        # special tokens are in no file: the tokens read in their place are overwritten
+        # special tokens are not stored: overwrite the tokens read in their place
         found = self.tokens[np.clip(at, 0, len(self.tokens) - 1)].astype(np.int64)
         end = len(before) + self.lengths[indices]
         places = [np.full_like(end, i) for i in range(len(before))]
@@ -194,7 +194,7 @@ def read_info(directory: Path) -> dict[str, Any]:
     """Reads and checks `dataset.json`."""
     path = directory / INFO
     if not path.is_file():
-        raise DataError(f"{path} does not exist; make a dataset with `writehead prepare`")
+        raise DataError(f"{path} does not exist; prepare a dataset there, or choose another folder")
     info = read_json(path, {"format": int}, DataError, "prepare the dataset again")
     if info["format"] != FORMAT:
         raise DataError(

@@ -61,9 +61,10 @@ def encoded_pieces(
         return [tokens] if len(tokens) else []
     pieces, is_cut = split_line(text, encode, limit)
     log.warning(
-        "line %d is longer than the model's limit of %d source tokens; translating %d pieces%s",
+        "line %d is longer than the model's limit of %d source tokens; translating "
+        "it in %d pieces%s",
         *(number, limit, len(pieces)),
-        ", without the rest of long words and of the line" if is_cut else "",
+        ", without the parts that do not fit" if is_cut else "",
     )
     return [*pieces]
 

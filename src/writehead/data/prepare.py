@@ -43,7 +43,7 @@ MAX_SAMPLE_LINE = 1000  # characters, to limit the memory of the sample
 
 @dataclass(frozen=True)
 class ModelTokenizer:
-    """The tokenizer of a model, and what else its training data depends on; see `of`."""
+    """The tokenizer of a model, and its vocabulary and task, on which training data depends."""
 
     tokenizer: Tokenizer
     vocabulary: VocabularyConfig
@@ -93,19 +93,19 @@ def prepare(
     fit_vocab_size: bool = False,
     tokenizer: ModelTokenizer | None = None,
 ) -> Dataset:
-    """Makes a dataset, or nothing at all; the same text and config give the same bytes.
+    """Makes a complete dataset or none; the same text and config give the same bytes.
 
     An existing dataset of the same text and config is opened; any other is an error. After an
     interruption, the next attempt uses the same tokenizer. `threads` encode the text, by default
     one per core. With `fit_vocab_size`, a text too small for the config's vocabulary gets the
-    largest possible one. The `tokenizer` of a model replaces training one.
+    largest possible one. With the `tokenizer` of a model, none is trained.
     """
     if inputs.sides != len(SIDES[config.task]):
         raise DataError(f"task={config.task!r} needs {len(SIDES[config.task])} text(s) per line")
     if tokenizer is not None:
         if tokenizer.task != config.task:
             raise DataError(
-                f"the tokenizer is that of a {tokenizer.task} model, but the text is for "
+                f"the tokenizer belongs to a {tokenizer.task} model, but the text is for "
                 f"{config.task}; choose another model or another text"
             )
         config = replace(config, vocab_size=id_count(tokenizer.tokenizer))

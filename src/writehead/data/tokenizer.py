@@ -1,4 +1,4 @@
-"""What all tokenizers have in common: text to token ids and back, and special tokens around them.
+"""The interface of all tokenizers: text to token ids and back, with special tokens around them.
 
 A folder holds the files of one tokenizer: ours, `tokenizer.json`, T5's `spiece.model`, or
 sentencepiece models with `vocab.json`. Reading them executes no code.
@@ -33,13 +33,13 @@ TOKENIZER_FILES = (
     *(OWN_FILE, JSON_FILE, *MARIAN_FILES, "target_vocab.json", M2M_FILES[0], *SETTINGS),
     *("added_tokens.json", "merges.txt", SPIECE_FILE, "chat_template.jinja"),
 )
-# of these, older repositories have some in config.json instead of generation_config.json
+# older repositories have some of these in config.json instead of generation_config.json
 GENERATION = (
     *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
     *("forced_bos_token_id", "eos_token_id"),
 )
 KINDS = ((OWN_FILE,), (JSON_FILE,), (SPIECE_FILE,), MARIAN_FILES, M2M_FILES)
-# what English tokenizers of transformers clean up if their settings ask for it
+# what transformers cleans up in English text if a tokenizer's settings ask for it
 CLEAN_UP = {f" {mark}": mark.strip() for mark in (*".?!,", "' ", "n't", "'m", "'s", "'ve", "'re")}
 MAX_BYTES = 64 << 20  # size limit of a tokenizer file
 MAX_ID = 1 << 24  # size limit of a vocabulary
@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 class Tokenizer(ABC):
     """Converts text to token ids and back.
 
-    `files` are the contents of its files by name, and `origin` is their place, for messages.
+    `files` maps file names to contents; messages name `origin` as their location.
     """
 
     eos: int | None = None  # None: the model's config decides
@@ -66,7 +66,7 @@ class Tokenizer(ABC):
     suppressed: tuple[int, ...] = ()  # tokens that a model must not generate
     ends: tuple[int, ...] = ()  # all tokens that end a text, if there are several
     forced: tuple[int, ...] = ()  # tokens that all translations begin with
-    unsettled: Set[int] = frozenset()  # tokens whose text can change with the tokens after them
+    unsettled: Set[int] = frozenset()  # tokens whose text can depend on later tokens
     source_languages: Mapping[str, int] = {}  # the tokens of language codes such as eng_Latn
     target_languages: Mapping[str, int] = {}
 
@@ -95,7 +95,7 @@ class Tokenizer(ABC):
         return self
 
     def normalise(self, text: str) -> str:
-        """Returns the text that is encoded in place of a text."""
+        """Returns the normalised form of a text, which is what is encoded."""
         return text
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Tokenizer(ABC):
     def encode_all(
         self, texts: Iterable[str], *, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts, without frames; many texts use all cores."""
+        """Returns the ids of each text, without frames; a long list uses all cores."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -117,7 +117,7 @@ class Tokenizer(ABC):
         """Returns the texts of many sequences of token ids; faster than a `decode` for each."""
 
     def check_fits(self, config: ModelConfig) -> None:
-        """Raises DataError unless a model has all tokens, and the same end token."""
+        """Raises DataError unless a model has all of the tokens and the same end token."""
         sizes = self.vocab_size, self.target.vocab_size
         limits = config.source_vocab_size or config.vocab_size, config.vocab_size
         eos = config.eos if self.eos is None else self.eos
@@ -139,7 +139,7 @@ class Tokenizer(ABC):
         """Returns the frame of a source, given the tokens of its languages."""
 
     def decode_sources(self, texts: Sequence[Tokens]) -> list[str]:
-        """Returns the texts of many sources, whose vocabulary may be another one."""
+        """Returns the texts of many sources, which may have a vocabulary of their own."""
         return self.decode_all(texts)
 
 
@@ -147,7 +147,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Loads the tokenizer of a folder, whose files determine its kind."""
     folder = Path(folder)
     files = read_tokenizer(folder)
-    # these modules load libraries
+    # imported here, because these modules load libraries
     if files.keys() >= {*MARIAN_FILES}:
         from writehead.data.vocab_json import MarianTokenizer
 
@@ -213,7 +213,7 @@ def read_limited(path: Path) -> bytes:
 
 
 def read_object(files: Files, name: str, origin: str) -> dict[str, Any]:
-    """Parses one of a tokenizer's files as a JSON object; returns none of a missing file."""
+    """Parses one of a tokenizer's files as a JSON object; a missing file gives an empty one."""
     try:
         value = parse_json(files.get(name, b"{}").decode())
     except ValueError as error:
@@ -225,7 +225,7 @@ def read_object(files: Files, name: str, origin: str) -> dict[str, Any]:
 
 
 def read_settings(files: Files, origin: str) -> dict[str, Any]:
-    """Returns what tokenizer_config.json and, for missing names, special_tokens_map.json say."""
+    """Returns tokenizer_config.json, with missing values from special_tokens_map.json."""
     config, special = (read_object(files, name, origin) for name in SETTINGS[:2])
     return special | {name: value for name, value in config.items() if value is not None}
 
@@ -238,7 +238,7 @@ def token_text(settings: Mapping[str, Any], name: str, default: str = "") -> str
 
 
 class Generation(NamedTuple):
-    """What generation_config.json says about tokens: see `Tokenizer`."""
+    """The special tokens of generation_config.json; see `Tokenizer`."""
 
     suppressed: tuple[int, ...]
     ends: tuple[int, ...]
@@ -314,7 +314,7 @@ def _find_language(option: str, code: str | None, known: Mapping[str, int]) -> i
 
 
 def _close_codes(code: str, known: Iterable[str]) -> str:
-    """Returns a hint with the codes that are most like an unknown one."""
+    """Returns a hint with the codes most similar to an unknown one."""
     codes, start = sorted(known), code[:2].lower()
     close = [one for one in codes if one.startswith(start)] if start else []
     close += difflib.get_close_matches(code[:100], codes, n=5, cutoff=0.6)

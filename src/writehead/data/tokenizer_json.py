@@ -1,4 +1,4 @@
-"""Tokenizers of `tokenizer.json`, such as those of GPT-2, Llama, Gemma, T5 and NLLB."""
+"""Tokenizers stored as `tokenizer.json`, such as those of GPT-2, Llama, Gemma, T5 and NLLB."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class JsonTokenizer(Tokenizer):
-    """A `tokenizer.json`, with what tokenizer_config.json says about bos, eos and languages."""
+    """A `tokenizer.json`, with the bos, eos and languages of tokenizer_config.json."""
 
     def __init__(self, files: Files, origin: str = "the tokenizer") -> None:
         super().__init__(files, origin)
@@ -44,13 +44,17 @@ class JsonTokenizer(Tokenizer):
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._size = max(vocab.values(), default=-1) + 1
         if not 0 < self._size <= MAX_ID:
-            raise DataError(f"{origin}/{JSON_FILE} has {self._size:,} tokens; copy it again")
+            raise DataError(
+                f"{origin}/{JSON_FILE} has {self._size:,} tokens, not 1 to {MAX_ID:,}; "
+                f"copy it again"
+            )
         unknown = getattr(self._tokenizer.model, "unk_token", None) or ""
         self.unknown = vocab.get(token_text(self._settings, "unk_token", unknown))
-        if b'"ByteFallback"' in content:  # adjacent bytes become text together, or none of them
+        if b'"ByteFallback"' in content:  # adjacent bytes become text together or not at all
             self.unsettled = {i for piece, i in vocab.items() if BYTE.fullmatch(piece)}
         self.suppressed, self.ends, self.forced = Generation.read(files, origin, self._size)
-        is_bpe = type(self._tokenizer.model).__name__ == "BPE"  # whose texts transformers keeps
+        # transformers does not clean up the text of BPE models
+        is_bpe = type(self._tokenizer.model).__name__ == "BPE"
         self._cleans = not is_bpe and self._settings.get("clean_up_tokenization_spaces") is True
         added = self._tokenizer.get_added_tokens_decoder()
         codes = {one.content: i for i, one in added.items() if LANGUAGE.fullmatch(one.content)}
@@ -81,7 +85,7 @@ class JsonTokenizer(Tokenizer):
     def encode_all(
         self, texts: Iterable[str], *, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts; the library chooses the threads."""
+        """Returns the ids of each text; the library chooses the number of threads."""
         given = list(texts)
         encoded = self._call(
             lambda: self._tokenizer.encode_batch_fast(given, add_special_tokens=False)
@@ -127,7 +131,7 @@ class JsonTokenizer(Tokenizer):
         """Calls the library; converts its errors to DataError."""
         try:
             return method()
-        except BaseException as error:  # the library's panics are no Exceptions
+        except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             reason = one_line(str(error), 200)

@@ -1,6 +1,7 @@
-"""Tokenizers of sentencepiece models whose pieces have the ids of a `vocab.json`.
+"""Tokenizers that map the pieces of a sentencepiece model to the ids of a `vocab.json`.
 
-Marian (OPUS-MT) has a model each for source and target, M2M-100 one for both.
+Marian (OPUS-MT) has one model for the source and one for the target, M2M-100 one for both. T5 and
+mT5 have no `vocab.json`: their ids are those of the sentencepiece model.
 """
 
 import re
@@ -79,7 +80,7 @@ class VocabTokenizer(Tokenizer):
     def encode_all(
         self, texts: Iterable[str], *, threads: int | None = None
     ) -> list[NDArray[np.int32]]:
-        """Returns the ids of many texts; many texts use all cores."""
+        """Returns the ids of each text; a long list uses all cores."""
         given = list(texts)
         options = {"return_type": "numpy", "num_threads": threads_for(given, threads)}
         unknown, encoded = self._spm.unk_id(), self._call(self._spm.encode, given, **options)
@@ -114,7 +115,7 @@ class VocabTokenizer(Tokenizer):
         return self._split.search(text) is not None
 
     def _encode_slowly(self, text: str) -> NDArray[np.int32]:
-        """Encodes the text between special tokens, and unknown pieces by their text."""
+        """Encodes a text with special tokens or unknown pieces."""
         pieces: list[str] = []
         start = 0
         for match in self._split.finditer(text):
@@ -231,7 +232,7 @@ class M2MTokenizer(VocabTokenizer):
 
 
 class SpieceTokenizer(VocabTokenizer):
-    """The tokenizer of a T5 or mT5 model: the ids are those of the pieces, then extra tokens."""
+    """The tokenizer of a T5 or mT5 model: ids are those of the pieces, followed by extra tokens."""
 
     def __init__(self, files: Files, origin: str = "the tokenizer") -> None:
         spm = _load_spm(files[SPIECE_FILE], f"{origin}/{SPIECE_FILE}")

@@ -126,10 +126,10 @@ class Engine:
         """Translates lines and yields outputs in order; the default is beam search with beam=4.
 
         `lines` may be infinite. Translation i starts with prefixes[i]; without a max_length, it may
-        be 50 tokens longer than its source. Models of several languages need their codes, listed in
+        be 50 tokens longer than its source. Multilingual models need language codes, listed in
         `tokenizer.target_languages`. Lines are numbered from `first`; line i uses seed + i.
         """
-        encode = self._translating(options, source_lang, target_lang)
+        encode = self._line_encoder(options, source_lang, target_lang)
         done = self._decode(enumerate(paired_texts(lines, prefixes), first), encode, progress)
         return work_behind(done, self.outputs)
 
@@ -147,7 +147,7 @@ class Engine:
         Without a max_length, a text ends with eos or at the last position of the model. Prompts are
         numbered from `first`; sample j of prompt i uses seed + i × samples + j.
         """
-        encode = self._prompting(options, samples)
+        encode = self._prompt_encoder(options, samples)
         done = self._decode(enumerate(checked_texts(prompts, "prompt"), first), encode, progress)
         return work_behind(done, self.outputs)
 
@@ -167,9 +167,9 @@ class Engine:
         does; they pass finished requests to `outputs`.
         """
         if isinstance(self.model, TranslationModel):
-            encode = self._translating(options, source_lang, target_lang)
+            encode = self._line_encoder(options, source_lang, target_lang)
             return encode([*enumerate(paired_texts(texts, prefixes))])
-        return self._prompting(options, samples)([*enumerate(checked_texts(texts, "prompt"))])
+        return self._prompt_encoder(options, samples)([*enumerate(checked_texts(texts, "prompt"))])
 
     def outputs(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the output of each text from its finished requests; see `requests`."""
@@ -183,7 +183,7 @@ class Engine:
         return [_join_pieces(line, [next(pieces) for _ in line], alpha) for line in results]
 
     def streamed_text(self, request: Request) -> StreamedText:
-        """Returns the text of a request that grows with the tokens that it is given."""
+        """Returns a decoder of the tokens that a request generates, as they arrive."""
         prompt = [] if isinstance(self.model, TranslationModel) else [*request.tokens]
         return StreamedText(self.tokenizer, prompt)
 
@@ -195,7 +195,7 @@ class Engine:
         self, prompts: Iterable[str], options: DecodeConfig | None = None
     ) -> Iterator[tuple[int, str]]:
         """Streams continuations of several prompts at once; yields (prompt index, piece) pairs."""
-        lines = self._prompting(options)([*enumerate(checked_texts(prompts, "prompt"))])
+        lines = self._prompt_encoder(options)([*enumerate(checked_texts(prompts, "prompt"))])
         requests = [*chain.from_iterable(lines)]
         if any(request.config.width > 1 for request in requests):
             raise ConfigError("beam search cannot stream text; use beam=1")
@@ -284,7 +284,7 @@ class Engine:
         check_bounds(options, "beam", le=self.tokenizer.target.vocab_size)
         return options
 
-    def _translating(
+    def _line_encoder(
         self, options: DecodeConfig | None, source_lang: str | None, target_lang: str | None
     ) -> Callable[[list[tuple[int, tuple[str, str]]]], list[Line]]:
         """Returns the function that encodes lines with their numbers and prefixes."""
@@ -297,7 +297,7 @@ class Engine:
                 f"a model with more"
             )
         options, hidden = self._checked(options, BEAM), len(frame.forced)
-        most, least = options.max_length, options.min_length  # of the search: with forced tokens
+        most, least = options.max_length, options.min_length  # the search also counts forced tokens
         options = dataclasses.replace(
             options, max_length=most and most + hidden, min_length=least and least + hidden
         )
@@ -305,7 +305,7 @@ class Engine:
         frame = frame._replace(before=before, after=after)
         return partial(self._encode_lines, options=options, frame=frame)
 
-    def _prompting(
+    def _prompt_encoder(
         self, options: DecodeConfig | None, samples: int = 1
     ) -> Callable[[list[tuple[int, str]]], list[Line]]:
         """Returns the function that encodes prompts with their numbers."""

@@ -64,9 +64,10 @@ def graph_slots(count: int) -> int:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences; some tokens are never chosen.
+    """Buffers and steps for `shape.slots` sequences.
 
-    `vocab_size` excludes higher token ids, and `suppressed` lists others. All of `ends` act as eos.
+    Tokens in `suppressed`, and those from `vocab_size` on, are never chosen. All of `ends` act as
+    eos.
     """
 
     @torch.no_grad()

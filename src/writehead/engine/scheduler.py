@@ -78,7 +78,7 @@ class Stats:
 
 
 class Load(NamedTuple):
-    """The requests in a scheduler, and the bytes of the slots: those in use, and all."""
+    """The requests in a scheduler, and the bytes of its slots: in use and in total."""
 
     running: int = 0
     waiting: int = 0
@@ -154,7 +154,7 @@ class Scheduler:
 
     @property
     def load(self) -> Load:
-        """The requests and memory at this moment; does not wait for a step that runs."""
+        """The current requests and memory; does not wait for a running step."""
         loads = [queue.load for queue in [*self._queues.values()]]
         return Load(*map(sum, zip(Load(), *loads, strict=True)))
 

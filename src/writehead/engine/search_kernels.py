@@ -153,7 +153,7 @@ def _early_eos(state, slot, eos):
 
 @triton.jit
 def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
-    """Reads one part of a row per program; in greedy search, the last one chooses the token."""
+    """Reads one part of a row per program; in greedy search, the last program chooses the token."""
     wait_for_previous(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     # the logits written last may still be in the L2 cache

@@ -1,6 +1,6 @@
 """Converts multi-head attention to grouped-query or multi-query attention.
 
-Groups of write-heads are replaced by one write-head each. The method `aligned` first chooses which
+Each group of write-heads becomes one write-head. The method `aligned` first chooses which
 heads to group, and rotates their keys and values onto each other. P_q and P_o absorb the rotations,
 so the model computes the same function until the heads of a group are averaged. `low-rank` forms
 the same groups, and finds the keys and values that best approximate all products P_q^T P_k and
@@ -66,9 +66,7 @@ def convert(
         before, source.weights, write_heads, method, widen=widen, encoder=encoder
     )
     if after == before:
-        raise ConfigError(
-            f"{run} has {before.g} write-heads; choose fewer than that, not {write_heads}"
-        )
+        raise ConfigError(f"{run} has {before.g} write-heads; choose fewer, not {write_heads}")
     with run_directory(output, overwrite=overwrite) as fresh:
         write_model(fresh, after, weights, source.files)
     return Converted(before, after)
@@ -106,9 +104,9 @@ def convert_weights(
 def align_weights(
     config: ModelConfig, weights: Weights, write_heads: int, *, encoder: bool = False
 ) -> Weights:
-    """Permutes and rotates heads, so that those of each future group become similar.
+    """Permutes and rotates heads so that the heads of each future group become similar.
 
-    The model computes the same function with the weights that are returned.
+    The model computes the same function with the returned weights.
     """
     converted_config(config, write_heads, encoder=encoder)  # checks the sizes
     result = dict(weights)
@@ -227,14 +225,14 @@ class Heads:
         return {name: W.contiguous() for name, W in result.items()}
 
     def pool(self, groups: int, *, first: bool) -> "Heads":
-        """Replaces the keys and values of neighbouring heads by their mean, or by the first."""
+        """Replaces the keys and values of neighbouring heads with their mean or with the first."""
         K, V = (_grouped(W, groups) for W in (self.K, self.V))  # [G, s, k, d]
         K, V = (W[:, 0] if first else W.mean(dim=1) for W in (K, V))
         Q, O = (_grouped(W, groups).flatten(1, 2) for W in (self.Q, self.O))  # noqa: E741
         return Heads(Q, K, V, O)
 
     def factor(self, groups: int, *, is_rotary: bool) -> "Heads":
-        """Replaces keys and values by those that best approximate all products of a group.
+        """Replaces keys and values with those that best approximate all products of a group.
 
         Keys that are rotated by their positions are averaged instead.
         """

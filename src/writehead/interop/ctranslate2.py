@@ -1,4 +1,4 @@
-"""Exports a model to CTranslate2: translation models for its Translator, others for its Generator.
+"""Exports translation models to CTranslate2's Translator, and language models to its Generator.
 
 CTranslate2 has one size for the heads of Q, K and V. If k and v differ, the smaller one is padded
 with zeros, which changes no result.
@@ -32,7 +32,7 @@ QUANTIZATIONS = (*INT8, "int16", "float16", "bfloat16", "float32")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The texts of a model's tokens, by id; `source` are those of a separate source vocabulary.
+    """The texts of a model's tokens, by id; `source` has those of a separate source vocabulary.
 
     Text that is not a token becomes `unknown`, by default eos. Tokens in `suppressed` are never
     generated.
@@ -45,7 +45,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, ids: bool = False) -> "Vocabulary":
-        """Returns the vocabulary of a tokenizer, with its pieces or, with `ids`, ids as texts."""
+        """Returns the vocabulary of a tokenizer: its pieces or, with `ids`, the ids as texts."""
         target = tokenizer.target
         tokens, source = (
             [*map(str, range(one.vocab_size))] if ids else one.pieces for one in (target, tokenizer)
@@ -109,8 +109,8 @@ def check_exportable(config: ModelConfig, quantization: str = "float32") -> None
         raise ConfigError(f"CTranslate2 has no quantization {shown(quantization)}; {hint}")
     if config.positions not in POSITIONS:
         raise ConfigError(
-            f"positions={config.positions!r} are not written for CTranslate2; export the model to "
-            f"Hugging Face, and convert that with CTranslate2's own ct2-transformers-converter"
+            f"positions={config.positions!r} cannot be exported to CTranslate2; export the model "
+            f"to Hugging Face, and convert that with CTranslate2's own converter"
         )
     if config.task == "language" and _window(config) is not None:
         raise ConfigError(
@@ -128,7 +128,7 @@ def _window(config: ModelConfig) -> int | None:
 def _texts(
     name: str, tokens: Sequence[str], vocab_size: int, special: Sequence[str] = ()
 ) -> list[str]:
-    """Returns texts of all tokens; repeated ones get another, as CTranslate2 finds ids by text."""
+    """Returns a unique text for each token, because CTranslate2 looks up ids by text."""
     if not 0 < len(tokens) <= vocab_size:
         raise ConfigError(
             f"{name} has {len(tokens)} texts, but the model has {vocab_size} tokens; pass the text "
@@ -197,7 +197,7 @@ def _make_spec(specs: Any, model: TranslationModel | LanguageModel) -> Any:
 
 
 def _set_rotary_scaling(specs: Any, spec: Any, config: ModelConfig) -> None:
-    """Sets attributes that CTranslate2 reads in all layers, but its specs only know in some."""
+    """Sets attributes that CTranslate2 reads in all layers but its specs define only in some."""
     if config.positions != "rotary" or config.rotary_factor == 1.0:
         return
     kind = specs.RotaryScalingType.Linear

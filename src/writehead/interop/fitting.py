@@ -60,7 +60,7 @@ def fit(config: ModelConfig, weights: Weights, original: Mapping[str, Any]) -> F
 
 
 def without_logit_scale(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, Weights]:
-    """Multiplies the scale of the logits into the last norm or the output projection."""
+    """Folds the scale of the logits into the last norm or the output projection."""
     scale = config.effective_logit_scale
     if scale == 1.0 or (config.norm_place == "post" and config.tied):
         return replace(config, logit_scale=scale), weights
@@ -89,7 +89,7 @@ def _tokens(config: ModelConfig) -> dict[str, Any]:
 
 
 def _differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
-    """Returns the fields that another family has, and their values."""
+    """Describes the fields that a family needs to have other values."""
     pairs = ((one.name, getattr(ours, one.name), getattr(theirs, one.name)) for one in fields(ours))
     return [
         f"{name}={needed!r}, not {value!r}"

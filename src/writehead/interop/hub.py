@@ -19,12 +19,14 @@ PICKLED = re.compile(r"(pytorch_model|model).*\.(bin|pt|pth)")
 def find_folder(run: Path | str, *, revision: str | None = None, config_only: bool = False) -> Path:
     """Returns the folder of a run: a path, or a name on the hub, whose files are downloaded.
 
-    A name such as Helsinki-NLP/opus-mt-en-de is one on the hub unless its first part is a folder.
+    A name such as Helsinki-NLP/opus-mt-en-de is one on the hub, unless Helsinki-NLP is a folder.
     """
     path = Path(run)
     if not REPOSITORY.fullmatch(str(run)) or path.exists() or path.parent.is_dir():
         if revision is not None:
-            raise RunError(f"{run} is a path; a revision is for names on the Hugging Face hub")
+            raise RunError(
+                f"{run} is a path; use revision only with a name on the Hugging Face hub"
+            )
         return path
     try:
         with requires("hub"):
@@ -47,7 +49,7 @@ def find_folder(run: Path | str, *, revision: str | None = None, config_only: bo
             if config_only or _has_weights(folder)
             else list_repo_files(str(run), revision=revision)
         )
-    except (OSError, ValueError) as error:  # the base classes of its errors
+    except (OSError, ValueError) as error:  # the base classes of the hub's errors
         reason = one_line((str(error).strip().splitlines() or ["no answer"])[0].rstrip("."), 200)
         raise RunError(
             f"there is no folder {run}, and it could not be downloaded from the Hugging Face hub "
@@ -59,7 +61,7 @@ def find_folder(run: Path | str, *, revision: str | None = None, config_only: bo
 
 
 def pickled_advice(model: str, folder: Path, revision: str | None = None) -> str:
-    """Says how to convert a model, a folder or a name on the hub, whose config is in `folder`."""
+    """Returns advice on converting a model with pickled weights, whose config is in `folder`."""
     kind = read_fields(folder / "config.json").get("model_type") if find_config(folder) else None
     family = FAMILIES.get(str(kind))
     is_language = family is not None and family.task == "language"

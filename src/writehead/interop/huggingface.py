@@ -1,7 +1,7 @@
-"""Hugging Face models in and out: reads their folders, imports them as runs, and exports runs.
+"""Imports Hugging Face models as runs, and exports runs.
 
 An imported run keeps the original config and the names of the original tensors in `original.json`,
-so that exporting it gives the original back. Buffers that the model computes are in
+so that exporting it restores the original. Buffers that the model computes are in
 `original.safetensors`.
 """
 
@@ -80,7 +80,7 @@ def import_model(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> ModelConfig:
-    """Writes a Hugging Face model, a folder or a name on the hub, as a run; returns its config.
+    """Writes a Hugging Face model (a folder or a hub name) as a run; returns its config.
 
     The weights keep their dtype unless another is given. `overwrite` replaces an existing run.
     """
@@ -106,8 +106,8 @@ def export_model(
 ) -> None:
     """Writes a run as a folder that Hugging Face transformers or CTranslate2 loads.
 
-    An imported model is given back as it came, with its current weights. Raises ConfigError, which
-    names the reason, if the other side cannot express the model exactly.
+    An imported model is written in its original format, with its current weights. Raises
+    ConfigError with the reason if the library cannot express the model exactly.
     """
     output, folder = Path(output), find_folder(run)
     if to not in FORMATS:
@@ -118,9 +118,9 @@ def export_model(
         _to_ctranslate2(folder, output, quantization or "float32", overwrite)
         return
     if quantization is not None:
-        raise ConfigError("only an export to CTranslate2 is quantized; leave quantization out")
+        raise ConfigError("only an export to CTranslate2 can be quantized; leave quantization out")
     if is_pretrained(folder):
-        raise RunError(f"{folder} is a Hugging Face model already; copy the folder")
+        raise RunError(f"{folder} is already a Hugging Face model; copy the folder")
     model = read_model(folder, mixed=True)
     text, tensors = _exported(folder, model.config, model.state_dict())
     try:
@@ -136,7 +136,7 @@ def export_model(
 def _to_ctranslate2(folder: Path, output: Path, quantization: str, overwrite: bool) -> None:
     run = load_run(folder, dtype=torch.float32)
     if run.tokenizer is None:
-        raise RunError(f"{folder} has no tokenizer, whose tokens CTranslate2 needs; add its files")
+        raise RunError(f"{folder} has no tokenizer, which CTranslate2 needs; add its files")
     tokenizer = load_tokenizer(run.tokenizer)
     tokenizer.check_fits(run.model.config)
     export_ctranslate2(
@@ -182,7 +182,7 @@ class _Original(NamedTuple):
 
 
 def _read_original(folder: Path) -> _Original | None:
-    """Reads the files; their checksums have been verified with those of the run."""
+    """Reads the files; reading the run has verified their checksums."""
     file, buffers = (folder / name for name in ORIGINAL)
     if not file.is_file():
         return None
@@ -200,7 +200,7 @@ def _read_original(folder: Path) -> _Original | None:
 
 
 def _their_tokenizer(folder: Path, config: ModelConfig) -> Files:
-    """Returns the files of a tokenizer that transformers reads as we do."""
+    """Returns tokenizer files that give the same ids in transformers."""
     files = read_tokenizer(folder)
     if OWN_FILE not in files or len(files.keys() & {OWN_FILE, JSON_FILE}) > 1:
         return files

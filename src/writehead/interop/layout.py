@@ -1,4 +1,4 @@
-"""Converts tensors between their layout and ours, as the entries of a family say."""
+"""Converts tensors between the Hugging Face layout and ours, following a family's entries."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ MAX_NAMED = 3  # tensors that a message names
 
 @dataclass(frozen=True)
 class Layout:
-    """Their tensors by name, as entries of single tensors, for weights of ours with `shapes`."""
+    """Hugging Face tensors by name, as entries of single tensors, for our weights of `shapes`."""
 
     family: Family
     shapes: Mapping[str, torch.Size]
@@ -52,7 +52,7 @@ class Layout:
             if alias not in given:
                 continue
             if not _equal(given.setdefault(name, given[alias]), given[alias]):
-                raise RunError(f"{origin}: {alias} differs from {name}, but both are one matrix")
+                raise RunError(f"{origin}: {alias} differs from {name}, but they must be equal")
         missing = [name for name, e in self.entries.items() if not (e.optional or name in given)]
         for words, faulty in (("lacks", missing), ("has unexpected", extra)):
             if faulty:
@@ -69,7 +69,7 @@ class Layout:
             if T.dtype not in FLOATS:
                 floats = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
                 raise RunError(
-                    f"{origin}: {name} has {T.dtype} numbers; use a model with weights in {floats}"
+                    f"{origin}: {name} has {T.dtype} values; use a model with weights in {floats}"
                 )
             if T.shape != empty.shape:
                 raise RunError(
@@ -121,7 +121,7 @@ class Layout:
 
 
 def split(entry: Entry, T: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """Returns the tensors of ours, of these shapes, that one of theirs holds."""
+    """Returns our tensors, of these shapes, that a Hugging Face tensor holds."""
     if entry.leading:
         T = T[0]
     if entry.transposed:
@@ -150,6 +150,6 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def _named(names: Sequence[str]) -> str:
-    """Lists tensors; the first few of many."""
+    """Lists the first few tensors, and counts the rest."""
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return one_line(", ".join(names[:MAX_NAMED]), 300) + rest

@@ -1,4 +1,4 @@
-"""Reads Hugging Face models, and opens what the name of a run stands for: also their folders."""
+"""Reads Hugging Face models, and loads runs or Hugging Face models by path or name."""
 
 import json
 import logging
@@ -45,7 +45,8 @@ from writehead.util.json_files import read_json
 log = logging.getLogger(__name__)
 
 INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
-SINUSOID_TOLERANCE = 0.02  # their angles are rounded to float32, and the table to their dtype
+# stored tables are computed from float32 angles and rounded to the dtype of the model
+SINUSOID_TOLERANCE = 0.02
 MAX_POSITIONS = 1 << 20
 # settings of generation_config.json that change which tokens a model may generate
 NOT_APPLIED = ("begin_suppress_tokens", "forced_decoder_ids", "sequence_bias")
@@ -54,13 +55,13 @@ DOWNLOAD_AGAIN = "download or copy the folder again"
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A Hugging Face model: its weights under our names, and what its own format has besides."""
+    """A Hugging Face model: its weights under our names, and what else its format contains."""
 
     described: Described
     weights: Weights
     folder: Path
-    tensors: tuple[str, ...]  # names in their files
-    dtype: str  # of the embedding in their files
+    tensors: tuple[str, ...]  # names in the files
+    dtype: str  # of the embedding in the files
     computed: Weights = field(default_factory=dict)  # buffers that the model computes
 
     @property
@@ -204,7 +205,7 @@ def generation_fields(folder: Path) -> Fields:
 
 
 def _warn_of_settings(folder: Path) -> None:
-    """Logs settings of the generation that are not applied, and change what is generated."""
+    """Warns of generation settings that would change the output but are not applied."""
     file = folder / GENERATION
     data = generation_fields(folder).data if file.is_file() else read_fields(folder / CONFIG)
     words = data.get("bad_words_ids")
@@ -226,11 +227,14 @@ def _check_sinusoids(described: Described, computed: Mapping[str, Tensor], folde
         if not is_table or not torch.allclose(
             T.cpu().float(), table, rtol=0.0, atol=SINUSOID_TOLERANCE
         ):
-            raise RunError(f"{folder}: {name} differs from the sinusoidal positions of its config")
+            raise RunError(
+                f"{folder}: {name} differs from the sinusoidal positions of its config; "
+                f"{DOWNLOAD_AGAIN}"
+            )
 
 
 def layout_of(described: Described) -> Layout:
-    """Returns where the tensors of a model are in theirs."""
+    """Returns how the files of a Hugging Face model hold the tensors of ours."""
     family = described.family
     assert family.entries is not None
     model = empty_model(described.config)
@@ -273,7 +277,8 @@ def _weight_files(folder: Path) -> list[str]:
         )
         if outside := [name for name in names if Path(name).name != name]:
             raise RunError(
-                f"{folder / INDEX} names {shown(outside[0])}, which is not in its folder"
+                f"{folder / INDEX} names {shown(outside[0])}, which is not in its folder; "
+                f"{DOWNLOAD_AGAIN}"
             )
         return sorted(names)
     if not (folder / WEIGHTS).is_file() and has_pickles(folder):

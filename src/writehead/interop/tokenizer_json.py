@@ -1,4 +1,4 @@
-"""Writes our tokenizer as a `tokenizer.json`, with which transformers finds the same ids."""
+"""Writes our tokenizer as a `tokenizer.json` that gives the same ids in transformers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def tokenizer_json(tokenizer: BPETokenizer, task: Task) -> Files:
         **{"pad_token": pieces[PAD], "eos_token": last, "unk_token": pieces[UNKNOWN]},
         "bos_token": first,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # in a text, they are text
+        "split_special_tokens": True,  # special tokens in a text are plain text
     }
     return {JSON_FILE: made.to_str().encode(), SETTINGS[0]: json.dumps(settings, indent=1).encode()}
 

@@ -191,7 +191,7 @@ class EncoderMemory:
     def write(self, KV: Sequence[tuple[Tensor, Tensor]], rows: Tensor, positions: Tensor) -> None:
         """Writes K [b, g, n, k] and V [b, g, n, v] of each layer.
 
-        `rows` and `positions`, which broadcast to b × n numbers, are the place of each.
+        `rows` and `positions`, which broadcast to b × n elements, say where each vector goes.
         """
         places = (rows * self.K.shape[3] + positions).flatten()
         for i, both in enumerate(KV):

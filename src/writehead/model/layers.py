@@ -19,7 +19,7 @@ NormModule = nn.RMSNorm | nn.LayerNorm
 
 
 class OffsetRMSNorm(nn.RMSNorm):
-    """The parameters of an RMS norm whose gain is weight + offset, which starts as one."""
+    """The parameters of an RMS norm with the gain weight + offset, which is initially 1."""
 
     def __init__(self, d: int, epsilon: float, offset: float) -> None:
         super().__init__(d, eps=epsilon)

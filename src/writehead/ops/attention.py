@@ -35,8 +35,8 @@ def attend(
     Read-head i reads write-head i // (h/g). The softmax is computed in float32 or better. A query
     that sees no position returns zeros. bias [h, …] is a table of relative positions, which are
     added to the logits (`ops/relative.py`). noise [b, g, m] multiplies the weights of each memory
-    position; it has no gradient. fused [b, n, hk + gk + gv] is the projection that Q, K and V are
-    views of, if it is given; its gradient may then be computed as one tensor.
+    position; it has no gradient. fused [b, n, hk + gk + gv], if given, is the projection of which
+    Q, K and V are views; its gradient may then be computed as one tensor.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)

@@ -577,7 +577,7 @@ def _load_new(K_new, V_new, stride, new, is_new, length, rotary, sizes):
 
 @triton.jit
 def _seen(v, stored, first, end, held, length, token, sizes):
-    """Returns whether queries see the positions from `first` on, how far they are back, and v.
+    """Returns which positions from `first` on queries see, how far back these are, and v.
 
     Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
     """

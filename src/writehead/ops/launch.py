@@ -5,7 +5,7 @@ returns the kernel as a plain function, which no op calls.
 
 A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
 (programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
-that kernel. Before the wait, it can read weights, and the output of older kernels, which have
+that kernel. Before that, it can read weights and the output of earlier kernels, which have
 ended.
 """
 
@@ -29,7 +29,7 @@ if has_triton():
 else:
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
-NUM_SMS = 132  # multiprocessors of an H200, which tiles are tuned for
+NUM_SMS = 132  # multiprocessors of an H200, for which tiles are tuned
 LOG2E = tl.constexpr(math.log2(math.e))  # for exp2, which is faster than exp
 COMPILE_THREADS = 16  # more than the kernels of a step
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
@@ -91,7 +91,7 @@ def shared_memory(device: torch.device) -> float:
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Waits until the previous kernel has ended and its writes are visible; lets the next start."""
+    """Waits for the previous kernel to end, so that its writes are visible; lets the next start."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -1,7 +1,7 @@
 """Relative positions (T5): a bias of the attention logits for each read-head and distance.
 
 A table of biases is [h, 2 limit + 1]: column limit + i is for a query i positions after the memory
-position. Greater distances than the limit use the last column on their side.
+position. Distances beyond the limit use the last column on their side.
 """
 
 import math
@@ -16,9 +16,10 @@ def relative_buckets(
     """Returns the bucket of each distance, [2 limit + 1], as in T5.
 
     Half of the buckets hold one distance each; the others hold ranges that grow up to `furthest`.
-    If causal, memory positions after a query share its bucket; otherwise they have half of them.
+    If causal, memory positions after a query share its bucket; otherwise half of the
+    buckets are for them.
     """
-    # on the CPU and in T5's order, because rounding decides at the ends of the ranges
+    # on the CPU and in T5's order, because rounding matters at the ends of the ranges
     distances = torch.arange(-limit, limit + 1, device="cpu")
     offset = torch.zeros_like(distances)
     if causal:

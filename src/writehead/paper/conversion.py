@@ -1,7 +1,7 @@
-"""The conversion of a multi-head translation model to fewer write-heads, trained on for a while.
+"""Converts a multi-head translation model to fewer write-heads, and trains the results briefly.
 
 The model is that of Table 1. Rows differ in the number of write-heads, the method of conversion,
-the steps of training after it, and whether the multi-head model teaches. An interrupted run
+the steps of training after it, and whether the multi-head model is the teacher. An interrupted run
 resumes, and several processes can divide the rows, as for Table 1.
 """
 
@@ -177,7 +177,7 @@ def reproduce_conversion(conversion: Conversion, report: Reporter | None = None)
     make_rows(timed, lambda row: _time(conversion, report), report)
     scored = [row for row in missing if row.name != SPEED]
     if scored:
-        load_sacrebleu()  # raises before minutes of training if it is missing
+        load_sacrebleu()  # fails now, not after minutes of training
         check_started(job, conversion.base)
         text, data = prepare_text(job, report)
         base = _train_base(conversion, data)
@@ -218,7 +218,7 @@ def _make(conversion: Conversion, row: Row, data: Dataset, text: Text, base: Pat
     job, began, fingerprint = conversion.job, time.monotonic(), RunFacts.read(base).fingerprint
     device, train = find_device(job.device), None
     free_memory(device)
-    # the runs of another base are never resumed
+    # runs converted from another base are never resumed
     folder = job.runs / TABLE / f"{conversion.scale}-{fingerprint}" / row.result.stem
     run, variant = base, VARIANTS.get(row.name)
     if variant is not None:

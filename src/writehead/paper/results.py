@@ -77,7 +77,9 @@ def read_result(path: Path) -> Result:
 def read_results(results: Path) -> dict[tuple[str, str], list[Result]]:
     """Reads all results by table and scale; raises RunError if the rows are not comparable."""
     if not results.is_dir():
-        raise RunError(f"{results} is not a folder; `writehead reproduce` creates one")
+        raise RunError(
+            f"{results} is not a folder; reproduce a table first, or choose another folder"
+        )
     tables = {}
     for table, scale in ((table, scale) for table in TABLES for scale in SCALES):
         paths = sorted((results / table / scale).glob("*.json"))

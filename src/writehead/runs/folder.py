@@ -48,7 +48,7 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-# of an imported model: what its own format has besides the model
+# what else the original format of an imported model contains
 ORIGINAL = ("original.json", "original.safetensors")
 FILES = {CONFIG, WEIGHTS, CHECKSUMS, *TOKENIZER_FILES, *ORIGINAL}
 
@@ -123,7 +123,7 @@ def _has_format(file: Path) -> bool:
 
 
 def check_different(output: Path, folder: Path) -> None:
-    """Raises RunError if a result would replace the model that it is made of."""
+    """Raises RunError if a result would replace the model that it is made from."""
     if output.exists() and output.samefile(folder):
         raise RunError(f"{output} is the model itself; choose another folder for the result")
 
@@ -177,7 +177,7 @@ def write_tensors(
 ) -> None:
     """Writes contiguous tensors on the CPU."""
     save_file(tensors, file, metadata={"format": "pt", **(metadata or {})})
-    file.chmod(0o644)  # safetensors makes it private
+    file.chmod(0o644)  # safetensors makes it readable only by its owner
 
 
 def _contents(tokenizer: Tokenizer | Path | str | None) -> Files:
@@ -262,7 +262,7 @@ def read_model(
 ) -> TranslationModel | LanguageModel:
     """Reads the model of a run, as one of `config` if it is given; verifies all checksums.
 
-    Its weights have one dtype, unless they may be `mixed`.
+    The weights must have one dtype, unless `mixed` is true.
     """
     own, quantization = _read_configs(directory)
     path = _require(Path(directory) / WEIGHTS)

@@ -74,7 +74,7 @@ def text_likelihood(
 ) -> Likelihood:
     """Returns the likelihood of texts, or of translations given their sources.
 
-    The token of a target language is one of those that are scored.
+    The language token of a target is scored too.
     """
     model, tokenizer = engine.model, engine.tokenizer
     vocabulary = VocabularyConfig.of(model.config, source_lang, target_lang)

@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing and z-loss, and to the predictions of a teacher.
+"""Cross-entropy with label smoothing and z-loss, and distillation from a teacher.
 
 Losses are summed over the labels that are not padding.
 """
@@ -44,7 +44,7 @@ def batch_loss(
     z_loss: float,
     soft: SoftLabels | None = None,
 ) -> Loss:
-    """Returns the loss of a model on a batch, mixed with that to a teacher if `soft` is given."""
+    """Returns the loss of a model on a batch, mixed with distillation if `soft` is given."""
     logits, mask = batch_logits(model, batch), batch.packing.segments != 0
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     loss = sequence_loss(logits, batch.labels, mask, **options)

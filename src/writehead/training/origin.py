@@ -1,4 +1,4 @@
-"""The runs that a training starts from: its initial weights, and a teacher to distill."""
+"""The runs that training starts from: its initial weights, and a teacher to distill."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from writehead.model import LanguageModel, TranslationModel
 
 @dataclass(frozen=True)
 class Origin:
-    """A run with the initial weights, and a run that teaches its predictions; None: neither."""
+    """A run with the initial weights, and a run that is the teacher; either may be None."""
 
     init: Path | None = None
     teacher: Path | None = None
@@ -69,6 +69,6 @@ class Origin:
 def _check_tokenizer(run: Path, data: Dataset) -> None:
     if load_tokenizer(run).fingerprint != data.tokenizer.fingerprint:
         raise ConfigError(
-            f"{run} has another tokenizer than {data.directory}; prepare the text again with "
-            f"`writehead prepare` and the tokenizer {run}"
+            f"{run} has another tokenizer than {data.directory}; prepare the text again with the "
+            f"tokenizer of {run}"
         )

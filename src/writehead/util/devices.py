@@ -88,7 +88,7 @@ def steady_modes(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Returns the bytes of memory that may be planned with; only CUDA devices have a limit."""
+    """Returns the bytes of memory to plan with; only CUDA devices have a limit."""
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def work_ahead(items: Iterator[T], work: Callable[[list[T]], R], size: int) -> Iterator[R]:
-    """Yields `work` of groups of `size` items; another thread works on the next group meanwhile."""
+    """Yields `work(group)` for groups of `size` items; another thread works on the next group."""
     group = list(islice(items, size))
     if len(group) < size:
         yield work(group)

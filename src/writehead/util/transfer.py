@@ -39,7 +39,7 @@ class Staging:
 
 
 class StagedCopies:
-    """Copies to a device; up to STAGING_BUFFERS of them can be on their way."""
+    """Copies to a device; up to STAGING_BUFFERS of them can be in flight."""
 
     def __init__(self) -> None:
         self._buffers = deque(Staging() for _ in range(STAGING_BUFFERS))
@@ -73,13 +73,13 @@ class HostCopy:
 
 
 class HostCopies:
-    """Copies to the host of tensors that stay at their addresses; reuses the oldest of a tensor."""
+    """Copies to the host of tensors with fixed addresses; reuses the oldest copy of a tensor."""
 
     def __init__(self) -> None:
         self._copies: dict[int, deque[HostCopy]] = {}  # by the address of the tensor
 
     def start(self, T: Tensor) -> HostCopy:
-        """Starts copying a tensor; returns the copy, which HOST_COPIES - 1 more do not change."""
+        """Starts copying a tensor; the copy remains valid during HOST_COPIES - 1 more."""
         copies = self._copies.setdefault(T.data_ptr(), deque())
         if len(copies) < HOST_COPIES:
             copies.append(HostCopy(T))

@@ -35,7 +35,7 @@ __all__ = [
 
 FORMATS = TO_HUGGING_FACE, TO_CTRANSLATE2 = "huggingface", "ctranslate2"  # of exports
 CONFIG, MAX_BYTES = "config.json", 1 << 20
-# models of ours are exported to the first that fits
+# our own models are exported to the first that fits
 IMPORTED = (GPT_BIGCODE, LLAMA, MISTRAL, GEMMA, GPT2, MARIAN, M2M100, T5, MT5)
 EXPLAINED = (BART, MBART, GEMMA2, QWEN2, QWEN3)
 FAMILIES = {family.name: family for family in sorted((*IMPORTED, *EXPLAINED), key=lambda f: f.name)}
@@ -43,7 +43,7 @@ FAMILIES = {family.name: family for family in sorted((*IMPORTED, *EXPLAINED), ke
 
 @dataclass(frozen=True)
 class Described:
-    """A model of theirs as a ModelConfig, and the approximations that this makes."""
+    """A Hugging Face model as a ModelConfig, and the approximations that this makes."""
 
     family: Family
     config: ModelConfig
@@ -60,7 +60,7 @@ def find_config(path: Path) -> Path | None:
 
 
 def describe(file: Path) -> Described:
-    """Reads a config to compute costs: approximates what we cannot express, and leaves out tokens.
+    """Reads a config to compute costs: approximates what we cannot express, and ignores tokens.
 
     Raises ConfigError if the file is damaged or the family is unknown.
     """
@@ -69,7 +69,7 @@ def describe(file: Path) -> Described:
 
 
 def read_exact(given: Fields, generation: Fields | None = None) -> Described:
-    """Reads a config to import the model; raises ConfigError unless it is expressed exactly.
+    """Reads a config to import the model; raises ConfigError if we cannot express it exactly.
 
     `generation` are the values of generation_config.json, which take precedence.
     """
@@ -110,8 +110,8 @@ def _tokens(
 ) -> dict[str, Any]:
     """Returns the special tokens; a translation starts with decoder_start_token_id.
 
-    Those that no file names are the family's, if the model has them. Of several end tokens, the
-    first is `eos`; the tokenizer has all.
+    Tokens that no file names default to those of the family, if the model has them. Of several end
+    tokens, the first is `eos`; the tokenizer has all of them.
     """
     size: int = config["vocab_size"]
     start = "decoder_start_token_id" if config["task"] == "translation" else "bos_token_id"

@@ -1,4 +1,4 @@
-"""What BART, mBART, Marian and M2M-100 share; BART and mBART are only explained."""
+"""What BART, mBART, Marian and M2M-100 share; BART and mBART cannot be imported."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -90,7 +90,7 @@ def write_layers(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_bart(fields: Fields) -> dict[str, Any]:
-    """Reads BART or mBART, whose norms of the embeddings we do not have."""
+    """Reads BART or mBART, whose embedding norms we cannot express."""
     fields.note("the embeddings have norms", True)
     place = "post" if fields.data["model_type"] == "bart" else "pre"
     return read_layers(fields) | {"norm_place": place, "position_offset": 2, "output_bias": True}

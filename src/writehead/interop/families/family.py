@@ -1,4 +1,4 @@
-"""What describes a family of Hugging Face models: how its config is read, and its tensors' names.
+"""Describes a family of Hugging Face models: how to read its config, and its tensor names.
 
 A family reads `config.json` field by field through `Fields`, which notes what a ModelConfig cannot
 express. Importing refuses such a model; explaining its cost lists the notes as approximations.
@@ -39,7 +39,7 @@ class Fields:
         return default if value is None else value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Returns a positive integer; without a default, it must be there."""
+        """Returns a positive integer; without a default, it is required."""
         value = self.get(name, default)
         if value is None:
             raise ConfigError(f"{self.file} lacks {name}; use a complete config.json")
@@ -73,7 +73,7 @@ class Fields:
         return number
 
     def inner(self, name: str) -> "Fields | None":
-        """Returns the values of an inner object, if it is there."""
+        """Returns the values of an inner object, if it is present."""
         if (value := self.get(name)) is None:
             return None
         return Fields(self.file, self._checked(isinstance(value, dict), name, value, "an object"))
@@ -90,34 +90,34 @@ class Fields:
         return d // h
 
     def activation(self, name: str, default: str) -> str:
-        """Returns our name of an activation."""
+        """Returns our name for an activation."""
         return self.known_activation(self.get(name, default))
 
     def known_activation(self, value: object) -> str:
-        """Returns our name of an activation that is a part of another value."""
+        """Returns our name for an activation that another value contains."""
         if not isinstance(value, str) or value not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConfigError(f"{self.file} has the activation {shown(value)}; supported: {known}")
         return ACTIVATIONS[value]
 
     def note(self, note: str, applies: object) -> None:
-        """Notes a difference, if it applies, between the model and what a ModelConfig expresses."""
+        """Notes something that a ModelConfig cannot express, if it applies to the model."""
         if applies:
             self.notes.append(note)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One of their modules or tensors, and those of ours that it holds.
+    """A module or tensor of a Hugging Face model, and those of ours that it holds.
 
-    Several of ours are joined along the rows: one after another, or, with `heads`, head by head.
+    Several of ours are joined along the rows: one after another or, with `heads`, head by head.
     """
 
     theirs: str
     ours: tuple[str, ...]
     heads: int | None = None
-    transposed: bool = False  # their weight is [inputs, outputs]
-    leading: bool = False  # their tensor has a leading dimension of 1
+    transposed: bool = False  # the Hugging Face weight is [inputs, outputs]
+    leading: bool = False  # the Hugging Face tensor has a leading dimension of 1
     optional: bool = False  # zero if the file lacks it
     aliases: tuple[str, ...] = ()  # other names under which a file may repeat the tensor
 
@@ -129,8 +129,8 @@ Entries = Iterator[Entry]
 class Family:
     """Models with one `model_type`.
 
-    `read` returns fields of ModelConfig, `write` fields of their config, and `entries` the names of
-    all tensors. A family without `entries` is only approximated, to explain its cost.
+    `read` returns fields of ModelConfig, `write` those of the Hugging Face config, and `entries`
+    the names of all tensors. A family without `entries` is only approximated, to explain its cost.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Family:
     biased: bool = False  # all its projections have biases
     prefix: str = "model."  # some files leave it out
     computed: str = "$^"  # matches names of tensors that the model computes
-    sinusoids: str = "$^"  # the same for tables of sinusoidal positions, which must be ours
+    sinusoids: str = "$^"  # matches tables of sinusoidal positions, which must equal ours
     tokens: Mapping[str, int] = field(default_factory=dict)  # eos, pad and bos of files without
 
     def is_computed(self, name: str) -> bool:

@@ -54,12 +54,12 @@ def read_gpt(fields: Fields, activation: str) -> dict[str, Any]:
 def read(fields: Fields) -> dict[str, Any]:
     """Reads a GPT-2 config."""
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx")
-    fields.note("attention is scaled by the number of its layer", by_layer)
+    fields.note("attention is scaled by the layer index", by_layer)
     return read_gpt(fields, "gelu_new")
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of their config."""
+    """Returns the fields of GPT-2's config."""
     return {
         "vocab_size": config.vocab_size,
         "n_positions": config.target_positions,

@@ -15,12 +15,12 @@ def read(fields: Fields) -> dict[str, Any]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of their config."""
+    """Returns the fields of GPT-BigCode's config."""
     return write_gpt(config) | {"multi_query": config.g == 1}
 
 
 def entries(config: ModelConfig) -> Entries:
-    """Yields the names of all tensors; only multi-query models join Q, K and V as wholes."""
+    """Yields the names of all tensors; multi-head models join Q, K and V head by head."""
     heads = None if config.g == 1 else config.h
     return gpt_entries(config, transposed=False, heads=heads)
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Gemma, which share their layers; Gemma 2, Qwen 2 and 3 are only explained."""
+"""Llama, Mistral and Gemma, which share their layers; Gemma 2 and Qwen cannot be imported."""
 
 from functools import partial
 from typing import Any
@@ -68,7 +68,7 @@ def _rotary(fields: Fields) -> dict[str, Any]:
     kind = options.get("rope_type", options.get("type", "default"))
     config = {"rotary_base": options.number("rope_theta", _base(fields), above=1.0)}
     part = options.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    fields.note("only a part of each head has rotary positions", part != 1.0)
+    fields.note("only part of each head has rotary positions", part != 1.0)
     needed = {"default": [], "linear": ["factor"], "llama3": ["factor", *LLAMA3.values()]}
     names = needed.get(kind) if isinstance(kind, str) else None
     if names is None or any(options.get(name) is None for name in names):
@@ -121,7 +121,7 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_mistral(fields: Fields) -> dict[str, Any]:
-    """Reads a Mistral config; all its layers may have a sliding window, as local attention has."""
+    """Reads a Mistral config; a sliding window on all layers is our local attention."""
     kinds = fields.get("layer_types", [])
     is_mixed = not isinstance(kinds, list) or len({*map(str, kinds)}) > 1
     fields.note("only some of its layers have a sliding window", is_mixed)
@@ -146,8 +146,8 @@ def read_gemma(fields: Fields) -> dict[str, Any]:
 
 def read_gemma2(fields: Fields) -> dict[str, Any]:
     """Reads a Gemma 2 config."""
-    fields.note("its layers have four norms, two of which are left out", True)
-    fields.note("some of its layers have a sliding window, and are counted without", True)
+    fields.note("its layers have four norms, two of which are ignored", True)
+    fields.note("some of its layers have a sliding window, which is ignored", True)
     return read_gemma(fields)
 
 

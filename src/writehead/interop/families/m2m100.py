@@ -8,7 +8,7 @@ from writehead.interop.families.family import Entries, Entry, Family, Fields
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    """Reads an M2M-100 config; positions count from the one after the padding token's id."""
+    """Reads an M2M-100 config; positions are counted from the one after the padding token's id."""
     config = read_layers(fields, activation="relu", scaled=True)
     offset = fields.token("pad_token_id", fields.get("pad_token_id", 1), config["vocab_size"])
     config |= {"positions": "sinusoidal", "sinusoid": "d-2"}

@@ -18,7 +18,7 @@ def read(fields: Fields) -> dict[str, Any]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of their config."""
+    """Returns the fields of Marian's config."""
     fields = write_layers(config)
     if config.source_vocab_size is None:
         return fields | {"share_encoder_decoder_embeddings": True}

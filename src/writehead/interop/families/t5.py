@@ -1,4 +1,4 @@
-"""T5 and mT5, whose positions are relative and whose attention is not scaled."""
+"""T5 and mT5, with relative positions and unscaled attention."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from writehead.config import ModelConfig
 from writehead.interop.families.family import OUTPUT, Entries, Entry, Family, Fields, renamed
 
 ATTENTION = {"q": "P_q", "k": "P_k", "v": "P_v", "o": "P_o"}
-POSITIONS = 512  # of files that do not name any; the models were trained with as many
+POSITIONS = 512  # if a file does not say; the models were trained with these
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    """Reads a T5 or mT5 config; T5 v1.1 and mT5 have gates."""
+    """Reads a T5 or mT5 config; T5 v1.1 and mT5 have gated layers."""
     layers, k, d = fields.size("num_layers"), fields.size("d_kv"), fields.size("d_model")
     is_t5, h = fields.data["model_type"] == "t5", fields.size("num_heads")
     gated, activation = _feed_forward(fields)
     tied = fields.flag("tie_word_embeddings", True)
-    # files of transformers before version 5 say by untied embeddings that outputs are not scaled
+    # in files of transformers before version 5, untied embeddings mean that outputs are not scaled
     is_scaled = is_t5 and fields.flag("scale_decoder_outputs", tied)
     positions = fields.size("n_positions", POSITIONS)
     return {
@@ -45,7 +45,7 @@ def read(fields: Fields) -> dict[str, Any]:
 
 
 def _feed_forward(fields: Fields) -> tuple[bool, str]:
-    """Reads values such as gated-gelu, which is the approximation by tanh."""
+    """Reads values such as gated-gelu, which means the tanh approximation."""
     value = fields.get("feed_forward_proj", "relu")
     if value == "gated-gelu":
         return True, fields.known_activation("gelu_new")
@@ -54,7 +54,7 @@ def _feed_forward(fields: Fields) -> tuple[bool, str]:
 
 
 def entries(config: ModelConfig) -> Entries:
-    """Yields the names of all tensors; a layer of theirs is a sublayer of ours."""
+    """Yields the names of all tensors; each T5 layer is one of our sublayers."""
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     head = (OUTPUT,) if config.tied else ()
     yield Entry("shared.weight", ("tokens.weight",), aliases=(*copies, *head))
@@ -79,7 +79,7 @@ def entries(config: ModelConfig) -> Entries:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of their config."""
+    """Returns the fields of T5's config."""
     name = "gelu" if config.activation == "gelu_tanh" else config.activation
     return {
         "vocab_size": config.vocab_size,
