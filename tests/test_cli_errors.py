@@ -86,6 +86,10 @@ TRAINING = [
     (f"{TRAIN} --set=model.vocab_size=9", "prepare the dataset with another --vocab-size"),
     (f"{TRAIN} --preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
     (f"{TRAIN} --device=cuda:99", "error: "),
+    (f"{TRAIN} --set=train.distill=0.3", "need --teacher"),
+    ("train data --init=translation --run=new", "--set train.steps=N"),
+    ("serve language --languages=en-de", "is a language model"),
+    ("bench serve http://localhost:1 --duration=1", "no server answers at"),
 ]
 EVALUATE = [
     (f"{SCORE} --source=two", "--source with --reference"),

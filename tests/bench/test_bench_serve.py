@@ -14,6 +14,7 @@ from writehead.bench.serve import (
     Result,
     Target,
     at_equal_p95,
+    check_server,
     goodput,
     measure,
     mixed_texts,
@@ -22,7 +23,7 @@ from writehead.bench.serve import (
 )
 from writehead.bench.static_batching import baseline
 from writehead.config import DecodeConfig
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, RunError
 from writehead.serving.models import Served
 
 LINES = sentences(30, seed=8, longest=5)
@@ -90,6 +91,9 @@ def test_other_apis_and_streams():
         assert all(row["tokens_per_second"] > 0 for row in streamed)
         [failed, _] = ask(url, "openai", model="nobody")
         assert failed["errors"] == {"404": failed["requests"]}
+        with pytest.raises(RunError, match=r"404: .*nobody"):
+            check_server(Target(url=url, api="openai", model="nobody"), LINES)
+        check_server(Target(url=url, api="writehead"), LINES)
 
 
 def test_statistics():

@@ -58,3 +58,15 @@ def test_groups_are_decoded_without_waiting_for_the_end_of_each():
     textio.decode_lines(groups, answer, output, "-", typed=False, shown=False, continuous=True)
     assert written.getvalue().decode().split() == [f"0{name}" for name in "abcdefg"]
     assert (read, output.done) == ([*"abcdefg"], 7)
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(True, "a b  "), (False, "a b")])
+def test_an_echoed_prompt_ends_as_its_tokenizer_keeps_it(keeps, expected):
+    class Words:
+        def encode(self, text):
+            return text if keeps else text.split()
+
+        def decode(self, tokens):
+            return tokens if keeps else " ".join(tokens)
+
+    assert textio.echo(Words(), "a b  ") == expected

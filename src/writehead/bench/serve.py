@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from writehead.data.corpus import pairs
-from writehead.errors import ConfigError, DataError, shown
+from writehead.errors import ConfigError, DataError, RunError, one_line, shown
 from writehead.util.extras import requires
 
 with requires("serve"):
@@ -96,6 +97,7 @@ class Result:
     tokens: int | None = None
     answers: Sequence[str] = ()
     error: str | None = None
+    reason: str = ""  # of the error, in the words of the server
 
 
 class Process(NamedTuple):
@@ -126,29 +128,45 @@ def measure(
     target: Target, load: Load, texts: Sequence[str], report: Report, size: int = 1
 ) -> dict[str, Any]:
     """Sends requests of `size` texts for a while; returns statistics, and all `results`."""
+    return asyncio.run(_measure(target, load, _groups(target, texts, size), report))
+
+
+def check_server(target: Target, texts: Sequence[str], size: int = 1) -> None:
+    """Sends the first request; raises RunError with the reason if it fails."""
+    result = asyncio.run(_ask_once(target, _groups(target, texts, size)[0]))
+    if result.error is not None:
+        raise RunError(
+            f"{target.url} cannot be measured: the first request failed with {result.error}: "
+            f"{one_line(result.reason, 300)}"
+        )
+
+
+def _groups(target: Target, texts: Sequence[str], size: int) -> list[list[str]]:
     if not texts:
         raise DataError("there is no text to send; use a file with text in it")
     if size > 1 and target.stream:
         raise ConfigError("a streamed request has one text")
     starts = range(0, len(texts), size)
-    groups = [[texts[(first + i) % len(texts)] for i in range(size)] for first in starts]
-    return asyncio.run(_measure(target, load, groups, report))
+    return [[texts[(first + i) % len(texts)] for i in range(size)] for first in starts]
 
 
 async def find_model(url: str, key: str | None) -> str:
     """Returns the first model of a server with OpenAI's API."""
     async with _session(key) as session, session.get(f"{url}/v1/models") as response:
-        answer = await response.json()
+        text = await response.text()
     try:
-        return str(answer["data"][0]["id"])
-    except (LookupError, TypeError) as error:
-        raise ConfigError(f"{url}/v1/models lists no model: {shown(answer)}") from error
+        return str(json.loads(text)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{url}/v1/models lists no model: {shown(_reason(text), 300)}") from error
 
 
 async def wait_until_ready(url: str) -> None:
-    """Waits for the answer of a server that is about to start."""
-    async with _session(None) as session, session.get(f"{url}/ready"):
-        pass
+    """Waits for the answer of a server that is about to start; raises RunError if none comes."""
+    try:
+        async with _session(None) as session, session.get(f"{url}/ready"):
+            pass
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RunError(f"no server answers at {shown(url)}; start the server first") from error
 
 
 def _session(key: str | None) -> aiohttp.ClientSession:
@@ -209,6 +227,11 @@ async def _open_loop(ask: Callable[[int], Any], load: Load, began: float) -> Non
     await asyncio.gather(*tasks)
 
 
+async def _ask_once(target: Target, texts: Sequence[str]) -> Result:
+    async with _session(target.key) as session:
+        return await _ask(session, target, texts)
+
+
 async def _ask(session: aiohttp.ClientSession, target: Target, texts: Sequence[str]) -> Result:
     path, body = target.request(texts)
     result = Result(texts, time.perf_counter())
@@ -216,15 +239,25 @@ async def _ask(session: aiohttp.ClientSession, target: Target, texts: Sequence[s
         async with session.post(target.url + path, json=body) as response:
             if response.status != 200:
                 result.error = str(response.status)
-                await response.read()
+                result.reason = _reason(await response.text(errors="replace"))
             elif target.stream:
                 await _read_stream(response, result)
             else:
                 _read_answer(await response.json(), result)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
-        result.error = type(error).__name__
+        result.error, result.reason = type(error).__name__, str(error)
     result.ended = time.perf_counter()
     return result
+
+
+def _reason(text: str) -> str:
+    """Returns the sentence in a server's answer to a request that failed, or the whole answer."""
+    found: Any = text
+    with suppress(ValueError):
+        found = json.loads(text)
+    for name in ("error", "message", "detail"):
+        found = found.get(name, found) if isinstance(found, dict) else found
+    return found if isinstance(found, str) else text
 
 
 def _read_answer(answer: dict[str, Any], result: Result) -> None:
@@ -243,6 +276,7 @@ async def _read_stream(response: aiohttp.ClientResponse, result: Result) -> None
     async for event in _events(response):
         if "error" in event:
             result.error = str(event["error"].get("code"))
+            result.reason = _reason(json.dumps(event))
             return
         if event.get("usage"):
             result.tokens = event["usage"]["completion_tokens"]

@@ -71,17 +71,19 @@ def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
 
 
 def _served(result: dict[str, Any]) -> tuple[list[str], Rows]:
-    head = ["batching", "rate", "clients", "requests", "errors", "req/s", "tokens/s", "goodput"]
-    head += ["p50 ms", "p95 ms", "cores", "equal", "of offline"]
+    """Leaves out what no row has, so that the table fits a terminal."""
+    head = ["batching", "rate", "clients", "sent", "errors", "req/s", "tok/s", "good/s"]
+    head += ["p50 ms", "p95 ms", "equal", "offline"]
     rows = []
     for row in result["rows"]:
         load, latency, offline = row["load"], row["e2el_ms"] or {}, row.get("offline") or {}
         figures = [row["requests"], sum(row["errors"].values()), row["requests_per_second"]]
         figures += [row["tokens_per_second"], row["goodput"]]
         figures += [latency.get(name) for name in ("p50", "p95")]
-        figures += [row.get("cores"), offline.get("equal"), offline.get("throughput_ratio")]
+        figures += [offline.get("equal"), offline.get("throughput_ratio")]
         rows.append([row["batching"], load["rate"], load["concurrency"], *figures])
-    return head, rows
+    kept = [i for i in range(len(head)) if any(row[i] is not None for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _shown(value: object) -> str:

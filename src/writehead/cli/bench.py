@@ -12,6 +12,8 @@ import typer
 
 from writehead.cli.app import Page, app
 from writehead.cli.options import (
+    A_RUN,
+    DEFAULT,
     Device,
     Dtype,
     Force,
@@ -115,9 +117,7 @@ def decode_command(
 @bench_app.command(name="translate")
 def translate_command(
     input_path: Annotated[str, typer.Option("--input", "-i", help="Text file to translate.")],
-    run: Annotated[
-        str | None, typer.Argument(help="Folder of a run. Default: the bundled model.")
-    ] = None,
+    run: Annotated[str | None, typer.Argument(help=A_RUN + DEFAULT)] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Text file with one reference per line, for BLEU.")
     ] = None,

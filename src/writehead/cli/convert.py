@@ -8,14 +8,14 @@ from typer import Argument, Option
 
 from writehead import cost
 from writehead.cli.app import Page, app
-from writehead.cli.options import ForceRun, NewRun, Threads, check_new_run
+from writehead.cli.options import A_RUN, ForceRun, NewRun, Threads, check_new_run
 from writehead.config import ModelConfig
 from writehead.explain import size
 
 
 @app.command(name="convert")
 def convert_command(
-    run: Annotated[Path, Argument(help="Folder of a run with more write-heads.")],
+    run: Annotated[Path, Argument(help=A_RUN)],
     output: NewRun,
     write_heads: Annotated[
         int, Option(help="Write-heads (KV heads) of the new run: 1 is multi-query.")

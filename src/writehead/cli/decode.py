@@ -16,7 +16,16 @@ from typer import Argument, Option
 
 from writehead import __version__
 from writehead.cli.app import app
-from writehead.cli.options import Device, Dtype, Force, SourceLang, TargetLang, Threads
+from writehead.cli.options import (
+    A_RUN,
+    DEFAULT,
+    Device,
+    Dtype,
+    Force,
+    SourceLang,
+    TargetLang,
+    Threads,
+)
 from writehead.config import Batching, DecodeConfig
 from writehead.errors import ConfigError, DataError
 from writehead.interop.hub import find_folder
@@ -79,9 +88,7 @@ BatchTokens = Annotated[
 @app.command(name="translate")
 def translate_command(
     context: typer.Context,
-    run: Annotated[
-        str | None, Argument(metavar="RUN", help="Folder of a run. Default: the bundled model.")
-    ] = None,
+    run: Annotated[str | None, Argument(metavar="RUN", help=A_RUN + DEFAULT)] = None,
     input_path: Input = "-",
     output_path: Output = "-",
     source_lang: SourceLang = None,
@@ -173,7 +180,7 @@ def translate_command(
 @app.command(name="generate")
 def generate_command(
     context: typer.Context,
-    run: Annotated[str, Argument(metavar="RUN", help="Folder of a language model.")],
+    run: Annotated[str, Argument(metavar="RUN", help=A_RUN)],
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Text to continue. Default: each input line.")
     ] = None,
@@ -218,7 +225,7 @@ def generate_command(
         prompts, starts = tee(line for line, _ in group)
         outputs = engine.generate(prompts, config, samples=samples, progress=progress, first=first)
         for output, start in zip(outputs, starts, strict=True):
-            start = start.rstrip() * echo
+            start = textio.echo(engine.tokenizer, start) * echo
             yield "".join(textio.plain_line(start + one.text) + "\n" for one in output.hypotheses)
 
     list(answer([], 0, None))  # checks the options before a line is read
@@ -231,7 +238,7 @@ def generate_command(
         if one_at_a_time and isinstance(output, textio.Stream):
             for i, [(start, _)] in enumerate(groups):
                 pieces = engine.stream(start, dataclasses.replace(config, seed=config.seed + i))
-                for piece in chain([start.rstrip() * echo], pieces):
+                for piece in chain([textio.echo(engine.tokenizer, start) * echo], pieces):
                     output.write(textio.plain_line(piece))
                 output.write("\n")
         else:

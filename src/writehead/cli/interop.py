@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from writehead import cost
 from writehead.cli.app import app
-from writehead.cli.options import Force, ForceRun, NewRun, Threads, check_new_run
+from writehead.cli.options import A_RUN, Force, ForceRun, NewRun, Threads, check_new_run
 from writehead.errors import ConfigError, RunError, shown
 from writehead.interop.families import FORMATS, TO_HUGGING_FACE
 
@@ -51,7 +51,7 @@ def import_command(
 
 @app.command(name="export")
 def export_command(
-    run: Annotated[str, Argument(help="Folder of a run.")],
+    run: Annotated[str, Argument(help=A_RUN)],
     output: Annotated[Path, Argument(help="Folder of the exported model.")],
     to: Annotated[str, Option(help=f"Library that loads the model: {' or '.join(FORMATS)}.")],
     quantization: Annotated[

@@ -12,7 +12,15 @@ from typer import Argument, Option
 
 from writehead import cost
 from writehead.cli.app import Page, app
-from writehead.cli.options import ForceRun, Json, NewRun, Threads, check_new_run, read_settings
+from writehead.cli.options import (
+    A_RUN,
+    ForceRun,
+    Json,
+    NewRun,
+    Threads,
+    check_new_run,
+    read_settings,
+)
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
@@ -125,7 +133,7 @@ def _find_model(name: str) -> ModelConfig:
 
 @app.command(name="quantize")
 def quantize_command(
-    run: Annotated[str, Argument(help="Folder of a run or a checkpoint.")],
+    run: Annotated[str, Argument(help=A_RUN)],
     output: NewRun,
     bits: Annotated[int, Option(help="Bits per weight: 8, 6, 5 or 4.")] = 8,
     group: Annotated[

@@ -38,6 +38,8 @@ TargetLang = Annotated[
     Option(help="Target language of a multilingual model: a code such as de or deu_Latn."),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
+A_RUN = "Folder of a run or a Hugging Face model, or a name on the hub."
+DEFAULT = " Default: the bundled model."
 NewRun = Annotated[Path, Argument(help="Folder of the new run.")]
 Preset = Annotated[str, Option("--preset", help="Model to train; see `writehead presets`.")]
 Settings = Annotated[

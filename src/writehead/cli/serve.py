@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from writehead.cli.app import app
-from writehead.cli.options import Device, Dtype, Threads
+from writehead.cli.options import DEFAULT, Device, Dtype, Threads
 from writehead.errors import ConfigError
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
@@ -20,7 +20,10 @@ COMPARED = "-compare"  # follows the name of a second model with the same name
 def serve_command(
     runs: Annotated[
         list[str] | None,
-        Argument(metavar="[RUN]…", help="Folders of runs. Default: the bundled model."),
+        Argument(
+            metavar="[RUN]…",
+            help="Folders of runs or Hugging Face models, or hub names." + DEFAULT,
+        ),
     ] = None,
     host: Annotated[str, Option(help="Address to listen on. 0.0.0.0: all interfaces.")] = (
         "127.0.0.1"
@@ -132,5 +135,8 @@ def _load(
     for i, path in enumerate(paths):
         name = names[i] if names else Path(path).resolve().name
         pair = parse_pair(languages[i]) if languages else pair_of(name)
-        models.append(Served(name, Engine.load(path, device, dtype), pair))
+        served = Served(name, Engine.load(path, device, dtype), pair)
+        if languages and not served.translates:
+            raise ConfigError(f"{path} is a language model, without languages; omit --languages")
+        models.append(served)
     return models

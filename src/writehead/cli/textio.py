@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +18,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from writehead.cli.resumable import ResumableFile, Source, resumable_file
 from writehead.errors import DataError, one_line
 from writehead.util.garbage import frozen_objects
+
+if TYPE_CHECKING:
+    from writehead.data.tokenizer import Tokenizer
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
 COMMIT_SECONDS = 1.0  # after which finished lines are written to disk
@@ -173,6 +176,12 @@ def paired(groups: Iterable[list[str]], prefixes: LineReader | None) -> Iterator
         count += len(lines)
     if starts is not None and next(starts, None) is not None:
         raise DataError(f"there are more prefixes than the {plural(count, 'line')} of input")
+
+
+def echo(tokenizer: "Tokenizer", prompt: str) -> str:
+    """Returns the prompt as it precedes a continuation: some tokenizers drop spaces at its end."""
+    decoded = tokenizer.decode(tokenizer.encode(prompt))
+    return prompt if decoded[-1:].isspace() else prompt.rstrip()
 
 
 def plain_line(text: str) -> str:

@@ -24,7 +24,7 @@ def train_command(
         str | None,
         Option(
             "--preset",
-            help="Model to train; see `writehead presets`. Default: the model of --init.",
+            help="Model to train; see `writehead presets`. Default: the config of --init.",
         ),
     ] = None,
     run: Annotated[
@@ -62,10 +62,14 @@ def train_command(
         folder = run or Path("runs") / dataset.name / preset_name
     elif init is None or run is None:
         raise ConfigError("give --preset, or both --init and --run")
+    elif "steps" not in changes["train"]:
+        raise ConfigError("without --preset, give the number of steps: --set train.steps=N")
     else:
         from writehead.interop.pretrained import read_config
 
         model, config, folder = read_config(init), TrainConfig(), run
+    if teacher is None and any(name.startswith("distill") for name in changes["train"]):
+        raise ConfigError("train.distill and train.distill_temperature need --teacher")
     model = with_settings(model, changes["model"])
     config = with_settings(config, changes["train"])
     if "vocab_size" in changes["model"]:
@@ -102,7 +106,7 @@ def average_command(
 
 @app.command(name="evaluate")
 def evaluate_command(
-    run: Annotated[str | None, Argument(help="Run to score. Default: the bundled model.")] = None,
+    run: Annotated[str | None, Argument(help=options.A_RUN + options.DEFAULT)] = None,
     source: Annotated[Path | None, Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, Option(help="Reference translations.")] = None,
     test_set: Annotated[str | None, Option(help="A sacrebleu test set, such as wmt14.")] = None,

@@ -18,6 +18,7 @@ from writehead.bench.serve import (
     Result,
     Target,
     at_equal_p95,
+    check_server,
     find_model,
     goodput,
     measure,
@@ -102,6 +103,7 @@ def _measure(job: ServeJob, batching: str, reporter: Reporter) -> list[dict[str,
         asyncio.run(wait_until_ready(url))
         if target.api == OPENAI and target.model is None:
             target = replace(target, model=asyncio.run(find_model(url, target.key)))
+        check_server(target, job.texts, job.size)
         measure(target, WARMUP, job.texts, lambda seconds: None, job.size)
         for load in job.loads:
             name = ", ".join(

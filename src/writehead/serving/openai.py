@@ -13,8 +13,9 @@ import torch
 
 from writehead import cost
 from writehead.config import DecodeConfig
+from writehead.data.continuations import StreamedText
 from writehead.engine import Engine
-from writehead.engine.engine import Line, StreamedText
+from writehead.engine.engine import Line
 from writehead.errors import ConfigError
 from writehead.model import LanguageModel
 from writehead.serving.bodies import Texts
