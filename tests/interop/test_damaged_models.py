@@ -99,7 +99,7 @@ TOKENIZER_DAMAGES = {
     "no complete tokenizer": lambda f: (f / "tokenizer.json").unlink(),
     "does not fit the model": lambda f: foreign_tokenizers.llama(f),
     "eos_token_id": lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "a"}'),
-    r"does not have the special tokens.*; add the tokenizer.json": lambda f: gemma_style(f),
+    r"does not have our special tokens; add the tokenizer.json": lambda f: gemma_style(f),
 }
 
 

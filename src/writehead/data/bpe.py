@@ -87,8 +87,8 @@ class BPETokenizer(Tokenizer):
         names = ("pad", "eos", "unk", "bos")
         if [getattr(self._pieces, f"{name}_id")() for name in names] != [PAD, EOS, UNKNOWN, -1]:
             raise DataError(
-                f"{origin} does not have the special tokens of a writehead tokenizer; add the "
-                f"tokenizer.json that belongs to the model"
+                f"{origin} does not have our special tokens; add the tokenizer.json that belongs "
+                f"to the model"
             )
 
     @classmethod
