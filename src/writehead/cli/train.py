@@ -68,10 +68,11 @@ def train_command(
         from writehead.interop.pretrained import read_config
 
         model, config, folder = read_config(init), TrainConfig(), run
-    if teacher is None and any(name.startswith("distill") for name in changes["train"]):
-        raise ConfigError("train.distill and train.distill_temperature need --teacher")
     model = with_settings(model, changes["model"])
     config = with_settings(config, changes["train"])
+    distillation = [(one.distill, one.distill_temperature) for one in (config, TrainConfig())]
+    if teacher is None and distillation[0] != distillation[1]:
+        raise ConfigError("train.distill and train.distill_temperature need --teacher")
     if "vocab_size" in changes["model"]:
         raise ConfigError("to set model.vocab_size, prepare the dataset with another --vocab-size")
     from writehead.training.loop import train

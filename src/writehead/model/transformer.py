@@ -230,8 +230,9 @@ class Transformer(nn.Module):
             positions, segments = packing.positions, packing.segments
             for T, most in ((segments, INT32), (positions, stack.limit - 1)):
                 check_integers(f"the packing of {name}", T, [b, n], device, most=most)
-        limits = {"query_segments": segments, "memory_segments": segments}
-        visibility = Visibility(stack.causal, stack.window, lengths, **limits)
+        visibility = Visibility(
+            stack.causal, stack.window, lengths, query_segments=segments, memory_segments=segments
+        )
         contexts = [WholeSequence(visibility, positions, stack.bias())] * len(stack.layers)
         X: Tensor = stack(self._embed(tokens, E, stack, positions), contexts, memories)
         return X

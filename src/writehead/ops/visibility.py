@@ -6,7 +6,7 @@ use the equivalent `mask`.
 
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -31,16 +31,14 @@ class Visibility:
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
 
+    # what `cached` has computed; an argument, because FSDP copies by the arguments
+    _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1, the query's own position")
         if (self.query_segments is None) != (self.memory_segments is None):
             raise ShapeError("give both query_segments and memory_segments, or neither")
-
-    @functools.cached_property
-    def _results(self) -> dict[Hashable, Any]:
-        """What `cached` has computed. It is no field, because FSDP makes copies by the fields."""
-        return {}
 
     @property
     def is_only_causal(self) -> bool:
