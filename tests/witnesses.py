@@ -10,6 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+transformers.utils.logging.disable_progress_bar()  # tests compare standard error
+
 SIDES = {"encoder_layers": 3, "decoder_layers": 2}
 SIDES |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
 SIDES |= {f"{side}_ffn_dim": 44 for side in ("encoder", "decoder")}
