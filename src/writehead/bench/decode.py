@@ -37,6 +37,12 @@ ON_CPU = Setting(batch=16, source=64, target=64)  # takes seconds
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
 CTRANSLATE2, HUGGING_FACE, COMPILED = "CTranslate2", "Hugging Face", "PyTorch, torch.compile"
 PEERS = (CTRANSLATE2, HUGGING_FACE, COMPILED)
+GREEDY = DecodeConfig()
+SAMPLED = {
+    "ours, temperature 1": DecodeConfig(temperature=1.0),
+    "ours, top-k 40": DecodeConfig(temperature=1.0, top_k=40),
+    "ours, top-p 0.95": DecodeConfig(temperature=1.0, top_p=0.95),
+}
 
 Job = tuple[str, ModelConfig, Setting]  # the name of a model, its config, and the workload
 Decode = tuple[Call, Call]  # the encoder, and all steps; each can be repeated
@@ -58,6 +64,7 @@ class Place:
     repeats: int
     peers: Sequence[str]
     report: Callable[[str], None]
+    sampling: bool = False  # measure sampling beside greedy search
 
     @property
     def is_gpu(self) -> bool:
@@ -107,22 +114,24 @@ def bench_decode(jobs: Sequence[Job], place: Place) -> Iterator[dict[str, Any]]:
 
 def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> dict[str, Any]:
     """Measures one model in one setting: ours, the peers and the floor, as JSON values."""
-    name, config, setting = job
+    name, model, setting = job
     measured: dict[str, Any] = {}
-    for label in [*(OURS[kind] for kind in lengths), *place.peers]:
+    sampled = SAMPLED if place.sampling and setting.beam == 1 else ()
+    for label in [*(OURS[kind] for kind in lengths), *sampled, *place.peers]:
         place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
-        if label in OURS.values():
-            ours = partial(lane_search, padded=label == OURS["padded"])
+        if label in OURS.values() or label in SAMPLED:
+            config = SAMPLED.get(label, GREEDY)
+            ours = partial(lane_search, padded=label == OURS["padded"], config=config)
             measured[label] = _time_decode(ours, job, place)
         else:
             measured[label] = peers.attempt(partial(_time_peer, label, job, place))
         place.free()
     return {
         "preset": name,
-        "model": config.to_json(),
-        "kind": config.kind,
+        "model": model.to_json(),
+        "kind": model.kind,
         "setting": asdict(setting),
-        "floor": decode_floor(config, setting, place.chip),
+        "floor": decode_floor(model, setting, place.chip),
         "measured": measured,
     }
 
@@ -132,15 +141,17 @@ def search_name(beam: int) -> str:
     return "greedy" if beam == 1 else f"beam {beam}"
 
 
-def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
+def lane_search(
+    model: Model, setting: Setting, *, padded: bool, config: DecodeConfig = GREEDY
+) -> Decode:
     """Returns our decoder, a lane of the engine; `run` also copies the result to the host."""
     tokens, steps = random_tokens(model, setting), timed_steps(setting)
     b, m, skipped = setting.batch, tokens.shape[1], setting.target - steps
     shape = Shape(b, setting.beam, setting.source and m, setting.target, padded)
-    config = model.config
-    lane = Lane(model.pack(), shape, vocab_size=config.vocab_size, eos=config.eos)
+    vocab_size, eos = model.config.vocab_size, model.config.eos
+    lane = Lane(model.pack(), shape, vocab_size=vocab_size, eos=eos)
     # no sequence ends before the last step, whatever the model predicts
-    fixed = DecodeConfig(min_length=steps, max_length=steps)
+    fixed = replace(config, min_length=steps, max_length=steps)
     options = [Options(fixed, steps)] * b
     slots, sources = np.arange(b, dtype=np.int32), [*tokens.cpu().numpy()]
     most = max(1, ADMIT_TOKENS[model.device.type] // m)  # encoded together, as in the engine
@@ -154,7 +165,7 @@ def lane_search(model: Model, setting: Setting, *, padded: bool) -> Decode:
             lane.cache.V.normal_()
 
     def run() -> object:
-        lane.admit(range(b), options, config.bos, skipped)
+        lane.admit(range(b), options, model.config.bos, skipped)
         for _ in range(steps):
             lane.step(slots)
         return lane.collect(range(b), options).numpy()

@@ -1,5 +1,8 @@
 """`bench translate`: times a text file end to end, from loading the run to the last line."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Scheduler, Stats
-from writehead.errors import DataError
+from writehead.errors import BackendError, DataError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.interop.pretrained import read_config
 from writehead.model import TranslationModel
@@ -81,6 +84,7 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
 
     Our result adds the time of a single line, and statistics of the scheduler and the device.
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
+    `start_up` times new processes.
     If the dtype is not float32, our float32 translations are compared too.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
@@ -100,9 +104,40 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
         "run": name_of(job.run),
         **run_facts(job.run),
         "sentences": len(job.lines),
+        "start_up": _start_up(job),
         "engines": engines,
         "notes": NOTES if job.peers else [],
     }
+
+
+def _start_up(job: TranslateJob) -> dict[str, float]:
+    """Returns the seconds of a new process that imports PyTorch, imports writehead, or translates.
+
+    Two processes translate one line: the first has an empty cache of compiled kernels.
+    """
+    line, device = next(line for line in job.lines if line.strip()), str(job.device)
+    arguments = ["-m", "writehead", "translate", str(job.run), "--device", device]
+    for option, value in (("--source-lang", job.source_lang), ("--target-lang", job.target_lang)):
+        arguments += [] if value is None else [option, value]
+    with TemporaryDirectory(prefix="writehead-kernels-") as folder:
+
+        def seconds(*arguments: str) -> float:
+            environment = os.environ | {"TRITON_CACHE_DIR": folder}
+            command = [sys.executable, *arguments]
+            options: dict[str, Any] = {"input": line, "text": True, "encoding": "utf-8"}
+            start = time.perf_counter()
+            done = subprocess.run(command, env=environment, capture_output=True, **options)
+            if done.returncode:
+                raise BackendError(f"a new process failed: {done.stderr.strip()[-300:]}")
+            return time.perf_counter() - start
+
+        seconds("-c", "import torch")  # reads its files into the page cache
+        return {
+            "import_torch_s": seconds("-c", "import torch"),
+            "import_writehead_s": seconds("-c", "import writehead.engine"),
+            "empty_cache_s": seconds(*arguments),
+            "filled_cache_s": seconds(*arguments),
+        }
 
 
 def _load_ours(job: TranslateJob, dtype: torch.dtype) -> System:

@@ -91,6 +91,7 @@ def decode_command(
     ] = None,
     beam: Beams = None,
     peers: Peers = True,
+    sampling: Annotated[bool, typer.Option(help="Also measure sampling.")] = False,
     repeats: Repeats = 5,
     output: Output = None,
     force: Force = False,
@@ -111,7 +112,7 @@ def decode_command(
     element = record.dtype.itemsize
     settings = [Setting(b, n, n, width, element) for n, b, width in sizes]
     jobs = decode.plan(_models(presets or [family], record.on_gpu), settings)
-    record.measure(partial(decode.bench_decode, jobs), repeats, peers)
+    record.measure(partial(decode.bench_decode, jobs), repeats, peers, sampling)
 
 
 @bench_app.command(name="translate")
@@ -377,6 +378,7 @@ class _Record:
         bench: Callable[["Place"], Iterator[dict[str, Any]]],
         repeats: int,
         peers: bool = False,
+        sampling: bool = False,
     ) -> None:
         """Measures the chip and runs a benchmark; writes the results after each row."""
         from writehead.bench.decode import PEERS, Place
@@ -387,7 +389,8 @@ class _Record:
             chip = measure_chip(self.device, self.dtype)
             self.result |= {"chip": asdict(chip), "rows": []}
             chosen = PEERS if peers else ()
-            for row in bench(Place(chip, self.device, self.dtype, repeats, chosen, report)):
+            place = Place(chip, self.device, self.dtype, repeats, chosen, report, sampling)
+            for row in bench(place):
                 self.result["rows"].append(row)
                 if self.file is not None:
                     self.file.write({**self.result, "partial": True})
