@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 import torch
@@ -18,11 +20,25 @@ OPTIONS = {"sample": {"temperature": 1.0}, "beam": {"beam": 2}}
 every_search = pytest.mark.parametrize("name", ["greedy", "sample", "beam"])
 
 
+def split_mix_64(seed: int) -> Iterator[int]:
+    """The generator of Steele, Lea and Flood (2014)."""
+    while True:
+        seed = (seed + 0x9E3779B97F4A7C15) % 2**64
+        z = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        yield z ^ (z >> 31)
+
+
+def test_the_random_numbers_are_those_published():
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert list(islice(split_mix_64(1234567), 3)) == expected
+
+
 def naive_search(
     toy: Toy, sentence: int, config: DecodeConfig, limit: int, prefix: tuple[int, ...], seed: int
 ) -> Hypothesis:
     """Takes the likeliest token, or draws from the kept ones in the order of their ids."""
-    draws = torch.rand(limit, generator=torch.Generator().manual_seed(seed)).tolist()
+    draws = [number / 2**64 for number in islice(split_mix_64(seed), limit)]
     tokens, total = (), 0.0
     for t, draw in enumerate(draws):
         logits, log_p = list(toy.logits((sentence, *tokens))), toy.log_p((sentence, *tokens))

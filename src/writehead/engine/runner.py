@@ -150,8 +150,9 @@ class Lane:
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
         sentences = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
-        table = np.stack([tokens, sentences + 1, positions, index[sentences]], axis=1)
-        padding = [0, 0, 0, self.shape.slots]  # segment 0, in the unused slot
+        columns = tokens, sentences + 1, positions, index[sentences], lengths[sentences]
+        table = np.stack(columns, axis=1)
+        padding = [0, 0, 0, self.shape.slots, 1]  # segment 0, in the unused slot
         self.graphs.call(("encode", size), partial(model.fill_packed, memory), table, padding)
 
     @torch.no_grad()

@@ -413,16 +413,20 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
     rate = LOG2E / temperature
     theta, ties = _filter(x, row, peak, rate, options, numbers, sizes)
     floor = peak + temperature * tl.log(tl.load(numbers + MIN_P))
-    total, earlier = 0.0, 0.0
-    for tile in range(sizes.TILES):
+    mass, before, earlier = _kept(_tile(x, row, 0, sizes), 0.0, theta, ties, floor, peak, rate)
+    total = tl.sum(mass, axis=0)
+    for tile in range(1, sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        mass, _, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
-        total += tl.sum(mass, axis=0)
-    target, start, earlier, token = draw * total, 0.0, 0.0, -1
+        more, _, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
+        total += tl.sum(more, axis=0)
+    target, start, token = draw * total, 0.0, -1
+    if sizes.TILES > 1:
+        earlier = 0.0
     chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        mass, before, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
+        if sizes.TILES > 1:
+            mass, before, earlier = _kept(y, earlier, theta, ties, floor, peak, rate)
         starts = start + tl.cumsum(mass, axis=0) - mass
         start += tl.sum(mass, axis=0)
         chunk = tl.max(tl.where((mass > 0.0) & (starts <= target), chunks, -1), axis=0)

@@ -350,12 +350,11 @@ class TranslationModel(Transformer):
 
     @torch.no_grad()
     def fill_packed(self, memory: EncoderMemory, tokens: Tensor) -> None:
-        """Encodes n tokens, each given by [token, segment, position, row of the memory]: [n, 4]."""
-        source, *packing, rows = tokens.t().contiguous().long().unsqueeze(1).unbind()
+        """Encodes n tokens [n, 5]: token, segment, position, row of the memory, and its length."""
+        source, *packing, rows, lengths = tokens.t().contiguous().long().unsqueeze(1).unbind()
         KV = self.decoder.project_memory(self.encode(source, packing=Packing(*packing)))
-        rows, positions = rows.flatten(), packing[1].flatten()
-        memory.write(KV, rows, positions)
-        memory.lengths.scatter_reduce_(0, rows, positions + 1, "amax", include_self=False)
+        memory.write(KV, rows, packing[1])
+        memory.lengths.scatter_(0, rows.flatten(), lengths.flatten())
 
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
         """Returns an empty memory for the encoder's K and V."""

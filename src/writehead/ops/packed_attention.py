@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
+from torch.nn import functional as F
 
 from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
 from writehead.ops.heads import Heads
@@ -281,7 +282,9 @@ def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     size = max(n, m)
     queries, memory = _buckets(query_segments, size), _buckets(memory_segments, size)
     first, end = _bucket_spans(queries, memory, size)  # [b, n]
-    first_query, end_query = _bucket_spans(memory, queries, size)  # [b, m]
+    first_query, end_query = first, end  # [b, m]
+    if query_segments is not memory_segments:
+        first_query, end_query = _bucket_spans(memory, queries, size)
     i, j = (torch.arange(x, dtype=torch.int32, device=queries.device) for x in (n, m))
     if visibility.causal:
         end, first_query = torch.minimum(end, i + 1), torch.maximum(first_query, j)
@@ -307,12 +310,16 @@ def _bucket_spans(buckets: Tensor, others: Tensor, size: int) -> tuple[Tensor, T
 
     The span of an empty bucket is empty.
     """
-    buckets, others = (T.unsqueeze(1).expand(-1, 2, -1) for T in (buckets, others))
-    b, _, m = others.shape
+    b, m = others.shape
     index = torch.arange(m, dtype=torch.int32, device=others.device)
+    # of a run in one bucket, only the first and last positions count; atomic operations on the same
+    # entry are slow, so each other position has an entry of its own
+    differs = others[:, 1:] != others[:, :-1]
+    edges = F.pad(differs, (1, 0), value=True), F.pad(differs, (0, 1), value=True)
+    places = torch.stack([torch.where(edge, others, size + 1 + index) for edge in edges], 1)
     ends = torch.stack([index, -1 - index]).expand(b, 2, m)  # the end is negated
-    spans = ends.new_full((b, 2, size + 1), m).scatter_reduce(2, others, ends, "amin")
-    first, end = spans.gather(2, buckets).unbind(1)
+    spans = ends.new_full((b, 2, size + 1 + m), m).scatter_reduce(2, places, ends, "amin")
+    first, end = spans.gather(2, buckets.unsqueeze(1).expand(-1, 2, -1)).unbind(1)
     return first, -end
 
 

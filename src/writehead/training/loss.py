@@ -51,7 +51,7 @@ def batch_loss(
     if soft is None:
         return loss
     distilled = distillation_loss(logits, soft.logits, mask, soft.temperature)
-    return loss._replace(objective=torch.lerp(loss.objective, distilled, soft.weight))
+    return Loss(torch.lerp(loss.objective, distilled, soft.weight), loss.nll)
 
 
 def sequence_loss(
