@@ -14,6 +14,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,7 +182,8 @@ class Search:
             start(rows)
         else:
             self.start(self._send(rows))
-        self._send_sequences(slots, options)
+        if samples.any() or table[:, PREFIX_LENGTH].any():
+            self._send_sequences(slots, options)
 
     def start(self, rows: Tensor) -> None:
         """Starts the searches of `rows` [R, …]: slot, first token, length, live, and options."""
@@ -195,15 +197,11 @@ class Search:
 
     def _send_sequences(self, slots: Sequence[int], options: Sequence[Options]) -> None:
         """Copies forced prefixes and random numbers, which few requests have."""
-        width = max(len(one.prefix) for one in options)
-        samples = self.samples[[*slots]].any()
-        if not width and not samples:
-            return
         index = self._send(np.array(slots, np.int64))
-        if width:
+        if width := max(len(one.prefix) for one in options):
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
             self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
-        if samples:
+        if self.samples[[*slots]].any():
             self.seen.index_fill_(0, index, 0)
             draws = self._send(_draws(options))
             self.draws[:, : draws.shape[1]].index_copy_(0, index, draws)
@@ -271,7 +269,8 @@ class Search:
         samples |= numbers[:, PENALTY] != 1.0
         if samples.any() and not self.sampling:
             raise ConfigError("this search cannot sample; create it with sampling=True")
-        largest = max((self.eos, *(token for one in options for token in one.prefix)))
+        prefixes = [one.prefix for one in options if one.prefix]
+        largest = max((self.eos, *chain.from_iterable(prefixes)))
         if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
         return samples
@@ -282,10 +281,10 @@ class Search:
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
     """Returns the fields of `SlotOptions` for each request, int32 [R, 11]."""
+    keys = [id(one.config) for one in options]
     # most requests share their config
-    configs = {id(one.config): one.config for one in options}
-    packed = {key: _pack_config(config) for key, config in configs.items()}
-    joined = bytearray().join([packed[id(one.config)] for one in options])
+    packed = {key: _pack_config(options[keys.index(key)].config) for key in {*keys}}
+    joined = bytearray().join([packed[key] for key in keys])
     table = np.frombuffer(joined, np.int32).reshape(len(options), -1)
     table[:, MAX_LENGTH] = [one.max_length for one in options]
     table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
