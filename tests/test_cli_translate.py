@@ -200,11 +200,11 @@ def test_typed_lines_are_answered_at_once(verb, options, lines, writehead, capsy
 @pytest.mark.parametrize(
     ("arguments", "options", "samples"),
     [
-        (["--temperature=3", "--seed=4"], {"temperature": 3.0, "seed": 4}, 1),
+        (["--temperature=3", "--seed=5"], {"temperature": 3.0, "seed": 5}, 1),
         (["--beam=3", "--alpha=-5"], {"beam": 3, "alpha": -5.0}, 1),
         (["--temperature=9", "--min-p=1"], {}, 1),
         (["--repetition-penalty=0.001"], {"repetition_penalty": 0.001}, 1),
-        (["--temperature=3", "--seed=4", "--samples=3"], {"temperature": 3.0, "seed": 4}, 3),
+        (["--temperature=3", "--seed=5", "--samples=3"], {"temperature": 3.0, "seed": 5}, 3),
     ],
 )
 def test_prompts_are_continued(writehead, small_runs, arguments, options, samples, tmp_path):

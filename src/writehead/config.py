@@ -372,7 +372,7 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_sizes(self, "max_length", "beam", "n_best", "top_k")
-        check_bounds(self, "seed", ge=0)
+        check_bounds(self, "seed", ge=0, lt=2**63)
         check_bounds(self, "alpha", ge=-10, le=10)
         check_bounds(self, "temperature", gt=0)
         check_bounds(self, "repetition_penalty", gt=0, le=1e30)
