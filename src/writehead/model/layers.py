@@ -123,15 +123,15 @@ class Layer(nn.Module):
         """Returns the norm of a sublayer's input, which only a pre-norm model has."""
         return Norm.of(norm) if self.is_pre_norm else None
 
-    def pack(self, *, streamed: bool) -> None:
+    def pack(self, *, streamed: bool, int8: bool = False) -> None:
         """Prepares the weights of all sublayers for inference; see `Weight` for `streamed`."""
-        norm = self._inner(self.norm_attention)
-        self.attention.pack(norm, "P_q P_k P_v", "P_o", streamed=streamed)
+        norm, options = self._inner(self.norm_attention), {"streamed": streamed, "int8": int8}
+        self.attention.pack(norm, "P_q P_k P_v", "P_o", **options)
         if self.has_cross:
             norm = self._inner(self.norm_cross)
-            self.cross.pack(norm, "P_q", "P_k P_v", "P_o", streamed=streamed)
+            self.cross.pack(norm, "P_q", "P_k P_v", "P_o", **options)
         ff, norm = self.feed_forward, self._inner(self.norm_feed_forward)
-        ff.pack(norm, ff.wide, "narrow", streamed=streamed, zero_bias=not ff.gated)
+        ff.pack(norm, ff.wide, "narrow", zero_bias=not ff.gated, **options)
 
 
 class Stack(nn.Module):

@@ -36,10 +36,17 @@ class Projections(nn.Module):
             bias = None if bias is None else torch.cat([bias, *(P.bias for P in others)])
         return Weight(W, bias, norm)
 
-    def pack(self, norm: Norm | None, *names: str, streamed: bool, zero_bias: bool = False) -> None:
+    def pack(
+        self,
+        norm: Norm | None,
+        *names: str,
+        streamed: bool,
+        zero_bias: bool = False,
+        int8: bool = False,
+    ) -> None:
         """Prepares joined weights for inference; `norm` and `zero_bias` apply to the first only."""
         self.packed = {}
         for one in names:
-            weight = self.weight(one, norm).fold(zero_bias=zero_bias)
+            weight = self.weight(one, norm).fold(zero_bias=zero_bias).pack(int8=int8)
             self.packed[one] = replace(weight, streamed=streamed)
             norm, zero_bias = None, False

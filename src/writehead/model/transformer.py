@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         X = self._embed(tokens, self.tokens.weight, self.decoder, positions, **options).unsqueeze(1)
         return self._logits(self._run_decoder(X, cache, memory, slots)).squeeze(1)
 
-    def pack(self) -> Self:
+    def pack(self, *, int8: bool = False) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it."""
         output, streamed = self._output_weight(), False
         if self.device.type == "cuda":  # does a step read more than stays in the L2 cache?
@@ -147,11 +147,11 @@ class Transformer(nn.Module):
         with torch.no_grad():
             for module in self.modules():
                 if isinstance(module, Layer):
-                    module.pack(streamed=streamed)
+                    module.pack(streamed=streamed, int8=int8)
                 elif isinstance(module, Stack):
                     module.packed_bias = module.bias()
             packed = output.fold(scale=self.config.effective_logit_scale)
-            self.packed_output = replace(packed, streamed=streamed)
+            self.packed_output = replace(packed.pack(int8=int8), streamed=streamed)
         return self.eval()
 
     def unpack(self) -> None:

@@ -12,6 +12,7 @@
   tile of the result would not fill a GPU, so several divide its depth among themselves, and a
   second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
+- "onednn" and "int8": for weights on a CPU that `Weight.pack` has packed; see `cpu_weights.py`.
 - "reference": plain PyTorch, with gradients.
 """
 
@@ -25,7 +26,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from writehead.errors import ShapeError
-from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.available import choose_implementation, runs_triton, why_not_kernel
+from writehead.ops.cpu_weights import (
+    PackedWeight,
+    pack_int8,
+    pack_onednn,
+    why_not_int8,
+    why_not_onednn,
+)
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
@@ -50,11 +58,12 @@ TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
 class Weight:
     """A projection, and the norm of its input."""
 
-    W: Tensor  # [columns, depth]
+    W: Tensor  # [columns, depth]; on the meta device, without data, if it is packed
     bias: Tensor | None = None  # [columns]
     norm: Norm | None = None
     column_sums: Tensor | None = None  # [columns] float32, for a folded layer norm
     streamed: bool = False  # W does not stay in the L2 cache until the next step
+    packed: PackedWeight | None = None  # W for a CPU
 
     @property
     def is_folded(self) -> bool:
@@ -86,6 +95,16 @@ class Weight:
         if bias is None and zero_bias:
             bias = W.new_zeros(len(W))
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
+
+    def pack(self, *, int8: bool = False) -> "Weight":
+        """Returns this folded weight in the layout for the device of W, by default in its dtype."""
+        if int8:
+            packed = pack_int8(self.W)
+        elif runs_triton(self.W) or why_not_onednn(self.W):
+            return self
+        else:
+            packed = pack_onednn(self.W)
+        return replace(self, W=self.W.detach().to("meta"), packed=packed)
 
 
 class Epilogue(NamedTuple):
@@ -134,6 +153,8 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     is_plain = weight.norm is None and not epilogue.gated
     is_short = rows <= MAX_NORMED_ROWS or is_plain
     is_small = rows == 1 or (is_narrow and is_short and X.dtype != torch.float32)
+    if weight.packed is not None:
+        return choose_implementation("linear", name, _packed_reasons(weight.packed))
     reason = _why_not_library(X, weight, epilogue.residual)
     other = reason
     if other is None and (epilogue.deferred is not None or epilogue.relu_input):
@@ -143,11 +164,18 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
         "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
         "library": other,
         "reference": None,
+        **dict.fromkeys(("onednn", "int8"), "the weight is not packed for it; call Weight.pack"),
     }
     if name == "auto":
         unwanted = {"small_rows": not is_small, "split_depth": not _is_deep(weight)}
         reasons = {key: reason for key, reason in reasons.items() if not unwanted.get(key)}
     return choose_implementation("linear", name, reasons)
+
+
+def _packed_reasons(packed: PackedWeight) -> dict[str, str | None]:
+    """Returns why each implementation cannot use a packed weight; all but one cannot."""
+    other = f"the weight is packed for {packed.kind}"
+    return {**dict.fromkeys(IMPLEMENTATIONS, other), packed.kind: None}
 
 
 def _is_deep(weight: Weight) -> bool:
@@ -222,6 +250,31 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
         return _finish(F.linear(X, weight.W, weight.bias), epilogue)
     Y = epilogue.deferred.apply(F.linear(X, weight.W))
     return _finish(Y if weight.bias is None else Y + weight.bias, epilogue)
+
+
+def _onednn(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
+    packed, bias, residual = weight.packed, weight.bias, epilogue.residual
+    assert packed is not None
+    X = X if weight.norm is None else normalize(X, weight.norm)
+    X = X if epilogue.scale == 1.0 else X * epilogue.scale
+    rows, shape = X.reshape(-1, X.shape[-1]), (*X.shape[:-1], len(weight.W))
+    if epilogue.gated:
+        return _finish(packed.multiply(rows, bias).view(shape), epilogue)
+    if residual is not None and epilogue.activation is None:
+        return packed.multiply_add(rows, bias, residual.reshape(-1, len(weight.W))).view(shape)
+    Y = packed.multiply(rows, bias, epilogue.activation).view(shape)
+    return Y if residual is None else Y.add_(residual)
+
+
+def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
+    assert weight.packed is not None
+    rows = X.reshape(-1, X.shape[-1])
+    Y = weight.packed.multiply_quantized(rows, weight.norm)
+    Y = Y if epilogue.scale == 1.0 else Y.mul_(epilogue.scale)
+    Y = Y if weight.bias is None else Y.add_(weight.bias)
+    if epilogue.activation == "relu" and not epilogue.gated:
+        Y, epilogue = Y.relu_(), epilogue._replace(activation=None)
+    return _finish(Y.view(*X.shape[:-1], -1), epilogue)
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
@@ -387,6 +440,8 @@ IMPLEMENTATIONS = {
     "library": _library,
     "small_rows": small_rows,
     "split_depth": split_depth,
+    "onednn": _onednn,
+    "int8": _int8,
 }
 
 

@@ -1,0 +1,129 @@
+"""Weights in the layouts that CPU libraries multiply fastest: float32 for oneDNN, int8 for fbgemm.
+
+A product of int8 weights quantizes each row of X to 8 bits, with a scale of its own, so a row has
+the same result in any batch. Each row of W has a scale, too. Sums are exact, in 32 bits.
+"""
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from writehead.ops.norm import Norm, normalize
+
+ZERO_POINT = 128  # of rows of X, which fbgemm stores as unsigned integers
+LEVELS = 127
+# Before VNNI, CPUs add two products of 8 bits in 16 bits. Weights of 7 bits cannot overflow them.
+LEVELS_WITHOUT_VNNI = 63
+TINY = 1e-30  # instead of the scale 0
+ONEDNN_ROWS = 16  # of X, for which the layout is chosen; it is as fast for other numbers
+# how oneDNN names activations: attribute and algorithm
+ONEDNN_ACTIVATIONS = {
+    None: ("none", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+}
+
+Kind = Literal["onednn", "int8"]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """W [columns, depth] as an opaque object of a library."""
+
+    kind: Kind
+    data: Any
+
+    def multiply(self, X: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
+        """Returns activation(X W^T + bias) for X [rows, depth]."""
+        name, algorithm = ONEDNN_ACTIVATIONS[activation]
+        Y: Tensor = torch.ops.mkldnn._linear_pointwise(X, self.data, bias, name, [], algorithm)
+        return Y
+
+    def multiply_add(self, X: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        """Returns residual + X W^T + bias for X [rows, depth] and residual [rows, columns]."""
+        product = torch.ops.mkldnn._linear_pointwise.binary
+        Y: Tensor = product(X, residual, self.data, bias, "add")
+        return Y
+
+    def multiply_quantized(self, X: Tensor, norm: Norm | None) -> Tensor:
+        """Returns norm(X) W^T for X [rows, depth], with rows quantized to 8 bits."""
+        factors = None
+        if norm is not None and norm.kind == "rms" and norm.gain is None:
+            factors = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+            factors = factors.square_().div_(X.shape[1]).add_(norm.epsilon).rsqrt_()
+        elif norm is not None:
+            X = normalize(X, norm)
+        scales = torch.linalg.vector_norm(X, torch.inf, dim=1, keepdim=True)
+        scales = scales.div_(LEVELS).clamp_(min=TINY)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        Y: Tensor = multiply(X / scales, 1.0, ZERO_POINT, self.data)
+        return Y.mul_(scales if factors is None else scales.mul_(factors))
+
+
+def why_not_onednn(W: Tensor) -> str | None:
+    """Returns why oneDNN cannot multiply with W, or None."""
+    if W.device.type != "cpu" or W.dtype != torch.float32:
+        return f"it needs float32 weights on a CPU, not {W.dtype} on {W.device}"
+    if not torch.backends.mkldnn.is_available() or not hasattr(
+        torch.ops.mkldnn, "_reorder_linear_weight"
+    ):
+        return "this PyTorch has no oneDNN"
+    return None
+
+
+def why_not_int8(W: Tensor) -> str | None:
+    """Returns why fbgemm cannot multiply with W in int8, or None."""
+    if W.device.type != "cpu" or W.dtype != torch.float32:
+        return f"it needs float32 weights on a CPU, not {W.dtype} on {W.device}"
+    if _int8_levels() is None:
+        return "this PyTorch has no int8 products (fbgemm) for this CPU"
+    return None
+
+
+@torch.no_grad()
+def pack_onednn(W: Tensor) -> PackedWeight:
+    """Returns W in the layout of oneDNN."""
+    data = torch.ops.mkldnn._reorder_linear_weight(W.detach().contiguous(), ONEDNN_ROWS)
+    return PackedWeight("onednn", data)
+
+
+@torch.no_grad()
+def pack_int8(W: Tensor) -> PackedWeight:
+    """Returns W in int8, with a scale per row, in the layout of fbgemm."""
+    levels = _int8_levels()
+    assert levels is not None
+    return PackedWeight("int8", _pack_int8(W.detach(), levels))
+
+
+def _pack_int8(W: Tensor, levels: int) -> Any:
+    scales = W.abs().amax(dim=1).div_(levels).clamp_(min=TINY)
+    codes = (W / scales.unsqueeze(1)).round_().to(torch.int8)
+    zeros = torch.zeros(len(W), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch will replace quantized tensors
+        quantized = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(quantized, None)
+
+
+@functools.cache
+def _int8_levels() -> int | None:
+    """Returns the largest code of a weight: 127, or 63 where larger sums overflow.
+
+    None: this PyTorch cannot multiply int8 weights.
+    """
+    largest = torch.full((1, 64), float(LEVELS))
+    for levels in (LEVELS, LEVELS_WITHOUT_VNNI):
+        try:
+            data = _pack_int8(torch.full((32, 64), float(levels)), levels)
+            Y = PackedWeight("int8", data).multiply_quantized(largest, None)
+        except (RuntimeError, AttributeError, NotImplementedError):
+            return None
+        if torch.equal(Y, torch.full_like(Y, float(64 * LEVELS * levels))):
+            return levels
+    return None
