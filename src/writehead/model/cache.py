@@ -16,6 +16,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,12 +109,16 @@ class KVCache:
         slots: Tensor | None = None,
         counts: Tensor | None = None,
         bias: Tensor | None = None,
+        shared: dict[str, Any] | None = None,
     ) -> CacheLayer:
-        """Returns the context of layer `index` for the sentences in `slots`, by default all."""
+        """Returns the context of layer `index` for the sentences in `slots`, by default all.
+
+        `shared` is a new dictionary for each step.
+        """
         window = self.attention.window if self.size < self.capacity else None
-        shared = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
+        rows = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
         own = self.ancestors, window, counts, bias
-        return CacheLayer(self.K[index], self.V[index], *shared, *own)
+        return CacheLayer(self.K[index], self.V[index], *rows, shared, *own)
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
@@ -199,10 +204,16 @@ class EncoderMemory:
                 by_place = own.transpose(1, 2).flatten(0, 1)  # a view
                 by_place.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
 
-    def layer(self, index: int, cache: KVCache, slots: Tensor | None = None) -> MemoryLayer:
+    def layer(
+        self,
+        index: int,
+        cache: KVCache,
+        slots: Tensor | None = None,
+        shared: dict[str, Any] | None = None,
+    ) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""
-        shared = self.lengths, cache.live, cache.beam, slots, cache.padded, self.bound
-        return MemoryLayer(self.K[index], self.V[index], *shared)
+        rows = self.lengths, cache.live, cache.beam, slots, cache.padded, self.bound
+        return MemoryLayer(self.K[index], self.V[index], *rows, shared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -188,9 +188,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
         layers = range(self.config.decoder_layers)
-        memories = None if memory is None else [memory.layer(i, cache, slots) for i in layers]
-        bias = self.decoder.bias()
-        contexts = [cache.layer(i, slots, counts, bias) for i in layers]
+        shared: dict[str, Any] = {}
+        memories, bias = None, self.decoder.bias()
+        if memory is not None:
+            memories = [memory.layer(i, cache, slots, shared) for i in layers]
+        contexts = [cache.layer(i, slots, counts, bias, shared) for i in layers]
         Y: Tensor = self.decoder(X, contexts, memories)
         return Y
 

@@ -59,8 +59,7 @@ class PackedWeight:
             factors = factors.square_().div_(X.shape[1]).add_(norm.epsilon).rsqrt_()
         elif norm is not None:
             X = normalize(X, norm)
-        scales = torch.linalg.vector_norm(X, torch.inf, dim=1, keepdim=True)
-        scales = scales.div_(LEVELS).clamp_(min=TINY)
+        scales = X.abs().amax(dim=1, keepdim=True).div_(LEVELS).clamp_(min=TINY)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         Y: Tensor = multiply(X / scales, 1.0, ZERO_POINT, self.data)
         return Y.mul_(scales if factors is None else scales.mul_(factors))

@@ -17,11 +17,13 @@ of the first part adds them to its softmax and writes them to the cache.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.errors import ShapeError
 from writehead.ops.attention import add_bias, attend_sdpa
@@ -54,6 +56,7 @@ class MemoryLayer:
     slots: Tensor | None = None  # [R] int32; None: the first slots, in order
     padded: bool = False  # read all positions, whatever the lengths
     bound: int | None = None  # upper bound of lengths, known to the host; for the reference
+    shared: dict[str, Any] | None = None  # what all layers of a step compute once
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,44 +135,124 @@ def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
         raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
 
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The positions that rows append and see in one step; for the reference."""
+
+    rows: Tensor  # [R beam], of the cache
+    positions: Tensor  # [R beam, n], of the new positions
+    at: tuple[Tensor, slice, Tensor]  # where they are stored, unless there are counts
+    live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
+    readable: int  # m
+    seen: Tensor  # [R beam, n, m]
+    mask: Tensor  # to add to the logits, [R beam g, h/g, m]; for n = 1
+
+    @classmethod
+    def of(cls, cache: CacheLayer, heads: Heads, count: int, n: int, dtype: torch.dtype) -> "_Step":
+        """Returns the step of `count` rows with n new positions each."""
+        size, device = cache.K.shape[2], cache.K.device
+        rows = torch.arange(count, device=device)
+        if cache.slots is not None:
+            rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
+        lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
+        positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
+        at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
+        all_live = device.type == "cpu" and bool(live.all())  # a GPU would have to wait
+        stopped = None if all_live else live.bool()[:, None, None, None]
+        readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
+        places = torch.arange(readable, device=device)
+        seen = places <= positions.unsqueeze(2)
+        if cache.ancestors is not None and cache.beam > 1:
+            mask = _beam_mask(cache, heads, rows, positions, seen)
+        else:
+            mask = torch.where(seen[:, :1], 0.0, -torch.inf).repeat_interleave(heads.g, dim=0)
+        if cache.bias is not None and n == 1:
+            mask = mask + _bias(cache, heads, positions, places)
+        return cls(rows, positions, at, stopped, readable, seen, mask.to(dtype))
+
+
+def _beam_mask(
+    cache: CacheLayer, heads: Heads, rows: Tensor, positions: Tensor, seen: Tensor
+) -> Tensor:
+    """Returns 0 where the holder of a position is an ancestor of the beam that reads it.
+
+    The shape is [R holder g, beam h/g, m].
+    """
+    assert cache.ancestors is not None
+    beam, size, readable = cache.beam, cache.K.shape[2], seen.shape[2]
+    own = torch.arange(beam, device=rows.device)
+    ancestors = _listed(cache.ancestors[:, :readable], cache, rows).view(-1, beam, readable)
+    newest = torch.arange(readable, device=rows.device) == (positions % size).view(-1, beam, 1)
+    holders = torch.where(newest, own.int().unsqueeze(1), ancestors)
+    holders = torch.where(seen.view(-1, beam, readable), holders, -1)
+    is_held = holders.unsqueeze(1) == own.view(beam, 1, 1)  # [R, holder, beam, m]
+    mask = torch.where(is_held, 0.0, -torch.inf)[:, :, None, :, None]
+    shape = -1, -1, heads.g, -1, heads.h // heads.g, -1
+    return mask.expand(*shape).reshape(-1, beam * heads.h // heads.g, readable)
+
+
+def _bias(cache: CacheLayer, heads: Heads, positions: Tensor, places: Tensor) -> Tensor:
+    """Returns the bias of each position m, in the shape of the logits."""
+    assert cache.bias is not None
+    beam, size, r = cache.beam, cache.K.shape[2], heads.h // heads.g
+    bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)  # [R beam, h, 1, m]
+    if beam == 1:
+        return bias.reshape(-1, r, len(places))
+    bias = bias.reshape(-1, 1, beam, heads.g, r, len(places)).transpose(2, 3)
+    return bias.expand(-1, beam, -1, -1, -1, -1).reshape(-1, beam * r, len(places))
+
+
+def _once(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
+    """Returns the result of `make`, which all layers of a step share."""
+    if layer.shared is None:
+        return make()
+    if name not in layer.shared:
+        layer.shared[name] = make()
+    return layer.shared[name]
+
+
 def _attend_cache(
     QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
 ) -> Tensor:
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
-    n, size, device = QKV.shape[1], cache.K.shape[2], QKV.device
+    n = QKV.shape[1]
+    wide = torch.promote_types(QKV.dtype, torch.float32)
+    step = _once(cache, "step", lambda: _Step.of(cache, heads, len(QKV), n, wide))
     Q, K, V = heads.split(QKV)
-    rows = torch.arange(len(QKV), device=device)  # of the cache, [R beam]
-    if cache.slots is not None:
-        rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
-    lengths = _listed(cache.lengths, cache, rows)
-    positions = lengths.unsqueeze(1) + torch.arange(n, device=device)  # [R beam, n]
     if rotary is not None:
-        angles = positions.clamp(max=len(rotary.cos) - 1)  # lengths are arbitrary if not live
+        # lengths are arbitrary if not live
+        angles = step.positions.clamp(max=len(rotary.cos) - 1)
         Q, K = rotate(Q, angles, rotary), rotate(K, angles, rotary)
-    last = positions.unsqueeze(2)  # that each query sees
     if n > 1 and cache.window is not None:
-        # in a ring, the last new positions replace positions that the first queries still see
-        memory = [torch.cat([T[rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
-        _append(cache, rows, positions, K, V)
-        newest = lengths.unsqueeze(1) - 1
-        held = newest - (newest - torch.arange(size, device=device)) % size  # negative if none
-        held = torch.cat([held, positions], dim=1).unsqueeze(1)
-        seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
-        bias = None if cache.bias is None else bias_at(cache.bias, last - held)
-        return _attend(Q, memory[0], memory[1], seen, scale, bias)
-    _append(cache, rows, positions, K, V)
-    readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
-    places = torch.arange(readable, device=device)
-    seen = places <= last  # [R beam, n, m]
-    K, V = (_listed(T[:, :, :readable], cache, rows) for T in (cache.K, cache.V))
-    bias = None if cache.bias is None else bias_at(cache.bias, (last - places) % size)
-    if cache.ancestors is None or cache.beam == 1:
-        return _attend(Q, K, V, seen, scale, bias)
-    own = torch.arange(len(rows), device=device).unsqueeze(1) % cache.beam
-    holders = _listed(cache.ancestors[:, :readable], cache, rows)
-    holders = torch.where(places == positions % size, own, holders)
-    holders = torch.where(seen.squeeze(1), holders, -1)
-    return _attend_beams(Q, K, V, holders, cache.beam, scale, bias)
+        return _attend_ring(Q, K, V, cache, step, scale)
+    _append(cache, step, K, V)
+    K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
+    if cache.ancestors is not None and cache.beam > 1:
+        return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
+    if n == 1:
+        O = _attend_next(Q.unflatten(1, (heads.g, -1)).squeeze(3), K, V, step.mask, scale)  # noqa: E741
+        return O.flatten(1).unsqueeze(1)
+    bias = None
+    if cache.bias is not None:
+        places = torch.arange(step.readable, device=Q.device)
+        bias = bias_at(cache.bias, (step.positions.unsqueeze(2) - places) % cache.K.shape[2])
+    return _attend(Q, K, V, step.seen, scale, bias)
+
+
+def _attend_ring(
+    Q: Tensor, K: Tensor, V: Tensor, cache: CacheLayer, step: _Step, scale: float
+) -> Tensor:
+    """Attends from several positions to a ring, in which the last replace what the first see."""
+    assert cache.window is not None
+    size = cache.K.shape[2]
+    memory = [torch.cat([T[step.rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
+    _append(cache, step, K, V)
+    newest, last = step.positions[:, :1] - 1, step.positions.unsqueeze(2)
+    held = newest - (newest - torch.arange(size, device=Q.device)) % size  # negative if none
+    held = torch.cat([held, step.positions], dim=1).unsqueeze(1)
+    seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
+    bias = None if cache.bias is None else bias_at(cache.bias, last - held)
+    return _attend(Q, memory[0], memory[1], seen, scale, bias)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -177,21 +260,19 @@ def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
     return T[: len(rows)] if cache.slots is None else T.index_select(0, rows)
 
 
-def _append(cache: CacheLayer, rows: Tensor, positions: Tensor, K: Tensor, V: Tensor) -> None:
+def _append(cache: CacheLayer, step: _Step, K: Tensor, V: Tensor) -> None:
     """Writes K [rows, g, n, k] and V [rows, g, n, v] of live rows into the cache."""
-    size, live = cache.K.shape[2], _listed(cache.live, cache, rows)
+    size, rows = cache.K.shape[2], step.rows
     if cache.counts is not None:
-        index, counts = torch.arange(K.shape[2], device=K.device), (cache.counts * live)[:, None]
+        counts = (cache.counts * _listed(cache.live, cache, rows))[:, None]
+        index = torch.arange(K.shape[2], device=K.device)
         row, i = ((index < counts) & (index >= counts - size)).nonzero(as_tuple=True)
         for stored, new in ((cache.K, K), (cache.V, V)):
-            stored[rows[row], :, positions[row, i] % size] = new[row, :, i]
+            stored[rows[row], :, step.positions[row, i] % size] = new[row, :, i]
         return
-    places = positions[:, -size:] % size
-    at, live = (rows.unsqueeze(1), slice(None), places), live.bool()
-    all_live = live.device.type == "cpu" and bool(live.all())  # a GPU would have to wait
     for stored, new in ((cache.K, K), (cache.V, V)):
         new = new[:, :, -size:].transpose(1, 2)  # [rows, n, g, k]
-        stored[at] = new if all_live else torch.where(live[:, None, None, None], new, stored[at])
+        stored[step.at] = new if step.live is None else torch.where(step.live, new, stored[step.at])
 
 
 def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -> Tensor:
@@ -203,12 +284,22 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
         T[:count] if memory.slots is None else T.index_select(0, memory.slots)
         for T in (memory.K[:, :, :readable], memory.V[:, :, :readable], memory.lengths)
     )
-    seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)  # [R, m]
-    # beams become additional read-heads of the same memory
-    Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 4, 2, 5)
-    O = _attend(Q.reshape(count, -1, n, heads.k), K, V, seen.unsqueeze(1), scale)  # noqa: E741
-    O = O.masked_fill((lengths == 0)[:, None, None], 0.0)  # noqa: E741
-    O = O.view(count, n, g, memory.beam, -1).permute(0, 3, 1, 2, 4)  # noqa: E741
+
+
+    def make_mask() -> tuple[Tensor, Tensor | None]:
+        seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)
+        mask = torch.where(seen, 0.0, -torch.inf).unsqueeze(1).repeat_interleave(g, dim=0)
+        empty = lengths == 0
+        if empty.device.type == "cpu" and not empty.any():
+            return mask, None
+        return mask, empty[:, None, None, None]
+
+    mask, empty = _once(memory, "mask", make_mask)
+    # beams and new positions become additional read-heads of the same memory
+    Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 2, 4, 5)
+    O = _attend_next(Q.flatten(2, 4), K, V, mask, scale)  # noqa: E741
+    O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
+    O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
     return O.reshape(rows, n, heads.h * heads.v)
 
 
@@ -221,30 +312,42 @@ def _attend(
     return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2)
 
 
+def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Computes Q [b, g, q, k], K [b, g, m, k], V [b, g, m, v] -> [b, g, q, v].
+
+    `mask` [b g, 1 or q, m] is added to the logits.
+    """
+    g, q = Q.shape[1:3]
+    if Q.dtype != torch.float32 or K.stride(0) != g * K.stride(1) or V.stride(0) != g * V.stride(1):
+        mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
+        return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
+    # for few queries, products are faster than SDPA on a CPU
+    Q, K, V = Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1)
+    weights = torch.softmax(torch.baddbmm(mask, Q, K.mT, alpha=scale), dim=2)
+    return torch.bmm(weights, V).view(-1, g, q, V.shape[2])
+
+
 def _attend_beams(
-    Q: Tensor, K: Tensor, V: Tensor, holders: Tensor, beam: int, scale: float, bias: Tensor | None
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scale: float
 ) -> Tensor:
     """Computes [R beam, h, 1, k] [R beam, g, m, k] [R beam, g, m, v] -> [R beam, 1, h v].
 
-    To avoid copying K and V, every query is multiplied by all rows of its slot. A mask then hides
-    the positions that its ancestors do not hold. holders: [R beam, m]. bias: [R beam, h, 1, m].
+    To avoid copying K and V, every query is multiplied by all rows of its slot. The mask [R beam g,
+    beam h/g, m] then hides the positions that its ancestors do not hold.
     """
     rows, h, _, k = Q.shape
     count, g, m, v = rows // beam, K.shape[1], K.shape[2], V.shape[3]
-    holder = torch.arange(beam, device=Q.device).view(beam, 1, 1)
-    is_held = holders.view(count, 1, beam, m) == holder
-    mask = torch.where(is_held, 0.0, -torch.inf)  # [R, holder, beam, m]
-    Q = Q.reshape(count, beam, g, -1, k).transpose(1, 2).reshape(count, 1, g, -1, k) * scale
-    K, V = (T.view(count, beam, *T.shape[1:]) for T in (K, V))
-    logits = Q @ K.mT  # [R, holder, g, beam h/g, m]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits = logits.view(count, beam, g, beam, -1, m).add_(mask[:, :, None, :, None])
-    if bias is not None:
-        logits += bias.view(count, 1, beam, g, -1, m).transpose(2, 3)
-    logits = logits.permute(0, 2, 3, 4, 1, 5).flatten(4)  # [R, g, beam, h/g, holder m]
-    weights = torch.softmax(logits, dim=4).to(V.dtype).view(count, g, -1, beam, m)
-    O = (weights.permute(0, 3, 1, 2, 4) @ V).sum(1)  # [R, g, beam h/g, v]  # noqa: E741
-    return O.view(count, g, beam, -1).transpose(1, 2).reshape(rows, 1, h * v)
+    Q = Q.view(count, 1, beam, g, -1, k).transpose(2, 3)  # [R, 1, g, beam, h/g, k]
+    Q = Q.expand(-1, beam, -1, -1, -1, -1).reshape(rows * g, -1, k)
+    wide = mask.dtype
+    logits = torch.baddbmm(mask, Q.to(wide), K.flatten(0, 1).to(wide).mT, alpha=scale)
+    logits = logits.view(count, beam, g, -1, m)  # [R, holder, g, beam h/g, m]
+    logits -= logits.amax(dim=4, keepdim=True).amax(dim=1, keepdim=True)
+    weights = logits.exp_()
+    totals = weights.sum(dim=4).sum(dim=1).unsqueeze(3)  # [R, g, beam h/g, 1]
+    O = torch.bmm(weights.view(rows * g, -1, m).to(V.dtype), V.flatten(0, 1))  # noqa: E741
+    O = O.view(count, beam, g, -1, v).sum(dim=1) / totals  # noqa: E741
+    return O.view(count, g, beam, -1).transpose(1, 2).reshape(rows, 1, h * v).to(Q.dtype)
 
 
 @dataclass(frozen=True)
