@@ -33,6 +33,8 @@ from writehead.util.transfer import send
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
 HEADER = 4  # columns of a packed hypothesis before its tokens
+CHUNK = 128  # logits whose maximum `_top` computes first
+CACHED = 2**19  # logits that fit in the L2 caches of a few cores
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
 
 
@@ -234,11 +236,13 @@ class Search:
             search_kernels.advance(self, self._scratch, logits, slots, sampling and self.sampling)
             return
         live = self.live.view(-1, beam)[slots, 0] != 0
-        x = logits[:, :vocab_size].view(R, beam, vocab_size)[live].float()
+        x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
+        if live.device.type != "cpu" or not live.all():  # indexing copies the logits
+            x, at = x[live], at[live]
         if beam == 1:
-            _choose(self, x.squeeze(1), slots[live].long())
+            _choose(self, x.squeeze(1).float(), at)
         else:
-            _extend(self, x, slots[live].long())
+            _extend(self, x.float(), at)
 
     def collect(self, slots: Tensor, n_best: int) -> Tensor:
         """Returns the results of R slots, for `make_hypotheses`: int32 [R, n_best, …]."""
@@ -351,23 +355,65 @@ def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
 
 
-def _without_early_eos(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
-    """Returns logits x [R, …, vocab_size] without eos before the minimum length."""
-    early = t + 1 < search.options.min_length[at]
-    if not early.any():
-        return x
+def _is_early(search: Search, at: Tensor) -> Tensor:
+    """Returns whether the next token of slots `at` is before the minimum length."""
+    return search.options.count[at] + 1 < search.options.min_length[at]
+
+
+def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
+    """Returns logits x [R, …, vocab_size] without eos in the rows where `early` is true."""
     is_eos = torch.arange(search.vocab_size, device=x.device) == search.eos
     return x.masked_fill(early.view(-1, *[1] * (x.dim() - 1)) & is_eos, NEVER)
+
+
+def _log_z(x: Tensor) -> Tensor:
+    """Returns the logarithms of the sums of exp(x) over the last dimension.
+
+    In parts that fit in a CPU's cache, softmax makes fewer passes than logsumexp.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    parts = [
+        part.amax(dim=1) - part.softmax(dim=1).amax(dim=1).log()
+        for part in rows.split(max(1, CACHED // x.shape[-1]))
+    ]
+    return torch.cat(parts).view(x.shape[:-1])
+
+
+def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Returns the k largest elements of rows x [R, columns] and their columns, like `topk`.
+
+    Only the chunks with the largest maxima are searched. For k = 1, the first of equal elements
+    is found.
+    """
+    rows, columns = x.shape
+    chunks, rest = columns // CHUNK, columns % CHUNK
+    if chunks < 4 * k:
+        return _top_slowly(x, k)
+    maxima = x[:, : columns - rest].view(rows, chunks, CHUNK).amax(dim=2)
+    best = _top_slowly(maxima, k)[1].sort(dim=1).values.unsqueeze(2)
+    places = (best * CHUNK + torch.arange(CHUNK, device=x.device)).flatten(1)
+    if rest:
+        last = torch.arange(columns - rest, columns, device=x.device)
+        places = torch.cat([places, last.expand(rows, -1)], dim=1)
+    values, at = _top_slowly(x.gather(1, places), k)
+    return values, places.gather(1, at)
+
+
+def _top_slowly(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    if k > 1:
+        values, columns = x.topk(min(k, x.shape[1]), dim=1)
+        return values, columns
+    first = x.argmax(dim=1, keepdim=True)
+    return x.gather(1, first), first
 
 
 def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
-    t = options.count[at].long()
-    allowed = _without_early_eos(search, x, at, t)
-    token = _sample(search, allowed, at, t) if search.sampling else allowed.argmax(dim=1)
+    t, early = options.count[at].long(), _is_early(search, at)
+    token = _sample(search, x, at, t, early) if search.sampling else _likeliest(search, x, early)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
-    log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - x.logsumexp(dim=1)
+    log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x)
     finished, count = token == search.eos, options.count[at] + 1
     over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
 
@@ -382,7 +428,16 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     search.live[at] = (~over).long()
 
 
-def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _likeliest(search: Search, x: Tensor, early: Tensor) -> Tensor:
+    """Returns the likeliest tokens [R]; the lowest ids of equally likely ones."""
+    token = _top(x, 1)[1].squeeze(1)
+    wrong = early & (token == search.eos)
+    if wrong.any():
+        token[wrong] = _without_early_eos(search, x[wrong], wrong[wrong]).argmax(dim=1)
+    return token
+
+
+def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor, early: Tensor) -> Tensor:
     """Returns tokens [R] drawn from logits x [R, vocab_size], or the likeliest at temperature 0.
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
@@ -392,13 +447,15 @@ def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor) -> Tensor:
     """
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)
+    temperature = options.temperature[at].unsqueeze(1)
     if (penalty != 1.0).any():
+        x = _without_early_eos(search, x, early)
         penalized = torch.where(x > 0.0, x / penalty, x * penalty)
         x = torch.where(search.seen[at] != 0, penalized, x)
-    likeliest = x.argmax(dim=1)
-    temperature = options.temperature[at].unsqueeze(1)
+    likeliest = _likeliest(search, x, early)
     if not (temperature > 0.0).any():
         return likeliest
+    x = _without_early_eos(search, x, early)
     y = (x - x.amax(dim=1, keepdim=True)) / torch.where(temperature > 0.0, temperature, 1.0)
     top_k, top_p, min_p = (
         T[at].unsqueeze(1) for T in (options.top_k, options.top_p, options.min_p)
@@ -424,8 +481,7 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of beam search on logits x [R, beam, vocab_size] of live slots `at`."""
     options, pool, beam = search.options, search.pool, search.beam
     t, count = options.count[at].long(), options.count[at] + 1
-    log_z = x.logsumexp(dim=2)
-    allowed = _without_early_eos(search, x, at, t)
+    log_z, early, allowed = _log_z(x), _is_early(search, at), x
     forced = t < options.prefix_length[at]
     if forced.any():
         others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)
@@ -434,10 +490,14 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     exists = scores != NEVER
     # NaN or infinite logits of a live hypothesis
     lost = (exists & ~log_z.isfinite()).any(dim=1)
-    totals = (scores - log_z).unsqueeze(2) + allowed
-    totals = totals.masked_fill(~exists.unsqueeze(2), NEVER).flatten(1)  # [R, beam vocab_size]
-    best, places = totals.topk(min(2 * beam, totals.shape[1]), dim=1)
-    parents, tokens = places // search.vocab_size, places % search.vocab_size  # [R, 2 beam]
+    # one more than needed, because eos may be too early
+    best, tokens = _top(allowed.flatten(0, 1), 2 * beam + 1)  # [R beam, 2 beam + 1]
+    best, tokens = best.view(len(x), beam, -1), tokens.view(len(x), beam, -1)
+    hidden = early[:, None, None] & (tokens == search.eos) | ~exists.unsqueeze(2)
+    totals = ((scores - log_z).unsqueeze(2) + best).masked_fill_(hidden, NEVER)
+    width = totals.shape[2]
+    best, places = totals.flatten(1).topk(min(2 * beam, beam * width), dim=1)  # [R, 2 beam]
+    parents, tokens = places // width, tokens.flatten(1).gather(1, places)
     finished = tokens == search.eos
     over = finished | (count >= options.max_length[at]).unsqueeze(1)
 

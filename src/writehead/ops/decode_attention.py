@@ -318,7 +318,8 @@ def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) ->
     `mask` [b g, 1 or q, m] is added to the logits.
     """
     g, q = Q.shape[1:3]
-    if Q.dtype != torch.float32 or K.stride(0) != g * K.stride(1) or V.stride(0) != g * V.stride(1):
+    can_flatten = g == 1 or all(T.stride(0) == g * T.stride(1) for T in (K, V))
+    if Q.dtype != torch.float32 or not can_flatten:
         mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
         return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
     # for few queries, products are faster than SDPA on a CPU
