@@ -6,7 +6,7 @@ are imported on first use, so that the command line can answer before PyTorch is
 
 from importlib import import_module
 
-from writehead.util.threads import wait_passively
+from writehead.util.threads import wait_briefly
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-wait_passively()  # has an effect only before PyTorch is loaded
+wait_briefly()  # has an effect only before PyTorch is loaded
 
 __all__ = [
     "AttentionConfig",

@@ -35,6 +35,7 @@ ON_CPU = Setting(batch=16, source=64, target=64)  # takes seconds
 
 # labels of the measurements in a row
 OURS = {"padded": "ours, padded", "true": "ours, true lengths"}
+OURS_INT8, CTRANSLATE2_INT8 = "ours, int8", "CTranslate2, int8"  # on CPUs
 CTRANSLATE2, HUGGING_FACE, COMPILED = "CTranslate2", "Hugging Face", "PyTorch, torch.compile"
 PEERS = (CTRANSLATE2, HUGGING_FACE, COMPILED)
 GREEDY = DecodeConfig()
@@ -117,12 +118,17 @@ def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> 
     name, model, setting = job
     measured: dict[str, Any] = {}
     sampled = SAMPLED if place.sampling and setting.beam == 1 else ()
-    for label in [*(OURS[kind] for kind in lengths), *sampled, *place.peers]:
+    labels = [*(OURS[kind] for kind in lengths), *sampled, *place.peers]
+    if not place.is_gpu:
+        labels += [OURS_INT8, *([CTRANSLATE2_INT8] if CTRANSLATE2 in place.peers else [])]
+    for label in labels:
         place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")
-        if label in OURS.values() or label in SAMPLED:
-            config = SAMPLED.get(label, GREEDY)
-            ours = partial(lane_search, padded=label == OURS["padded"], config=config)
-            measured[label] = _time_decode(ours, job, place)
+        if label in (*OURS.values(), OURS_INT8) or label in SAMPLED:
+            config, int8 = SAMPLED.get(label, GREEDY), label == OURS_INT8
+            padded = label == OURS["padded"]
+            ours = partial(lane_search, padded=padded, config=config, int8=int8)
+            measure = partial(_time_decode, ours, job, place)
+            measured[label] = peers.attempt(measure) if int8 else measure()
         else:
             measured[label] = peers.attempt(partial(_time_peer, label, job, place))
         place.free()
@@ -142,14 +148,19 @@ def search_name(beam: int) -> str:
 
 
 def lane_search(
-    model: Model, setting: Setting, *, padded: bool, config: DecodeConfig = GREEDY
+    model: Model,
+    setting: Setting,
+    *,
+    padded: bool,
+    config: DecodeConfig = GREEDY,
+    int8: bool = False,
 ) -> Decode:
     """Returns our decoder, a lane of the engine; `run` also copies the result to the host."""
     tokens, steps = random_tokens(model, setting), timed_steps(setting)
     b, m, skipped = setting.batch, tokens.shape[1], setting.target - steps
     shape = Shape(b, setting.beam, setting.source and m, setting.target, padded)
     vocab_size, eos = model.config.vocab_size, model.config.eos
-    lane = Lane(model.pack(), shape, vocab_size=vocab_size, eos=eos)
+    lane = Lane(model.pack(int8=int8), shape, vocab_size=vocab_size, eos=eos)
     # no sequence ends before the last step, whatever the model predicts
     fixed = replace(config, min_length=steps, max_length=steps)
     options = [Options(fixed, steps)] * b
@@ -213,8 +224,11 @@ def _time_peer(label: str, job: Job, place: Place) -> dict[str, Any]:
         if not place.is_gpu:
             raise BackendError("CUDA graphs need a GPU; on a CPU, ours is plain PyTorch")
         return _time_decode(compiled_search, job, place)
-    library = peers.marian_generate if label == HUGGING_FACE else peers.ctranslate2_generate
-    generate = library(config, setting, place.device, place.dtype)
+    if label == HUGGING_FACE:
+        generate = peers.marian_generate(config, setting, place.device, place.dtype)
+    else:
+        kind = "int8" if label == CTRANSLATE2_INT8 else None
+        generate = peers.ctranslate2_generate(config, setting, place.device, place.dtype, kind)
     generate(1)  # initializes the library
     whole, first = (_repeat(partial(generate, count), place) for count in (n, 1))
     steps = Times(tuple((seconds - first.median) / (n - 1) for seconds in whole.repeats))

@@ -104,10 +104,17 @@ def marian_generate(
 
 
 def ctranslate2_generate(
-    config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    setting: Setting,
+    device: torch.device,
+    dtype: torch.dtype,
+    compute_type: str | None = None,
 ) -> Generate:
-    """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch."""
-    name = str(dtype).removeprefix("torch.")
+    """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch.
+
+    The default compute type is `dtype`.
+    """
+    name = compute_type or str(dtype).removeprefix("torch.")
     translator = load_translator(_exported(config, device, dtype).name, device, name)
     length = max(1, setting.source - 1)  # CTranslate2 appends eos
     tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]

@@ -22,6 +22,7 @@ from writehead.cli.options import (
     Device,
     Dtype,
     Force,
+    Quantize,
     SourceLang,
     TargetLang,
     Threads,
@@ -119,6 +120,7 @@ def translate_command(
     device: Device = "auto",
     threads: Threads = None,
     dtype: Dtype = None,
+    quantize: Quantize = "auto",
     force: Force = False,
 ) -> None:
     """Translate each line of a file or of standard input, in order.
@@ -141,7 +143,8 @@ def translate_command(
 
     reader = textio.LineReader(input_path, errors, ADVICE)
     prefixes = None if prefix_file is None else textio.LineReader(prefix_file, errors, ADVICE)
-    engine = Engine.load(folder, device, dtype, batching=Batching(tokens=batch_tokens))
+    batching = Batching(tokens=batch_tokens)
+    engine = Engine.load(folder, device, dtype, batching=batching, quantize=quantize)
     languages = {"source_lang": source_lang, "target_lang": target_lang}
     form = "{text}\t{score:.6f}\n" if scores else "{text}\n"
     form = form if n_best is None else "{i} ||| {text} ||| {score:.6f}\n"
@@ -203,6 +206,7 @@ def generate_command(
     device: Device = "auto",
     threads: Threads = None,
     dtype: Dtype = None,
+    quantize: Quantize = "auto",
     force: Force = False,
 ) -> None:
     """Continue a prompt, or each line of a file or of standard input, with a language model.
@@ -219,7 +223,8 @@ def generate_command(
     folder = find_folder(run)
     reader = textio.LineReader(input_path, errors, ADVICE) if prompt is None else None
     typed = reader is not None and reader.typed
-    engine = Engine.load(folder, device, dtype, batching=Batching(tokens=batch_tokens))
+    batching = Batching(tokens=batch_tokens)
+    engine = Engine.load(folder, device, dtype, batching=batching, quantize=quantize)
 
     def answer(group: "Iterable[Source]", first: int, progress: "Progress | None") -> Iterator[str]:
         prompts, starts = tee(line for line, _ in group)

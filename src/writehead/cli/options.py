@@ -24,6 +24,10 @@ Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[
     str | None, Option(help="float32, bfloat16, … Default: bfloat16 on a GPU, else float32.")
 ]
+Quantize = Annotated[
+    str,
+    Option(help="Weights on a CPU: int8, none, or auto, which is int8 for a quantized run."),
+]
 Threads = Annotated[
     int | None, Option(callback=_use_threads, help="CPU threads. Default: one per available core.")
 ]

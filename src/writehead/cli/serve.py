@@ -1,15 +1,18 @@
 """`writehead serve`."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from writehead.cli.app import app
-from writehead.cli.options import DEFAULT, Device, Dtype, Threads
+from writehead.cli.options import DEFAULT, Device, Dtype, Quantize, Threads
 from writehead.errors import ConfigError
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
+    from writehead.engine import Engine
     from writehead.serving.models import Served
 
 KEY_VARIABLE = "WRITEHEAD_API_KEY"
@@ -80,6 +83,7 @@ def serve_command(
     log_text: Annotated[bool, Option("--log-text", help="Also log the texts of requests.")] = False,
     device: Device = "auto",
     dtype: Dtype = None,
+    quantize: Quantize = "auto",
     threads: Threads = None,
 ) -> None:
     """Serve models over HTTP, with continuous batching and a page to try them.
@@ -89,6 +93,7 @@ def serve_command(
     Clients of OpenAI, LibreTranslate and DeepL can use the server; see docs/serving.md. It writes
     one JSON line per request to standard output.
     """
+    from writehead.engine import Engine
     from writehead.serving.run import listen, run_server
     from writehead.serving.settings import Limits, Settings
 
@@ -100,12 +105,13 @@ def serve_command(
         grace=grace,
     )
     socket = listen(host, port)  # before the models, which take seconds to load
-    models = _load(runs or [], names or [], languages or [], device, dtype)
+    load = partial(Engine.load, device=device, dtype=dtype, quantize=quantize)
+    models = _load(runs or [], names or [], languages or [], load)
     if compare is not None:
         used = {one.name for one in models}
         name = Path(compare).resolve().name
         name += COMPARED if name in used else ""
-        models += _load([compare], [name], [], device, dtype)
+        models += _load([compare], [name], [], load)
     for one in models:
         if max_batch is not None:
             one.engine.scheduler.max_rows = max_batch
@@ -120,10 +126,9 @@ def serve_command(
 
 
 def _load(
-    runs: list[str], names: list[str], languages: list[str], device: str, dtype: str | None
+    runs: list[str], names: list[str], languages: list[str], load: "Callable[[str], Engine]"
 ) -> "list[Served]":
     """Loads runs, or the bundled model."""
-    from writehead.engine import Engine
     from writehead.runs.bundled import bundled_run
     from writehead.serving.models import Served, pair_of, parse_pair
 
@@ -135,7 +140,7 @@ def _load(
     for i, path in enumerate(paths):
         name = names[i] if names else Path(path).resolve().name
         pair = parse_pair(languages[i]) if languages else pair_of(name)
-        served = Served(name, Engine.load(path, device, dtype), pair)
+        served = Served(name, load(path), pair)
         if languages and not served.translates:
             raise ConfigError(f"{path} is a language model, without languages; omit --languages")
         models.append(served)

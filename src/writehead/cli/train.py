@@ -123,6 +123,7 @@ def evaluate_command(
     device: options.Device = "auto",
     threads: options.Threads = None,
     dtype: options.Dtype = None,
+    quantize: options.Quantize = "auto",
 ) -> None:
     """Score a model: BLEU and ln(PPL) for translation, or perplexity for a language model.
 
@@ -151,7 +152,8 @@ def evaluate_command(
     if any(one.samefile(str(output)) for one in same):
         raise ConfigError(f"{output} is an input file; write the result to another file")
     file = check_output(output, force)  # fails before minutes of scoring
-    engine, facts = Engine.load(folder, device, dtype), run_facts(folder)
+    engine = Engine.load(folder, device, dtype, quantize=quantize)
+    facts = run_facts(folder)
     if dataset is not None:
         given[0] += f", {split or 'test'}"
         data = Dataset.open(dataset)
@@ -164,7 +166,7 @@ def evaluate_command(
     else:
         sources = None if source is None else list(textio.read_lines(str(source)))
         references = list(textio.read_lines(str(text or reference)))
-    used = str(engine.model.dtype).removeprefix("torch.")
+    used = "int8" if engine.model.is_int8 else str(engine.model.dtype).removeprefix("torch.")
     result: dict[str, Any] = {"run": name_of(folder), **facts, "dtype": used, "on": given[0]}
     if sources is None:
         result |= evaluate.evaluate_text(engine, references)

@@ -17,7 +17,7 @@ from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, pa
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, length_penalty
-from writehead.errors import ConfigError, DataError, RunError
+from writehead.errors import ConfigError, DataError, RunError, nearest, shown
 from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
 from writehead.runs.bundled import bundled_run
@@ -28,6 +28,7 @@ from writehead.util.threads import use_threads
 
 BEAM = 4  # default for translation, as in §4.2
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
+QUANTIZE = ("auto", "int8", "none")
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
 Progress = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction
@@ -93,6 +94,7 @@ class Engine:
         backend: str = "auto",
         batching: Batching | None = None,
         *,
+        quantize: str = "auto",
         graphs: bool = True,
         threads: int | None = None,
     ) -> "Engine":
@@ -101,14 +103,22 @@ class Engine:
         `run` may also be the folder of a Hugging Face model, or its name on the hub. The default
         dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables CUDA graphs.
         `threads` sets the CPU threads of the process, by default one per core.
+
+        quantize: "int8" converts the weights to int8, for CPUs; "none" does not. "auto" does so for
+        a quantized run on a CPU, unless `dtype` is given.
         """
         use_threads(threads)
         run, place = bundled_run() if run is None else run, find_device(device)
         if not isinstance(run, str | Path):
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
+        if quantize not in QUANTIZE:
+            raise ConfigError(f"unknown quantization {shown(quantize)}; {nearest(quantize, QUANTIZE)}")
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
             raise RunError(f"{run} has no tokenizer; save the run with its tokenizer")
+        is_default = quantize == "auto" and loaded.is_quantized and dtype is None
+        if quantize == "int8" or (is_default and loaded.model.why_not_int8() is None):
+            loaded.model.pack(int8=True)
         graphs = graphs and backend == "auto"
         return cls(loaded.model, load_tokenizer(loaded.tokenizer), batching, graphs=graphs)
 

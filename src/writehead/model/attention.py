@@ -87,8 +87,9 @@ class Attention(Projections):
 
     def project_memory(self, M: Tensor) -> tuple[Tensor, Tensor]:
         """Projects the output of an encoder M [b, m, d] to K [b, g, m, k] and V [b, g, m, v]."""
-        if self.packed and not torch.is_grad_enabled():
-            KV = linear(M, self.weight("P_k P_v"))  # [b, m, g k + g v]
+        packed = self.packed.get("P_k P_v")
+        if packed is not None and packed.is_usable:
+            KV = linear(M, packed)  # [b, m, g k + g v]
             K, V = torch.split(KV, self.heads.widths[1:], dim=2)
         else:  # module calls, because FSDP gathers weights before them
             K, V = self.P_k(M), self.P_v(M)

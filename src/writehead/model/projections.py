@@ -27,8 +27,9 @@ class Projections(nn.Module):
 
     def weight(self, names: str, norm: Norm | None = None) -> Weight:
         """Returns the named projections, with the norm of their input, as one weight."""
-        if names in self.packed and not torch.is_grad_enabled():
-            return self.packed[names]
+        packed = self.packed.get(names)
+        if packed is not None and packed.is_usable:
+            return packed
         first, *others = (getattr(self, name) for name in names.split())
         W, bias = first.weight, first.bias
         if others:
@@ -50,3 +51,5 @@ class Projections(nn.Module):
             weight = self.weight(one, norm).fold(zero_bias=zero_bias).pack(int8=int8)
             self.packed[one] = replace(weight, streamed=streamed)
             norm, zero_bias = None, False
+        if int8:
+            self.to("meta")  # frees the parameters

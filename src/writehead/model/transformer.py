@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from writehead.config import ModelConfig, Task
 from writehead.cost import check_config
-from writehead.errors import ConfigError, ShapeError, TokenError, shown
+from writehead.errors import BackendError, ConfigError, ShapeError, TokenError, shown
 from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
 from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
-from writehead.ops.embedding import embed
+from writehead.ops.cpu_weights import why_not_int8
+from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
 from writehead.ops.norm import Norm
 from writehead.ops.visibility import Visibility
@@ -49,16 +50,27 @@ class Transformer(nn.Module):
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.packed_output: Weight | None = None
+        self.packed_tables: dict[str, QuantizedTable] = {}
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.tokens.weight.device
+        return self._parameter.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights and of the KV cache."""
-        return self.tokens.weight.dtype
+        return self._parameter.dtype
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether int8 weights have replaced the weights; see `pack`."""
+        return self.packed_output is not None and self.packed_output.is_quantized
+
+    @property
+    def _parameter(self) -> Tensor:
+        """A parameter that int8 weights do not replace."""
+        return next(self.decoder.layers[0].norm_attention.parameters())
 
     def new_state(
         self, rows: int, capacity: int, beam: int = 1, padded: bool = False
@@ -115,7 +127,7 @@ class Transformer(nn.Module):
             raise ShapeError(f"tokens have {rows} rows, but the state has {cache.rows}")
         cache.reserve(n, counts)
         positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
-        X = self._embed(tokens, self.tokens.weight, self.decoder, positions)
+        X = self._embed(tokens, self._table("tokens"), self.decoder, positions)
         X = self._run_decoder(X, cache, state.memory, None, counts)
         cache.advance(n, counts)
         return X
@@ -134,11 +146,20 @@ class Transformer(nn.Module):
         CUDA graph can capture the call.
         """
         positions, options = cache.lengths[: len(tokens)], {"slots": slots, "beam": cache.beam}
-        X = self._embed(tokens, self.tokens.weight, self.decoder, positions, **options).unsqueeze(1)
+        E = self._table("tokens")
+        X = self._embed(tokens, E, self.decoder, positions, **options).unsqueeze(1)
         return self._logits(self._run_decoder(X, cache, memory, slots)).squeeze(1)
 
     def pack(self, *, int8: bool = False) -> Self:
-        """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it."""
+        """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it.
+
+        int8: replace the weights by int8 weights, on a CPU, to save memory; this cannot be undone.
+        """
+        if int8:
+            if self.is_int8:
+                return self
+            if reason := self.why_not_int8():
+                raise BackendError(f"the model cannot have int8 weights: {reason}")
         output, streamed = self._output_weight(), False
         if self.device.type == "cuda":  # does a step read more than stays in the L2 cache?
             size = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -152,10 +173,33 @@ class Transformer(nn.Module):
                     module.packed_bias = module.bias()
             packed = output.fold(scale=self.config.effective_logit_scale)
             self.packed_output = replace(packed.pack(int8=int8), streamed=streamed)
+            if int8:
+                self._quantize_tables()
         return self.eval()
+
+    def why_not_int8(self) -> str | None:
+        """Returns why `pack(int8=True)` would fail, or None."""
+        return why_not_int8(self._parameter)
+
+    def _quantize_tables(self) -> None:
+        """Replaces the embeddings, and frees the parameters that int8 weights have replaced."""
+        for name, module in self.named_children():
+            if isinstance(module, nn.Embedding):
+                self.packed_tables[name] = QuantizedTable.of(module.weight)
+        for name in (*self.packed_tables, "output"):
+            if hasattr(self, name):
+                getattr(self, name).to("meta")
+        self.requires_grad_(False)
+
+    def _table(self, name: str) -> Tensor | QuantizedTable:
+        """Returns an embedding by the name of its module."""
+        table: Tensor | QuantizedTable | None = self.packed_tables.get(name)
+        return getattr(self, name).weight if table is None else table
 
     def unpack(self) -> None:
         """Drops the packed weights, so that the model uses its parameters."""
+        if self.is_int8:
+            raise ConfigError("the model has int8 weights, which cannot change; load it again")
         self.packed_output = None
         for module in self.modules():
             if isinstance(module, Projections):
@@ -197,7 +241,12 @@ class Transformer(nn.Module):
         return Y
 
     def _embed(
-        self, tokens: Tensor, E: Tensor, stack: Stack, positions: Tensor, **options: Any
+        self,
+        tokens: Tensor,
+        E: Tensor | QuantizedTable,
+        stack: Stack,
+        positions: Tensor,
+        **options: Any,
     ) -> Tensor:
         """Returns the embeddings [..., d] of tokens at positions; see `embed` for the options."""
         table, scale = stack.position_table, self.config.embedding_scale or 1.0
@@ -208,7 +257,7 @@ class Transformer(nn.Module):
         self,
         name: str,
         tokens: Tensor,
-        E: Tensor,
+        E: Tensor | QuantizedTable,
         stack: Stack,
         packing: Packing | None,
         *,
@@ -241,7 +290,7 @@ class Transformer(nn.Module):
 
     def _logits(self, X: Tensor) -> Tensor:
         """Returns the logits of the decoder's output X [..., d]."""
-        if self.packed_output is not None and not torch.is_grad_enabled():
+        if self.packed_output is not None and self.packed_output.is_usable:
             return linear(X, self.packed_output)
         weight, scale = self._output_weight(), self.config.effective_logit_scale
         if not self.training:
@@ -299,7 +348,7 @@ class TranslationModel(Transformer):
                 query_segments=target_packing.segments, memory_segments=source_packing.segments
             )
         memories = [Memory(K, V, visibility) for K, V in self.decoder.project_memory(M)]
-        E, stack = self.tokens.weight, self.decoder
+        E, stack = self._table("tokens"), self.decoder
         X = self._run_whole("target", target, E, stack, target_packing, memories=memories)
         return self._logits(X)
 
@@ -313,8 +362,8 @@ class TranslationModel(Transformer):
         """Returns the output of the encoder M [b, m, d] for source [b, m]."""
         if source_lengths is not None and packing is not None:
             raise ShapeError("a packed source has padding in segment 0; omit source_lengths")
-        shared = self.config.source_vocab_size is None
-        E, stack = (self.tokens if shared else self.source_tokens).weight, self.encoder
+        is_shared = self.config.source_vocab_size is None
+        E, stack = self._table("tokens" if is_shared else "source_tokens"), self.encoder
         M = self._run_whole("source", source, E, stack, packing, lengths=source_lengths)
         return stack.finish(M)
 
@@ -376,7 +425,7 @@ class LanguageModel(Transformer):
 
     def forward(self, tokens: Tensor, *, packing: Packing | None = None) -> Tensor:
         """Tokens [b, n] -> logits of the next token at each position [b, n, vocab_size]."""
-        X = self._run_whole("tokens", tokens, self.tokens.weight, self.decoder, packing)
+        X = self._run_whole("tokens", tokens, self._table("tokens"), self.decoder, packing)
         return self._logits(X)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from writehead.ops.norm import Norm, normalize
+from writehead.ops.norm import Norm, normalize, rms_factors
 
 ZERO_POINT = 128  # of rows of X, which fbgemm stores as unsigned integers
 LEVELS = 127
@@ -55,8 +55,7 @@ class PackedWeight:
         """Returns norm(X) W^T for X [rows, depth], with rows quantized to 8 bits."""
         factors = None
         if norm is not None and norm.kind == "rms" and norm.gain is None:
-            factors = torch.linalg.vector_norm(X, dim=1, keepdim=True)
-            factors = factors.square_().div_(X.shape[1]).add_(norm.epsilon).rsqrt_()
+            factors = rms_factors(X, norm.epsilon)
         elif norm is not None:
             X = normalize(X, norm)
         scales = X.abs().amax(dim=1, keepdim=True).div_(LEVELS).clamp_(min=TINY)

@@ -1,5 +1,7 @@
 """Embeds tokens and their positions, and computes the table of sinusoidal positions."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,9 +11,30 @@ from writehead.ops.available import choose_implementation, why_not_kernel
 from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 
+@dataclass(frozen=True, eq=False)
+class QuantizedTable:
+    """A table [rows, d] in int8, with a scale for each row."""
+
+    codes: Tensor  # [rows, d] int8
+    scales: Tensor  # [rows, 1]
+
+    @classmethod
+    def of(cls, E: Tensor) -> "QuantizedTable":
+        """Quantizes a table."""
+        scales = (E.abs().amax(dim=1, keepdim=True) / 127).clamp_(min=1e-30)
+        return cls((E / scales).round_().to(torch.int8), scales)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Returns the rows of tokens [...], [..., d]."""
+        return F.embedding(tokens, self.codes) * F.embedding(tokens, self.scales)
+
+
 def embed(
     tokens: Tensor,
-    E: Tensor,
+    E: Tensor | QuantizedTable,
     *,
     positions: Tensor | None = None,
     P: Tensor | None = None,
@@ -32,11 +55,9 @@ def embed(
         raise ShapeError(f"with slots, tokens must be [rows], not {list(tokens.shape)}")
     if positions is not None:
         positions = positions.expand_as(tokens)
-    reason = why_not_kernel(E, P)
-    if any(T is not None and T.stride(1) != 1 for T in (E, P)):
-        reason = "the columns of E and P must be contiguous"
-    reasons = {"triton": reason, "reference": None}
+    reasons = {"triton": _why_not_triton(E, P), "reference": None}
     if choose_implementation("embedding", implementation, reasons) == "triton":
+        assert isinstance(E, Tensor)
         shape, d = tokens.shape if slots is None else (len(slots) * beam,), E.shape[1]
         X = torch.empty(*shape, d, dtype=E.dtype, device=E.device)
         added = None
@@ -49,13 +70,25 @@ def embed(
         )
         return X
     if slots is not None:
-        rows = (slots.long().unsqueeze(1) * beam + torch.arange(beam, device=E.device)).flatten()
+        beams = torch.arange(beam, device=tokens.device)
+        rows = (slots.long().unsqueeze(1) * beam + beams).flatten()
         tokens, positions = tokens[rows], None if positions is None else positions[rows]
-    X = F.embedding(tokens, E)
+    X = E.look_up(tokens) if isinstance(E, QuantizedTable) else F.embedding(tokens, E)
     X = X if scale == 1.0 else X * scale
     if positions is None or P is None:
         return X
     return X + F.embedding(positions.clamp(max=len(P) - 1), P).to(X.dtype)
+
+
+def _why_not_triton(E: Tensor | QuantizedTable, P: Tensor | None) -> str | None:
+    """Returns why the kernel cannot run, or None."""
+    if isinstance(E, QuantizedTable):
+        return "the table is quantized"
+    if reason := why_not_kernel(E, P):
+        return reason
+    if any(T is not None and T.stride(1) != 1 for T in (E, P)):
+        return "the columns of E and P must be contiguous"
+    return None
 
 
 def sinusoidal(

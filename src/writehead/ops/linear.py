@@ -66,6 +66,16 @@ class Weight:
     packed: PackedWeight | None = None  # W for a CPU
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether W has been replaced by int8 weights."""
+        return self.packed is not None and self.packed.kind == "int8"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this weight, made for inference, can be used now."""
+        return self.is_quantized or not torch.is_grad_enabled()
+
+    @property
     def is_folded(self) -> bool:
         """Whether the norm needs only the statistics of X, besides W and `column_sums`."""
         norm = self.norm

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.available import choose_implementation, needs_gradient, why_not_kernel
 from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 MAX_DEPTH = 16384  # elements of a row, which one program holds
@@ -56,8 +56,13 @@ class DeferredRms:
     def apply(self, Y: Tensor) -> Tensor:
         """Multiplies each row of Y [..., columns] by 1 / RMS of its row of X."""
         X = self.X.to(torch.promote_types(self.X.dtype, torch.float32))
-        factors = (X.square().mean(dim=-1, keepdim=True) + self.epsilon).rsqrt()
-        return (Y * factors).to(Y.dtype)
+        return (Y * rms_factors(X, self.epsilon)).to(Y.dtype)
+
+
+def rms_factors(X: Tensor, epsilon: float) -> Tensor:
+    """Returns 1 / sqrt(mean(x²) + epsilon) of each row of X [..., d], [..., 1]; no gradients."""
+    factors = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    return factors.square_().div_(X.shape[-1]).add_(epsilon).rsqrt_()
 
 
 def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str = "auto") -> Tensor:
@@ -82,6 +87,9 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
     if norm.kind == "rms" and norm.offset:
         wide = torch.promote_types(X.dtype, torch.float32)
         Y = F.rms_norm(X.to(wide), X.shape[-1:], norm.wide_gain(wide), norm.epsilon).to(X.dtype)
+    elif norm.kind == "rms" and norm.gain is None and not needs_gradient(X):
+        wide = X.to(torch.promote_types(X.dtype, torch.float32))
+        Y = (wide * rms_factors(wide, norm.epsilon)).to(X.dtype)
     elif norm.kind == "rms":
         Y = F.rms_norm(X, X.shape[-1:], norm.gain, norm.epsilon)
     else:

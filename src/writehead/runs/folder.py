@@ -59,6 +59,7 @@ class Run:
 
     model: TranslationModel | LanguageModel
     tokenizer: Path | None
+    is_quantized: bool = False  # on disk
 
 
 class _SkipInit(TorchFunctionMode):
@@ -98,7 +99,8 @@ def load_run(
     """Loads the run in `directory`."""
     model = read_model(directory, device=find_device(device), dtype=dtype, backend=backend)
     folder = Path(directory)
-    return Run(model.eval(), folder if has_tokenizer(folder) else None)
+    is_quantized = read_quantization(folder) is not None
+    return Run(model.eval(), folder if has_tokenizer(folder) else None, is_quantized)
 
 
 def check_place(directory: Path, overwrite: bool) -> None:

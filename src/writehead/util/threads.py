@@ -16,17 +16,19 @@ from writehead.errors import ConfigError, shown
 
 NUM_THREADS = "OMP_NUM_THREADS"
 MAX_THREADS = 1024
+SPINS = "4000"
 
 T = TypeVar("T")
 
 
-def wait_passively() -> None:
-    """Lets idle OpenMP threads sleep instead of spin, unless OMP_WAIT_POLICY is already set.
+def wait_briefly() -> None:
+    """Lets idle OpenMP threads spin for about 0.1 ms before they sleep.
 
-    Spinning threads make several processes on the same cores many times slower.
+    That is longer than most operations between two products, and so short that several processes
+    can share the cores. The environment may set something else.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def use_threads(threads: int | None = None) -> None:
