@@ -32,7 +32,7 @@ POLL_STEPS = {"cpu": 1, "cuda": 3}
 ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
 ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted together
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
-MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 128, "cuda": 4096}  # in a lane
+MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 256, "cuda": 4096}  # in a lane
 NOT_ADMITTED = np.iinfo(np.int64).max
 MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 

@@ -366,17 +366,16 @@ def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
     return x.masked_fill(early.view(-1, *[1] * (x.dim() - 1)) & is_eos, NEVER)
 
 
-def _log_z(x: Tensor) -> Tensor:
-    """Returns the logarithms of the sums of exp(x) over the last dimension.
+def _log_z(x: Tensor, likely: Tensor) -> Tensor:
+    """Returns the logarithms of the sums of exp(x) of rows x [R, vocab_size].
 
-    In parts that fit in a CPU's cache, softmax makes fewer passes than logsumexp.
+    likely: a likely token of each row [R, 1]. In parts that fit in a CPU's cache, softmax makes
+    fewer passes than logsumexp.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    parts = [
-        part.amax(dim=1) - part.softmax(dim=1).amax(dim=1).log()
-        for part in rows.split(max(1, CACHED // x.shape[-1]))
-    ]
-    return torch.cat(parts).view(x.shape[:-1])
+    size = max(1, CACHED // x.shape[1])
+    parts = zip(x.split(size), likely.split(size), strict=True)
+    p = torch.cat([part.softmax(dim=1).gather(1, at) for part, at in parts])
+    return (x.gather(1, likely) - p.log()).squeeze(1)
 
 
 def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -410,10 +409,12 @@ def _top_slowly(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
-    t, early = options.count[at].long(), _is_early(search, at)
-    token = _sample(search, x, at, t, early) if search.sampling else _likeliest(search, x, early)
+    t = options.count[at].long()
+    first = _top(x, 1)[1]
+    choose = _sample if search.sampling else _likeliest
+    token = choose(search, x, first, at, t)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
-    log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x)
+    log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x, first)
     finished, count = token == search.eos, options.count[at] + 1
     over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
 
@@ -428,16 +429,17 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     search.live[at] = (~over).long()
 
 
-def _likeliest(search: Search, x: Tensor, early: Tensor) -> Tensor:
-    """Returns the likeliest tokens [R]; the lowest ids of equally likely ones."""
-    token = _top(x, 1)[1].squeeze(1)
-    wrong = early & (token == search.eos)
+def _likeliest(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
+    """Returns the likeliest tokens [R], of which `first` [R, 1] ignores the minimum length."""
+    token = first.squeeze(1)
+    wrong = _is_early(search, at) & (token == search.eos)
     if wrong.any():
+        token = token.clone()
         token[wrong] = _without_early_eos(search, x[wrong], wrong[wrong]).argmax(dim=1)
     return token
 
 
-def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor, early: Tensor) -> Tensor:
+def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
     """Returns tokens [R] drawn from logits x [R, vocab_size], or the likeliest at temperature 0.
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
@@ -448,11 +450,13 @@ def _sample(search: Search, x: Tensor, at: Tensor, t: Tensor, early: Tensor) -> 
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)
     temperature = options.temperature[at].unsqueeze(1)
+    early = _is_early(search, at)
     if (penalty != 1.0).any():
         x = _without_early_eos(search, x, early)
         penalized = torch.where(x > 0.0, x / penalty, x * penalty)
         x = torch.where(search.seen[at] != 0, penalized, x)
-    likeliest = _likeliest(search, x, early)
+        first = _top(x, 1)[1]
+    likeliest = _likeliest(search, x, first, at, t)
     if not (temperature > 0.0).any():
         return likeliest
     x = _without_early_eos(search, x, early)
@@ -481,20 +485,21 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of beam search on logits x [R, beam, vocab_size] of live slots `at`."""
     options, pool, beam = search.options, search.pool, search.beam
     t, count = options.count[at].long(), options.count[at] + 1
-    log_z, early, allowed = _log_z(x), _is_early(search, at), x
+    rows, early, allowed = x.flatten(0, 1), _is_early(search, at), x
     forced = t < options.prefix_length[at]
     if forced.any():
         others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)
         allowed = allowed.masked_fill((forced.unsqueeze(1) & others).unsqueeze(1), NEVER)
+    # one more than needed, because eos may be too early
+    best, tokens = _top(allowed.flatten(0, 1), 2 * beam + 1)  # [R beam, 2 beam + 1]
+    likely = _top(rows, 1)[1] if forced.any() else tokens[:, :1]
+    best, tokens, log_z = (T.view(len(x), beam, -1) for T in (best, tokens, _log_z(rows, likely)))
     scores = search.scores[at]
     exists = scores != NEVER
     # NaN or infinite logits of a live hypothesis
-    lost = (exists & ~log_z.isfinite()).any(dim=1)
-    # one more than needed, because eos may be too early
-    best, tokens = _top(allowed.flatten(0, 1), 2 * beam + 1)  # [R beam, 2 beam + 1]
-    best, tokens = best.view(len(x), beam, -1), tokens.view(len(x), beam, -1)
+    lost = (exists & ~log_z.squeeze(2).isfinite()).any(dim=1)
     hidden = early[:, None, None] & (tokens == search.eos) | ~exists.unsqueeze(2)
-    totals = ((scores - log_z).unsqueeze(2) + best).masked_fill_(hidden, NEVER)
+    totals = (scores.unsqueeze(2) - log_z + best).masked_fill_(hidden, NEVER)
     width = totals.shape[2]
     best, places = totals.flatten(1).topk(min(2 * beam, beam * width), dim=1)  # [R, 2 beam]
     parents, tokens = places // width, tokens.flatten(1).gather(1, places)
