@@ -153,6 +153,8 @@ def linear(
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
     epilogue = Epilogue(activation, gated, residual, scale, deferred, relu_input)
+    if weight.packed is not None and implementation == "auto":
+        return IMPLEMENTATIONS[weight.packed.kind](X, weight, epilogue)
     return IMPLEMENTATIONS[_choose(implementation, X, weight, epilogue)](X, weight, epilogue)
 
 

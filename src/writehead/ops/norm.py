@@ -67,7 +67,10 @@ def rms_factors(X: Tensor, epsilon: float) -> Tensor:
 
 def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str = "auto") -> Tensor:
     """Returns scale * norm(X), for X [..., d]."""
-    reasons = {"triton": _why_not_triton(X, norm), "reference": None}
+    reason = _why_not_triton(X, norm)
+    if implementation == "auto":
+        return (_reference if reason else _triton)(X, norm, scale)
+    reasons = {"triton": reason, "reference": None}
     chosen = choose_implementation("norm", implementation, reasons)
     return (_triton if chosen == "triton" else _reference)(X, norm, scale)
 
