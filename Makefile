@@ -8,13 +8,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
 # Tests that depend on the order of floating-point sums, and settings that limit them to the
-# instruction sets of older CPUs. PyTorch (ATen, MKL, oneDNN) and NumPy (OpenBLAS, used by Triton's
-# interpreter) choose their kernels by instruction set.
+# instruction sets of older CPUs. PyTorch (ATen, MKL, oneDNN, fbgemm) and NumPy (OpenBLAS, used by
+# Triton's interpreter) choose their kernels by instruction set.
 NUMERICAL := tests/ops tests/model tests/engine tests/training tests/paper/test_listings.py
 SSE := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
        ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
 AVX2 := ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell MKL_CBWR=AVX2 \
-        ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
+        FBGEMM_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
 
 .PHONY: demo test test-other-cpus test-slow check sanitize clean
 

@@ -7,7 +7,7 @@ import torch
 
 from processes import environment, run_python
 from writehead import Engine
-from writehead.util.threads import available_cores, use_threads
+from writehead.util.threads import SPINS, available_cores, use_threads
 
 V1 = "cpu/cpu.cfs"  # files of the first version of cgroups
 
@@ -60,8 +60,10 @@ def test_the_command_line_and_threads_are_ready_before_pytorch_loads(policy):
         "use_threads(1)\n"
         "assert 'torch' not in sys.modules\n"
         "import torch\n"
-        "print(os.environ['OMP_WAIT_POLICY'], torch.get_num_threads())"
+        "spins = os.environ.get('GOMP_SPINCOUNT')\n"
+        "print(os.environ.get('OMP_WAIT_POLICY'), spins, torch.get_num_threads())"
     )
-    given = {name: value for name, value in environment().items() if "OMP_" not in name}
+    given = {name: value for name, value in environment().items() if "OMP" not in name}
     given |= {} if policy is None else {"OMP_WAIT_POLICY": policy}
-    assert run_python(code, env=given)[1].split() == [policy or "passive", "1"]
+    spins = SPINS if policy is None else "None"
+    assert run_python(code, env=given)[1].split() == [str(policy), spins, "1"]

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from search_toys import random_toy
 from texts import ODD, engine, sentences, tokenizer
-from writehead.config import Batching, DecodeConfig
+from writehead.config import Batching, DecodeConfig, QuantizationConfig
 from writehead.data.bpe import normalise
 from writehead.data.lines import split_line, split_text
 from writehead.engine import Engine, beam_search, greedy
-from writehead.errors import ConfigError, DataError, OutOfRoom, RunError
+from writehead.errors import BackendError, ConfigError, DataError, OutOfRoom, RunError
+from writehead.interop.quantize import quantize_run
+from writehead.ops.cpu_weights import why_not_int8
 from writehead.runs import save_run
 from writehead.util import devices
 
@@ -341,3 +343,25 @@ def test_only_extreme_lines_are_shortened_with_a_warning(translator, caplog):
     named = [one.split(" is ")[0] for one in caplog.messages if "do not fit" in one]
     assert named == ["line 1"]
     assert not split_line("the cat. " * 2_000, encode, 255)[1]
+
+
+@pytest.mark.skipif(why_not_int8(torch.zeros(1)) is not None, reason="needs fbgemm")
+def test_quantized_runs_have_int8_weights_on_a_cpu_unless_told_otherwise(small_runs, tmp_path):
+    run, small = small_runs / "translation", tmp_path / "small"
+    quantize_run(run, small, QuantizationConfig(bits=8))
+    lines = sentences(4)
+    for path, options, expected in (
+        (run, {}, False),
+        (run, {"quantize": "int8"}, True),
+        (small, {}, True),
+        (small, {"quantize": "none"}, False),
+        (small, {"dtype": "float32"}, False),
+        (small, {"dtype": "float32", "quantize": "int8"}, True),
+    ):
+        made = Engine.load(path, device="cpu", **options)
+        assert made.model.is_int8 == expected
+        assert len(list(made.translate(lines, GREEDY))) == 4
+    with pytest.raises(ConfigError, match=r"unknown quantization 'int4'.*int8"):
+        Engine.load(run, quantize="int4")
+    with pytest.raises(BackendError, match="float32 weights on a CPU"):
+        Engine.load(run, device="cpu", dtype="bfloat16", quantize="int8")

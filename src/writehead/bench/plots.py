@@ -5,7 +5,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from writehead.bench.decode import COMPILED, CTRANSLATE2, HUGGING_FACE, OURS, search_name
+from writehead.bench.decode import (
+    COMPILED,
+    CTRANSLATE2,
+    CTRANSLATE2_INT8,
+    HUGGING_FACE,
+    OURS,
+    OURS_INT8,
+    search_name,
+)
 from writehead.bench.tables import median
 from writehead.errors import ConfigError, RunError
 from writehead.util.extras import requires
@@ -22,15 +30,37 @@ FLOOR, MULTI_HEAD, MULTI_QUERY = "hardware floor", "multi-head", "multi-query"
 # label in the record, name in the chart, kinds of attention
 SYSTEMS = (
     (OURS["true"], "writehead", (MULTI_QUERY, MULTI_HEAD)),
+    (OURS_INT8, "writehead, int8", (MULTI_QUERY, MULTI_HEAD)),
     (CTRANSLATE2, CTRANSLATE2, (MULTI_QUERY, MULTI_HEAD)),
+    (CTRANSLATE2_INT8, CTRANSLATE2_INT8, (MULTI_QUERY, MULTI_HEAD)),
     (HUGGING_FACE, HUGGING_FACE, (MULTI_HEAD,)),
     (COMPILED, COMPILED, (MULTI_QUERY, MULTI_HEAD)),
     (FLOOR, FLOOR, (MULTI_QUERY,)),
 )
 # colours of the text, the grid and the systems, in this order
 THEMES = {
-    "light": ("#1f2328", "#d8dee4", "#0969da", "#bc4c00", "#9a6700", "#8250df", "#6e7781"),
-    "dark": ("#e6edf3", "#30363d", "#58a6ff", "#ff9b5e", "#e3b341", "#bc8cff", "#9ea7b3"),
+    "light": (
+        "#1f2328",
+        "#d8dee4",
+        "#0969da",
+        "#1b7c83",
+        "#bc4c00",
+        "#cf222e",
+        "#9a6700",
+        "#8250df",
+        "#6e7781",
+    ),
+    "dark": (
+        "#e6edf3",
+        "#30363d",
+        "#58a6ff",
+        "#39c5cf",
+        "#ff9b5e",
+        "#ff7b72",
+        "#e3b341",
+        "#bc8cff",
+        "#9ea7b3",
+    ),
 }
 LABEL_GAP = 0.056  # of the height of the chart, between two labels
 FONT_SIZE = 10  # points
@@ -57,10 +87,12 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def markdown_table(record: dict[str, Any]) -> str:
-    """Returns milliseconds per step at the smallest and the largest batch, as Markdown."""
+    """Returns milliseconds per step as Markdown, of more than three batches the outer two."""
     settings = [row["setting"] for row in record["rows"]]
     batches, beams = (sorted({s[name] for s in settings}) for name in ("batch", "beam"))
-    cells = [(batch, beam) for batch in sorted({batches[0], batches[-1]}) for beam in beams]
+    if len(batches) > 3:
+        batches = [batches[0], batches[-1]]
+    cells = [(batch, beam) for batch in batches for beam in beams]
     heads = [f"batch {batch:,}, {search_name(beam)}" for batch, beam in cells]
     lines = [["ms per decoding step", *heads], ["-", *["-:"] * len(heads)]]
     for label, name, kinds in SYSTEMS:

@@ -373,7 +373,7 @@ def _log_z(x: Tensor, likely: Tensor) -> Tensor:
     fewer passes than logsumexp.
     """
     size = max(1, CACHED // x.shape[1])
-    parts = zip(x.split(size), likely.split(size), strict=True)
+    parts = zip(torch.split(x, size), torch.split(likely, size), strict=True)
     p = torch.cat([part.softmax(dim=1).gather(1, at) for part, at in parts])
     return (x.gather(1, likely) - p.log()).squeeze(1)
 

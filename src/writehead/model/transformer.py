@@ -70,7 +70,7 @@ class Transformer(nn.Module):
     @property
     def _parameter(self) -> Tensor:
         """A parameter that int8 weights do not replace."""
-        return next(self.decoder.layers[0].norm_attention.parameters())
+        return next(self.decoder.layers[0].get_submodule("norm_attention").parameters())
 
     def new_state(
         self, rows: int, capacity: int, beam: int = 1, padded: bool = False

@@ -285,7 +285,6 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
         for T in (memory.K[:, :, :readable], memory.V[:, :, :readable], memory.lengths)
     )
 
-
     def make_mask() -> tuple[Tensor, Tensor | None]:
         seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)
         mask = torch.where(seen, 0.0, -torch.inf).unsqueeze(1).repeat_interleave(g, dim=0)
@@ -328,9 +327,7 @@ def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) ->
     return torch.bmm(weights, V).view(-1, g, q, V.shape[2])
 
 
-def _attend_beams(
-    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scale: float
-) -> Tensor:
+def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scale: float) -> Tensor:
     """Computes [R beam, h, 1, k] [R beam, g, m, k] [R beam, g, m, v] -> [R beam, 1, h v].
 
     To avoid copying K and V, every query is multiplied by all rows of its slot. The mask [R beam g,

@@ -31,7 +31,6 @@ from writehead.ops.cpu_weights import (
     PackedWeight,
     pack_int8,
     pack_onednn,
-    why_not_int8,
     why_not_onednn,
 )
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
@@ -286,7 +285,7 @@ def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     Y = Y if weight.bias is None else Y.add_(weight.bias)
     if epilogue.activation == "relu" and not epilogue.gated:
         Y, epilogue = Y.relu_(), epilogue._replace(activation=None)
-    return _finish(Y.view(*X.shape[:-1], -1), epilogue)
+    return _finish(Y.view(*X.shape[:-1], len(weight.W)), epilogue)
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:

@@ -61,7 +61,7 @@ class DeferredRms:
 
 def rms_factors(X: Tensor, epsilon: float) -> Tensor:
     """Returns 1 / sqrt(mean(x²) + epsilon) of each row of X [..., d], [..., 1]; no gradients."""
-    factors = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    factors: Tensor = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     return factors.square_().div_(X.shape[-1]).add_(epsilon).rsqrt_()
 
 
@@ -91,8 +91,8 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
         wide = torch.promote_types(X.dtype, torch.float32)
         Y = F.rms_norm(X.to(wide), X.shape[-1:], norm.wide_gain(wide), norm.epsilon).to(X.dtype)
     elif norm.kind == "rms" and norm.gain is None and not needs_gradient(X):
-        wide = X.to(torch.promote_types(X.dtype, torch.float32))
-        Y = (wide * rms_factors(wide, norm.epsilon)).to(X.dtype)
+        Z = X.to(torch.promote_types(X.dtype, torch.float32))
+        Y = (Z * rms_factors(Z, norm.epsilon)).to(X.dtype)
     elif norm.kind == "rms":
         Y = F.rms_norm(X, X.shape[-1:], norm.gain, norm.epsilon)
     else:

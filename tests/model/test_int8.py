@@ -1,0 +1,70 @@
+"""Models with int8 weights: close to the original in every form, the same in any batch, final."""
+
+import pytest
+import torch
+from test_models import VARIANTS, forward, start, step_through
+
+from helpers import config, model, tokens
+from writehead.config import DecodeConfig
+from writehead.engine import beam_search
+from writehead.errors import BackendError, ConfigError
+from writehead.ops.cpu_weights import why_not_int8
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() or why_not_int8(torch.zeros(1)) is not None, reason="needs fbgemm"
+)
+F32 = torch.float32
+b, m, n = 3, 11, 9
+SIZES = {"d": 48, "f": 96}
+every_task = pytest.mark.parametrize("task", ["translation", "language"])
+
+
+@every_task
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_int8_weights_change_the_logits_little_and_steps_equal_forward(variant, task):
+    made, source, fed = (
+        model(config(task, **SIZES | variant), dtype=F32),
+        tokens(b, m),
+        tokens(b, n),
+    )
+    with torch.no_grad():
+        exact = forward(made, source, fed)
+        logits = forward(made.pack(int8=True), source, fed)
+    assert made.is_int8
+    assert (
+        logits - exact
+    ).norm() < 0.4 * exact.norm()  # of small matrices with large random weights
+    steps = step_through(made, fed, start(made, source, fed, n))
+    # a sum that is rounded otherwise may quantize otherwise, by one level
+    assert (steps - logits).norm() < 0.05 * logits.norm()
+
+
+@every_task
+def test_a_sequence_decodes_to_the_same_tokens_in_any_batch(task):
+    made = model(config(task, **SIZES), dtype=F32).pack(int8=True)
+    prompts = tokens(5, 4)
+    options = DecodeConfig(beam=3, max_length=6)
+    together = beam_search(made.step, made.start(prompts, 12, beam=3), options, eos=made.config.eos)
+    for i, hypotheses in enumerate(together):
+        state = made.start(prompts[i : i + 1], 12, beam=3)
+        [alone] = beam_search(made.step, state, options, eos=made.config.eos)
+        assert [list(one.tokens) for one in alone] == [list(one.tokens) for one in hypotheses]
+
+
+def test_int8_weights_replace_the_others_for_good(tmp_path):
+    made = model(config("translation", **SIZES, source_vocab_size=41, tied=False), dtype=F32)
+    floats = sum(W.nbytes for W in made.parameters())
+    assert made.pack(int8=True) is made.pack(int8=True)
+    kept = sum(W.nbytes for W in made.parameters() if not W.is_meta)
+    assert kept < 0.2 * floats  # norms and positions
+    assert (made.device, made.dtype) == (torch.device("cpu"), torch.float32)
+    for change in (made.train, made.double, lambda: made.load_state_dict({})):
+        with pytest.raises(ConfigError, match="load it again"):
+            change()
+
+
+def test_other_dtypes_and_devices_are_refused():
+    for made in (model(config()), model(config(), dtype=torch.bfloat16)):
+        with pytest.raises(BackendError, match="float32 weights on a CPU"):
+            made.pack(int8=True)
+        assert made.packed_output is None
