@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 from writehead.bulk.crew import Team, WorkerDied
 from writehead.bulk.job import Job, Progress
@@ -19,6 +20,7 @@ from writehead.errors import RunError
 from writehead.util.extras import requires
 
 POLL_SECONDS = 0.5  # between reports of progress
+LOCAL: dict[str, Any] = {"include_dashboard": False}  # options of a cluster that is started here
 CORES = 4  # of a worker without a GPU, if the machines have as many
 
 
@@ -35,17 +37,17 @@ def connected(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    quiet = {"logging_level": logging.ERROR, "include_dashboard": False}
     try:
         if address is not None:
-            ray.init(address, **quiet)
+            ray.init(address, logging_level=logging.ERROR)
         else:
-            _init_here(ray, quiet)
+            _init_here(ray)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         where = "on this machine" if address is None else f"at {address}"
         raise RunError(
-            f"there is no Ray cluster {where} ({reason}); check it with ray status"
+            f"there is no Ray cluster {where} ({reason}); check the address and, if the cluster "
+            f"requires a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH"
         ) from error
     try:
         yield
@@ -53,12 +55,16 @@ def connected(address: str | None = None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _init_here(ray: Any, quiet: dict[str, Any]) -> None:
+def _init_here(ray: Any) -> None:
     """Connects to the cluster of this machine, or starts one."""
     with suppress(ConnectionError):
-        ray.init("auto", **quiet)
+        ray.init("auto", logging_level=logging.ERROR)
         return
-    ray.init("local", _node_ip_address="127.0.0.1", **quiet)
+    from ray._private import ray_constants
+
+    # Ray has no option to listen on the loopback interface only, as it does on macOS
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        ray.init("local", logging_level=logging.ERROR, **LOCAL)
 
 
 def ray_team(translation: Translation) -> Team:

@@ -31,7 +31,7 @@ from writehead.util.files import atomic_file, publish, remove_directory, sync, w
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked
 
-HOME, MANIFEST = ".writehead", "manifest.json"
+HOME, MANIFEST, JOIN_LOCK = ".writehead", "manifest.json", "join.lock"
 FORMAT = 1
 # a process that is killed loses a shard, but a GPU is not busy at the end of a shard
 SHARD_LINES = {"cpu": 10_000, "gpu": 100_000}
@@ -164,13 +164,15 @@ class Job:
         An existing file is an error unless `replace`. After an interruption, files that are already
         written are left as they are.
         """
-        with locked(self.home / "join.lock") as acquired:
+        with locked(self.home / JOIN_LOCK) as acquired:
             if acquired and not self.is_joined:
                 self._write_files(replace)
                 remove_directory(self.folder)
-                shutil.rmtree(self.home / "locks", ignore_errors=True)
             if acquired and self.missing():
                 raise DataError(f"another process has removed the job in {self.output}")
+            for path in self.home.iterdir() if acquired else ():
+                if path.name not in (MANIFEST, JOIN_LOCK):  # killed processes have left it
+                    _remove(path)
             return acquired
 
     def missing(self) -> list[str]:
@@ -187,8 +189,6 @@ class Job:
                 continue
             with atomic_file(fresh) as written, closing(reader.open(i)) as records:
                 records.write(written, lambda text: [*islice(lines, len(lines_of(text)))])
-                if file is self.files[-1]:
-                    next(lines, None)  # checks the length of the last shard
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 publish(fresh, target, replace=replace)
@@ -199,18 +199,20 @@ class Job:
             sync(target.parent)
 
     def _output_lines(self) -> Iterator[str]:
-        """Yields all lines of output; raises DataError if a shard is damaged."""
+        """Yields all lines of output; raises DataError before the lines of a damaged shard."""
         for i, (start, end) in enumerate(pairwise(self.marks)):
-            path, count = self.path(i), 0
-            try:
-                with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-                    for line in file:
-                        count += 1
-                        yield line.removesuffix("\n")
-            except (OSError, EOFError, ValueError, zlib.error) as error:
-                raise DataError(_damaged(path, str(error))) from error
+            count = sum(1 for _ in self._shard_lines(i))  # also compares the checksum
             if count != end.line - start.line:
-                raise DataError(_damaged(path, f"it has {count:,} lines"))
+                raise DataError(_damaged(self.path(i), f"it has {count:,} lines"))
+            yield from self._shard_lines(i)
+
+    def _shard_lines(self, shard: int) -> Iterator[str]:
+        path = self.path(shard)
+        try:
+            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+                yield from (line.removesuffix("\n") for line in file)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise DataError(_damaged(path, str(error))) from error
 
 
 class Reader:
@@ -257,6 +259,7 @@ def open_job(
     The files of an existing job are hashed, which takes about a second per gigabyte. If they or the
     settings have changed, raises DataError; with `force`, starts over instead.
     """
+    output = output.absolute()  # workers may have other working directories
     home = output / HOME
     home.mkdir(parents=True, exist_ok=True)
     path = home / MANIFEST
@@ -296,8 +299,6 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 def _check_no_output(output: Path, files: Sequence[InputFile], force: bool) -> None:
     for file in files:
         target = output / file.name
-        if _is_same(file.path, target):
-            raise DataError(f"{target} is also the input; choose another folder for the output")
         if target.exists() and not (force and target.is_file()):
             raise DataError(f"{target} exists; choose another folder")
 
@@ -383,6 +384,13 @@ def _changed(path: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> str:
     return f"{path} is damaged ({reason}); delete it and run the job again"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_same(path: Path, other: Path) -> bool:

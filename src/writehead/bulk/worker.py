@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple, Protocol
 
-from writehead.bulk.job import Job, Progress, Reader
+from writehead.bulk.job import MANIFEST, Job, Progress, Reader
 from writehead.bulk.translator import output_line
 from writehead.data.records import lines_of
 from writehead.engine import Output
@@ -61,8 +61,10 @@ class Worker:
 
     def start(self, job: Job) -> None:
         """Takes shards of this job from now on."""
-        if not job.is_joined and not job.home.is_dir():
-            raise RunError(f"{job.output} is not visible to all workers; use a shared folder")
+        if not (job.home / MANIFEST).is_file():
+            raise RunError(
+                f"a worker cannot see {job.output}; use a folder that all machines share"
+            )
         if self._identity != job.manifest["model"]:
             raise RunError("the workers have different models; copy the same one to all machines")
         self._job, self._reader = job, Reader(job)

@@ -128,7 +128,7 @@ def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
                 job = open_job(output, files, plan, progress, force=given["force"])
         except OtherJob as error:
             raise DataError(f"{error} with --force") from error
-        if job.is_joined:
+        if job.is_joined and job.join():
             report.say(f"{output} is complete; there is nothing to do")
             return
         if invalid := sum(entry["invalid"] for entry in job.manifest["inputs"]):
