@@ -1,6 +1,7 @@
 """Workers in other processes: the same output, replaced if they die, stopped with the parent."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -79,8 +80,6 @@ def test_workers_end_with_a_killed_parent():
         pid = int(parent.stdout.readline())
         descriptor = os.pidfd_open(pid)
         parent.send_signal(signal.SIGKILL)
-        import select
-
         assert select.select([descriptor], [], [], 60)[0]
         os.close(descriptor)
 

@@ -156,7 +156,10 @@ def _run(
             f"finished {plural(len(shards), 'shard')}; {left:,} of {len(job.shards):,} are left "
             f"for other processes, the last of which writes the output files"
         )
-    elif job.join(replace=replace):
+        return
+    with report.stage("writing the output files"):
+        joined = job.join(replace=replace)
+    if joined:
         files = plural(len(job.files), "file")
         report.say(f"translated {plural(job.lines(), 'line')}; wrote {files} to {job.output}")
     else:
