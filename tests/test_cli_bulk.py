@@ -146,7 +146,7 @@ def test_what_has_changed_is_refused_and_kept_unless_forced(folder, translate, m
         interrupt(patch, KeyboardInterrupt(), after=2)
         translate("--input=a.en", "--output=out", "--shards=5")
     for arguments, words in (
-        (["--beam=2"], "was started with beam=None, not 2"),
+        (["--beam=2"], "was started with beam=4, not 2"),
         (["--scores"], "was started with scores=False, not True"),
         (["--shards=7"], "was started with 5 shards, not 7"),
         (["--errors=skip"], "was started with errors='strict', not 'skip'"),

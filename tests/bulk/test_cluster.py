@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,9 +41,10 @@ def test_a_cluster_that_is_started_here_listens_on_the_loopback_interface_only()
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
 
 
-def test_a_killed_actor_is_replaced_and_its_shard_repeated(tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(LINES))
-    job = open_in(tmp_path / "out", tmp_path / "a.txt", plan(9))
+def test_a_killed_actor_is_replaced_and_its_shard_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("\n".join(LINES))
+    job = open_in(Path("out"), "a.txt", plan(9))
     deadly = Upper((LINES[4], LINES[20]), tmp_path)
     team = Team([lambda: cluster.RayWorker(deadly, 1, 0)] * 2, on_cpu=True)
     reports = complete(job, team)

@@ -104,7 +104,8 @@ class RayWorker:
 
     def start(self, job: Job) -> None:
         """Takes shards of this job from now on."""
-        self._call("start", job)
+        # actors have other working directories
+        self._call("start", replace(job, output=job.output.absolute()))
 
     def translate(self, shard: int, report: Progress) -> int | None:
         """Translates a shard; see `Worker.translate`."""

@@ -259,7 +259,6 @@ def open_job(
     The files of an existing job are hashed, which takes about a second per gigabyte. If they or the
     settings have changed, raises DataError; with `force`, starts over instead.
     """
-    output = output.absolute()  # workers may have other working directories
     home = output / HOME
     home.mkdir(parents=True, exist_ok=True)
     path = home / MANIFEST

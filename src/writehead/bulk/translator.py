@@ -13,6 +13,7 @@ from writehead.config import Batching, DecodeConfig
 from writehead.data.lines import plain_line
 from writehead.data.records import RecordFormat, lines_of
 from writehead.engine import Engine, Output
+from writehead.engine.engine import BEAM
 from writehead.errors import DataError
 from writehead.interop.hub import find_folder
 from writehead.interop.pretrained import RunFacts
@@ -39,7 +40,7 @@ class Translation:
     def to_json(self) -> dict[str, Any]:
         """Returns the options that change translations, as JSON values."""
         languages = {"source_lang": self.source_lang, "target_lang": self.target_lang}
-        return asdict(self.options) | languages
+        return asdict(self.options.with_default_beam(BEAM)) | languages
 
 
 class Translator:
