@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from jobs import Upper, complete, open_in, plan
 from processes import environment
 from texts import sentences
-from writehead.bulk.crew import Crew, Team
+from writehead.bulk.crew import Crew, Team, WorkerDied
+from writehead.bulk.job import Job
 from writehead.bulk.processes import ProcessWorker, device_names
+from writehead.bulk.worker import Worker
 from writehead.errors import ConfigError, RunError
 
 LINES = [f"{i} {line}" for i, line in enumerate(sentences(30))]
@@ -42,6 +45,27 @@ def test_a_shard_that_kills_every_worker_is_an_error_and_others_are_kept(job, mo
     with pytest.raises(RunError, match=r"2 workers have died .* shard 8 \(lines 27 to 30\)"):
         complete(job, processes(Upper((LINES[29],))))
     assert [*map(job.is_finished, job.shards)] == [True] * 8 + [False]
+
+
+class Stuck(Worker):
+    """A worker on a machine that is lost: the cluster never starts it."""
+
+    def __init__(self) -> None:
+        super().__init__(Upper())
+        self.closed = threading.Event()
+
+    def start(self, job: Job) -> None:
+        self.closed.wait()
+        raise WorkerDied
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_job_does_not_wait_for_a_worker_that_cannot_start(job):
+    team = Team([lambda: Worker(Upper()), Stuck], on_cpu=True)
+    complete(job, team)
+    assert (job.output / "a.txt").read_text() == "\n".join(LINES).upper() + "\n"
 
 
 class Fails(Upper):

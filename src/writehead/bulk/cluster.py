@@ -126,8 +126,10 @@ class RayWorker:
                 if report is not None:
                     report(ray.get(self._actor.lines.remote()))
             found: Answer = ray.get(result)
-        except (errors.RayActorError, errors.RaySystemError, errors.ObjectLostError) as error:
-            raise WorkerDied(str(error)) from error
+        except errors.RayError as error:  # also an error in the actor that is not one of ours
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            is_traceback = isinstance(error, errors.RayTaskError)
+            raise WorkerDied(lines[-1 if is_traceback else 0]) from error
         return found.value()
 
 

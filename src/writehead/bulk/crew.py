@@ -1,5 +1,6 @@
 """Runs shards on one or more workers; replaces workers that die and repeats their shards."""
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from writehead.bulk.job import Job, Progress
 from writehead.errors import RunError
+
+log = logging.getLogger(__name__)
 
 MAX_DEATHS = 5  # of workers, for the same shard or in a row while they start
 RETRY_SECONDS = 1.0  # between attempts at shards that other processes have locked
@@ -60,17 +63,28 @@ class Queue:
         While other threads translate the last shards, waits in case one of their workers dies.
         """
         with self._changed:
-            while self.error is None:
+            while not self.is_over:
                 if self._waiting:
                     shard = self._waiting.popleft()
                     self._running[shard] = 0.0
                     return shard
-                if not self._running and not self._locked:
-                    break
                 if not self._changed.wait(RETRY_SECONDS):
                     self._waiting.extend(self._locked)
                     self._locked.clear()
             return None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all shards are finished, or there was an error."""
+        with self._changed:
+            left = self._waiting or self._running or self._locked
+            return self.error is not None or not left
+
+    def wait(self) -> None:
+        """Waits until the job is over."""
+        with self._changed:
+            while not self.is_over:
+                self._changed.wait()
 
     def report(self, shard: int, lines: float) -> None:
         """Reports how many lines of a running shard are finished."""
@@ -93,7 +107,6 @@ class Queue:
     def put_back(self, shard: int) -> None:
         """Queues a shard again whose worker has died; raises RunError if that happens often."""
         with self._changed:
-            del self._running[shard]
             self._deaths[shard] += 1
             if self._deaths[shard] == MAX_DEATHS:
                 first, end = (self._job.marks[i].line for i in (shard, shard + 1))
@@ -101,13 +114,15 @@ class Queue:
                     f"{MAX_DEATHS} workers have died while they translated shard {shard} (lines "
                     f"{first + 1:,} to {end:,}); see their messages, and the memory they use"
                 )
+            del self._running[shard]
             self._waiting.appendleft(shard)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Stops all threads; the first error is kept."""
+        """Stops all threads, unless the job is over."""
         with self._changed:
-            self.error = self.error or error
+            if not self.is_over:
+                self.error = error
             self._changed.notify_all()
 
 
@@ -155,32 +170,29 @@ class Crew:
         if len(self._members) == 1:
             self._serve(0, job, queue)
         else:
-            numbers = range(min(len(self._members), len(left)))
-            threads = [
-                threading.Thread(target=self._serve, args=(i, job, queue), daemon=True)
-                for i in numbers
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            for i in range(min(len(self._members), len(left))):
+                threading.Thread(target=self._serve, args=(i, job, queue), daemon=True).start()
+            queue.wait()
         if queue.error is not None:
             raise queue.error
         return queue.in_pieces
 
     def _serve(self, i: int, job: Job, queue: Queue) -> None:
         """Gives shards to a worker until none is left."""
+        started: Member | None = None
         try:
-            started: Member | None = None
-            while (shard := queue.take()) is not None:
+            while not queue.is_over:
+                # before it takes a shard, because a cluster may have no place for a new worker
+                if started is not self._members[i]:
+                    self._retry(i, lambda member: member.start(job))
+                    started = self._members[i]
+                if (shard := queue.take()) is None:
+                    break
                 try:
-                    if started is not self._members[i]:
-                        self._retry(i, lambda member: member.start(job))
-                        started = self._members[i]
                     found = started.translate(shard, partial(queue.report, shard))
-                except WorkerDied:
+                except WorkerDied as death:
                     queue.put_back(shard)
-                    self._replace(i, queue)
+                    self._replace(i, death)
                 else:
                     queue.finish(shard, found)
         except BaseException as error:  # raised again by `run`
@@ -191,11 +203,14 @@ class Crew:
         for _ in range(MAX_DEATHS):
             try:
                 return call(self._members[i])
-            except WorkerDied:
-                self._replace(i, self._queue)
+            except WorkerDied as death:
+                self._replace(i, death)
         raise RunError(f"{MAX_DEATHS} workers have died while they started; see their messages")
 
-    def _replace(self, i: int, queue: Queue | None) -> None:
+    def _replace(self, i: int, death: WorkerDied) -> None:
+        """Starts another worker; ends the thread if the job is over."""
+        if self._queue is not None and self._queue.is_over:
+            raise death
+        log.warning("a worker has died (%s); starting another one", death)
         self._members[i].close()
-        if queue is None or queue.error is None:
-            self._members[i] = self._makers[i]()
+        self._members[i] = self._makers[i]()

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from writehead.util.devices import find_device
 from writehead.util.garbage import frozen_objects
 from writehead.util.threads import available_cores
 
-REPORT_SECONDS = 0.5  # between two reports of progress
 STOP_SECONDS = 10.0
 
 
@@ -103,21 +101,8 @@ def _serve(loader: Loader, connection: Connection) -> None:
                 continue
             call = getattr(loaded.result, name)
             if name == "translate":
-                arguments = (*arguments, _Report(connection))
+                arguments = (*arguments, connection.send)  # to report progress
             connection.send(answer(call, *arguments))
-
-
-class _Report:
-    """Sends progress to the parent, not too often."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._sent = connection, time.monotonic()
-
-    def __call__(self, lines: float) -> None:
-        now = time.monotonic()
-        if now - self._sent >= REPORT_SECONDS:
-            self._connection.send(lines)
-            self._sent = now
 
 
 def _die_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,8 @@ from writehead.engine import Output
 from writehead.errors import DataError, RunError, WriteheadError
 from writehead.util.files import atomic_file
 from writehead.util.locks import locked
+
+REPORT_SECONDS = 0.2  # between reports of progress
 
 
 class LineTranslator(Protocol):
@@ -95,12 +98,14 @@ class Worker:
         assert self._reader is not None
         texts = job.texts(shard, self._reader)
         lines = (line for text in texts for line in lines_of(text))
-        done = 0.0
+        done, reported = 0.0, time.monotonic()
 
         def progress(count: float) -> None:
-            nonlocal done
+            nonlocal done, reported
             done += count
-            report(done)
+            if (now := time.monotonic()) - reported >= REPORT_SECONDS:
+                report(done)
+                reported = now
 
         outputs = self._translator.translate(lines, job.marks[shard].line, progress)
         in_pieces = 0
