@@ -149,6 +149,7 @@ def test_what_has_changed_is_refused_and_kept_unless_forced(folder, translate, m
         (["--beam=2"], "was started with beam=4, not 2"),
         (["--scores"], "was started with scores=False, not True"),
         (["--shards=7"], "was started with 5 shards, not 7"),
+        (["--dtype=float32"], "was started with another dtype"),
         (["--errors=skip"], "was started with errors='strict', not 'skip'"),
     ):
         code, err = translate("--input=a.en", "--output=out", *arguments)

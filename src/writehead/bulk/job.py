@@ -355,7 +355,8 @@ def _difference(job: Job, plan: Plan) -> str | None:
     if (old["format"], old["writehead"]) != (FORMAT, __version__):
         return f"{begun} another version of writehead, {shown(old['writehead'])}"
     if old["model"] != new["model"]:
-        return f"{begun} another model"
+        dtype = {"dtype": new["model"].get("dtype")}
+        return f"{begun} another {'dtype' if old['model'] | dtype == new['model'] else 'model'}"
     for name, value in new["options"].items():
         if old["options"].get(name) != value:
             return f"{begun} {name}={shown(old['options'].get(name))}, not {shown(value)}"

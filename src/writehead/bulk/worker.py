@@ -69,7 +69,10 @@ class Worker:
                 f"a worker cannot see {job.output}; use a folder that all machines share"
             )
         if self._identity != job.manifest["model"]:
-            raise RunError("the workers have different models; copy the same one to all machines")
+            raise RunError(
+                "the workers have different models or dtypes; copy the same model to all machines, "
+                "and set the dtype if their devices differ"
+            )
         self._job, self._reader = job, Reader(job)
         # a job may have thousands of long lines; `translate` counts them instead
         logging.getLogger("writehead.data.lines").setLevel(logging.ERROR)
