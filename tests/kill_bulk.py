@@ -38,11 +38,9 @@ def main() -> int:
         assert start(folder, "whole", options).wait() == 0
         seconds = time.monotonic() - started
         found = interrupted(folder, options, draw, max(1.0, options.longest or seconds / 3))
-        whole, killed = (
-            (folder / kind / "in.txt").read_bytes().splitlines() for kind in ("whole", "killed")
-        )
         found |= {"lines": len(lines), "shards": options.shards, "seconds": round(seconds, 1)}
-        found |= {"same": whole == killed and len(whole) == len(lines)}
+        whole = (folder / "whole" / "in.txt").read_bytes()
+        found["same"] = found["same"] and whole.count(b"\n") == len(lines)
     print(json.dumps(found))
     return 0 if found["same"] else 1
 
@@ -70,9 +68,13 @@ def start(folder: Path, output: str, options: argparse.Namespace) -> subprocess.
 
 def interrupted(
     folder: Path, options: argparse.Namespace, draw: random.Random, longest: float
-) -> dict[str, int]:
-    """Runs a job to its end in spite of kills; returns how many there were."""
-    count = {"kills": 0, "killed workers": 0, "starts": 1}
+) -> dict[str, float]:
+    """Kills a job until it has ended; returns how often, and whether each output is the same.
+
+    If a job ends before the last kill, it is started over.
+    """
+    count: dict[str, float] = {"kills": 0, "killed workers": 0, "starts": 1, "jobs": 1}
+    outputs = []
     process = start(folder, "killed", options)
     while count["kills"] < options.kills:
         try:
@@ -88,11 +90,15 @@ def interrupted(
             process.wait()
         else:  # finished too early: start over with another output
             assert process.returncode == 0, (folder / "log").read_text()
+            outputs.append((folder / "killed" / "in.txt").read_bytes())
             shutil.rmtree(folder / "killed")
+            count["jobs"] += 1
         count["starts"] += 1
         process = start(folder, "killed", options)
     assert process.wait() == 0, (folder / "log").read_text()
-    return count
+    outputs.append((folder / "killed" / "in.txt").read_bytes())
+    whole = (folder / "whole" / "in.txt").read_bytes()
+    return count | {"same": all(output == whole for output in outputs)}
 
 
 def find_workers(ancestor: int) -> list[int]:

@@ -291,7 +291,7 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
         write_file(path, _dump(manifest), replace=False)
     except FileExistsError:
         with suppress(OSError):  # it is the other process's folder if the manifests are the same
-            if read_json(path, dict, DataError) != manifest:
+            if read_json(path, dict, DataError, max_bytes=MAX_MANIFEST) != manifest:
                 folder.rmdir()
 
 
