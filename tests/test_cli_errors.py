@@ -44,7 +44,8 @@ EXPLAIN = [
 ]
 DECODE = [
     ("translate translation --input nowhere", "nowhere cannot be read: No such file"),
-    ("translate translation --output .", ". could not be written: Is a directory"),
+    ("translate translation --output .", "an output folder needs files to read"),
+    ("generate language Once --output .", ". could not be written: Is a directory"),
     ("translate translation --output no/where", "no/where could not be written: No such file"),
     ("translate translation --prefix-file -", "cannot be both the text and its prefixes"),
     ("translate translation --beam 99999", "beam=99999 must be at most 300"),

@@ -13,7 +13,7 @@ SOURCE = Path(writehead.__file__).parent
 
 # from the bottom up; a package may import itself and those before it
 LOWER = "errors util schema config cost ops model data runs interop"
-UPPER = "engine training bench paper explain serving demo cli"
+UPPER = "engine bulk training bench paper explain serving demo cli"
 PACKAGES = [*LOWER.split(), *UPPER.split()]
 
 

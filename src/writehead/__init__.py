@@ -10,6 +10,7 @@ from writehead.util.threads import wait_briefly
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
+    from writehead.bulk import BatchTranslator
     from writehead.config import (
         AttentionConfig,
         Batching,
@@ -42,6 +43,7 @@ wait_briefly()  # has an effect only before PyTorch is loaded
 
 __all__ = [
     "AttentionConfig",
+    "BatchTranslator",
     "Batching",
     "DecodeConfig",
     "Engine",
@@ -72,7 +74,7 @@ __all__ = [
 
 _MODULES = (
     *("config", "errors", "paper.presets", "ops.attention", "model", "engine"),
-    *("interop.pretrained", "interop.huggingface", "interop.convert", "runs"),
+    *("interop.pretrained", "interop.huggingface", "interop.convert", "runs", "bulk"),
 )
 
 

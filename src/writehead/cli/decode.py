@@ -16,6 +16,16 @@ from typer import Argument, Option
 
 from writehead import __version__
 from writehead.cli.app import app
+from writehead.cli.bulk import (
+    Cluster,
+    Devices,
+    Field,
+    OutputField,
+    Shard,
+    Shards,
+    is_bulk,
+    translate_files,
+)
 from writehead.cli.options import (
     A_RUN,
     DEFAULT,
@@ -56,6 +66,25 @@ Input = Annotated[
 Output = Annotated[
     str, Option("--output", "-o", help="File to write; can be resumed. - is standard output.")
 ]
+Inputs = Annotated[
+    str,
+    Option(
+        "--input",
+        "-i",
+        metavar="PATH",
+        help="File to read, one text per line. - is standard input. A folder or a pattern such as "
+        "'data/*.gz' needs an output folder.",
+    ),
+]
+Outputs = Annotated[
+    str,
+    Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="File or folder to write; can be resumed. - is standard output.",
+    ),
+]
 OnErrors = Annotated[
     Errors,
     Option("--errors", help="On invalid UTF-8: stop, replace it with U+FFFD, or skip the line."),
@@ -90,8 +119,8 @@ BatchTokens = Annotated[
 def translate_command(
     context: typer.Context,
     run: Annotated[str | None, Argument(metavar="RUN", help=A_RUN + DEFAULT)] = None,
-    input_path: Input = "-",
-    output_path: Output = "-",
+    input_path: Inputs = "-",
+    output_path: Outputs = "-",
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     beam: Annotated[
@@ -122,6 +151,12 @@ def translate_command(
     dtype: Dtype = None,
     quantize: Quantize = "auto",
     force: Force = False,
+    shards: Shards = None,
+    shard: Shard = None,
+    devices: Devices = None,
+    cluster: Cluster = None,
+    field: Field = None,
+    output_field: OutputField = None,
 ) -> None:
     """Translate each line of a file or of standard input, in order.
 
@@ -129,16 +164,24 @@ def translate_command(
 
     A line that is too long for the model is translated in pieces. A program that pipes lines to
     this command can wait for each translation before it writes the next line.
+
+    Many files: writehead translate --input data/ --output translated/ --devices 0,1; see
+    docs/bulk.md.
     """
     config = _decode_config(context.params)
+    bulk = is_bulk(context.params)
     folder = None if run is None else find_folder(run)
     if folder is not None and not os.path.isdir(folder):  # a file of text, or the text itself
         raise ConfigError(
             f"there is no run at {run!r}; RUN must be the folder of a run: pass text on "
             f"standard input, or a file with --input"
         )
+    if bulk:
+        translate_files(context.params, config)
+        return
     _check_files([input_path, *([] if prefix_file is None else [prefix_file])], output_path, force)
     from writehead.cli import textio
+    from writehead.data.lines import plain_line
     from writehead.engine import Engine  # imports PyTorch
 
     reader = textio.LineReader(input_path, errors, ADVICE)
@@ -156,7 +199,7 @@ def translate_command(
         )
         for i, output in enumerate(outputs, first):
             yield "".join(
-                form.format(i=i, text=textio.plain_line(one.text), score=one.score)
+                form.format(i=i, text=plain_line(one.text), score=one.score)
                 for one in output.hypotheses
             )
 
@@ -218,6 +261,7 @@ def generate_command(
         raise ConfigError("give either a prompt or a file of prompts with --input, not both")
     _check_files([input_path] if prompt is None else [], output_path, force)
     from writehead.cli import textio
+    from writehead.data.lines import plain_line
     from writehead.engine import Engine  # imports PyTorch
 
     folder = find_folder(run)
@@ -231,7 +275,7 @@ def generate_command(
         outputs = engine.generate(prompts, config, samples=samples, progress=progress, first=first)
         for output, start in zip(outputs, starts, strict=True):
             start = textio.echo(engine.tokenizer, start) * echo
-            yield "".join(textio.plain_line(start + one.text) + "\n" for one in output.hypotheses)
+            yield "".join(plain_line(start + one.text) + "\n" for one in output.hypotheses)
 
     list(answer([], 0, None))  # checks the options before a line is read
     if typed:
@@ -244,7 +288,7 @@ def generate_command(
             for i, [(start, _)] in enumerate(groups):
                 pieces = engine.stream(start, dataclasses.replace(config, seed=config.seed + i))
                 for piece in chain([textio.echo(engine.tokenizer, start) * echo], pieces):
-                    output.write(textio.plain_line(piece))
+                    output.write(plain_line(piece))
                 output.write("\n")
         else:
             textio.decode_lines(
@@ -297,9 +341,8 @@ def _open_output(
     **form: object,
 ) -> "Iterator[textio.Output]":
     """Opens the output; keeps finished lines of an earlier attempt if its manifest is the same."""
+    from writehead.bulk.translator import model_identity
     from writehead.cli import textio
-    from writehead.interop.pretrained import RunFacts
-    from writehead.runs.bundled import bundled_run
 
     path, force = (context.params[name] for name in ("output_path", "force"))
 
@@ -308,10 +351,7 @@ def _open_output(
         return {
             "writehead": __version__,
             "verb": context.command.name,
-            "weights": RunFacts.read(folder or bundled_run()).fingerprint,
-            "model": engine.model.config.to_json(),
-            "tokenizer": engine.tokenizer.fingerprint,
-            "dtype": str(engine.model.dtype),
+            **model_identity(folder, engine),
             "options": dataclasses.asdict(config),
             "form": form,
         }

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from writehead.cli.resumable import ResumableFile, Source, resumable_file
+from writehead.data.lines import decode_line
 from writehead.errors import DataError, one_line
 from writehead.util.garbage import frozen_objects
 
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 1 << 22  # maximum size of lines that are decoded together
 COMMIT_SECONDS = 1.0  # after which finished lines are written to disk
-SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; the others may end lines
-ONE_LINE: dict[int, str | None] = {
-    **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
-    **{ord(separator): " " for separator in SEPARATORS},
-}
 
 
 class LineReader:
@@ -93,9 +89,8 @@ class LineReader:
 
     def _decode(self, raw: bytes) -> str:
         self._number += 1
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
         try:
-            return raw.decode("utf-8")
+            return decode_line(raw)
         except UnicodeDecodeError as error:
             if self._errors == "strict":
                 raise DataError(
@@ -103,7 +98,7 @@ class LineReader:
                     f"{self._advice}"
                 ) from error
             self._invalid += 1
-            return raw.decode("utf-8", "replace") if self._errors == "replace" else ""
+            return decode_line(raw, self._errors)
 
     def report(self) -> None:
         """Prints the number of lines that were not UTF-8, if any, on standard error."""
@@ -182,11 +177,6 @@ def echo(tokenizer: "Tokenizer", prompt: str) -> str:
     """Returns the prompt as it precedes a continuation: some tokenizers drop spaces at its end."""
     decoded = tokenizer.decode(tokenizer.encode(prompt))
     return prompt if decoded[-1:].isspace() else prompt.rstrip()
-
-
-def plain_line(text: str) -> str:
-    """Removes control characters and replaces line separators with spaces."""
-    return text.translate(ONE_LINE)
 
 
 def say(sentence: str) -> None:

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from writehead.data.parquet import parquet_file
 from writehead.data.sources import Corpus, Inputs, Row, file_identity
 from writehead.errors import DataError
 from writehead.util.extras import requires
@@ -46,27 +47,19 @@ class ParquetRows:
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows of all files; a missing text is empty."""
-        with requires("hub"):
-            import pyarrow.parquet as parquet  # type: ignore[import-untyped]
         columns = [f"translation.{language}" for language in self.pair] if self.pair else ["text"]
         for path in self.files:
-            try:
-                with parquet.ParquetFile(path) as file:
-                    names = [column.path for column in file.schema]
-                    if missing := sorted(set(columns) - set(names)):
-                        raise DataError(
-                            f"{path} has {' and '.join(names)}, but lacks {' and '.join(missing)}; "
-                            f"choose a dataset of text, or a pair of languages that it has"
-                        )
-                    for batch in file.iter_batches(columns=columns):
-                        for value in batch.column(0).to_pylist():
-                            texts = map((value or {}).get, self.pair) if self.pair else [value]
-                            yield tuple(text or "" for text in texts)
-            except DataError:
-                raise
-            except (OSError, ValueError) as error:  # the base classes of pyarrow's errors
-                reason = str(error).splitlines()[0].rstrip(". ")
-                raise DataError(f"{path} is not parquet ({reason}); copy it again") from error
+            with parquet_file(path) as file:
+                names = [column.path for column in file.schema]
+                if missing := sorted(set(columns) - set(names)):
+                    raise DataError(
+                        f"{path} has {' and '.join(names)}, but lacks {' and '.join(missing)}; "
+                        f"choose a dataset of text, or a pair of languages that it has"
+                    )
+                for batch in file.iter_batches(columns=columns):
+                    for value in batch.column(0).to_pylist():
+                        texts = map((value or {}).get, self.pair) if self.pair else [value]
+                        yield tuple(text or "" for text in texts)
 
 
 def hub_inputs(name: str, pair: str | None = None) -> Inputs:

@@ -17,6 +17,31 @@ WORD_CHARACTERS = 1_000  # limit for a word, or for a sentence in a script witho
 LONG_WORD = re.compile(rf"[^\s。！？]{{{WORD_CHARACTERS + 1},}}")
 EXTRA_TOKENS = 50  # a translation may be this many tokens longer than its source
 LINE_TOKENS = 32_768  # of a line and its translation
+SEPARATORS = "\t\n\v\f\r\x85\u2028\u2029"  # tabs precede scores; the others may end lines
+ONE_LINE: dict[int, str | None] = {
+    **dict.fromkeys((*range(0x20), *range(0x7F, 0xA0))),  # control characters
+    **{ord(separator): " " for separator in SEPARATORS},
+}
+
+
+def decode_line(raw: bytes, errors: str = "strict") -> str:
+    """Decodes a line of a UTF-8 file, without its end.
+
+    If it is not UTF-8, `errors` "strict" raises UnicodeDecodeError, "replace" replaces invalid
+    bytes with U+FFFD, and "skip" returns an empty line.
+    """
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        return raw.decode("utf-8", "replace" if errors == "replace" else "strict")
+    except UnicodeDecodeError:
+        if errors == "strict":
+            raise
+        return ""
+
+
+def plain_line(text: str) -> str:
+    """Removes control characters and replaces line separators with spaces."""
+    return text.translate(ONE_LINE)
 
 
 def checked_texts(texts: Iterable[str], kind: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,24 +147,56 @@ def file_identity(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
+class LineFile:
+    """The lines of a file, which may be compressed, as bytes.
+
+    The file stays open after a part of its lines, so that reading a later part of a compressed file
+    does not decompress it again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: io.BufferedReader | None = None
+
+    def lines(self, start: int = 0) -> Iterator[bytes]:
+        """Yields the lines from a byte on, counted without compression, with their ends."""
+        number = 0
+        try:
+            if self._file is None:
+                self._file = io.BufferedReader(OPENERS.get(self.path.suffix, open)(self.path, "rb"))
+            if self._file.tell() != start:
+                self._file.seek(start)
+            while line := self._file.readline(MAX_LINE):
+                number += 1
+                if len(line) == MAX_LINE:
+                    place = f"line {number:,} of {self.path}"
+                    raise DataError(f"{place} is too long; split the text")
+                yield line
+            self.close()
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"{self.path} cannot be read: {reason}; copy or create it again"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file; it can be read again from any byte."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, which may be compressed."""
     number = 0
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            lines = io.BufferedReader(file)
-            while line := lines.readline(MAX_LINE):
-                number += 1
-                if len(line) == MAX_LINE:
-                    raise DataError(f"line {number:,} of {path} is too long; split the text")
+    with closing(LineFile(path)) as file:
+        for number, line in enumerate(file.lines(), start=1):
+            try:
                 yield line.decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 in line {number:,} (byte {error.object[error.start]:#04x}); "
-            f"convert it: text must be UTF-8, plain or as .gz, .xz or .bz2"
-        ) from error
-    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read: {reason}; copy or create it again") from error
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path} is not UTF-8 in line {number:,} (byte {line[error.start]:#04x}); "
+                    f"convert it: text must be UTF-8, plain or as .gz, .xz or .bz2"
+                ) from error
     if number == 0:
         raise DataError(f"{path} is empty; use a file with one sentence per line")

@@ -1,10 +1,23 @@
 """Reports the progress of long work on standard error, with a bar on a terminal."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+LOG_SECONDS = 30.0  # between lines of progress, if there is no terminal
 
 
 class Reporter:
@@ -18,7 +31,7 @@ class Reporter:
         self.console.print(text, markup=False)
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    def stage(self, name: str, total: int | None = None) -> Iterator[Callable[[float], None]]:
         """Yields a function to call with the number of lines processed so far, out of `total`."""
         has_bar = self.console.is_terminal and not self.console.quiet
         if not has_bar:
@@ -26,3 +39,55 @@ class Reporter:
         with Progress(console=self.console, disable=not has_bar) as progress:
             task = progress.add_task(name, total=total)
             yield lambda lines: progress.update(task, completed=lines)
+
+    @contextmanager
+    def lines(self, total: int) -> Iterator[Callable[[float], None]]:
+        """Yields a function to call with the number of lines finished so far, out of `total`.
+
+        Shows lines per second and the time left. The first call sets the lines that were finished
+        before. Without a terminal, prints this every LOG_SECONDS.
+        """
+        if not self.console.is_terminal or self.console.quiet:
+            yield _Log(self, total)
+            return
+        count = TextColumn("{task.completed:,.0f} of {task.total:,} lines")
+        columns = (BarColumn(), count, _Speed(), TimeRemainingColumn(), TextColumn("left"))
+        tasks: list[TaskID] = []
+        with Progress(*columns, console=self.console, transient=True) as progress:
+
+            def update(lines: float) -> None:
+                if not tasks:
+                    tasks.append(progress.add_task("", total=total, completed=int(lines)))
+                progress.update(tasks[0], completed=lines)
+
+            yield update
+
+
+class _Speed(ProgressColumn):
+    """Lines per second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.4g} lines/s")
+
+
+class _Log:
+    """Prints progress from time to time."""
+
+    def __init__(self, report: Reporter, total: int) -> None:
+        self._report, self._total = report, total
+        self._start: tuple[float, float] | None = None  # seconds and lines
+        self._printed = time.monotonic()
+
+    def __call__(self, lines: float) -> None:
+        now = time.monotonic()
+        if self._start is None:
+            self._start = now, lines
+        seconds, done = now - self._start[0], lines - self._start[1]
+        if now - self._printed < LOG_SECONDS or done <= 0:
+            return
+        self._printed = now
+        left = timedelta(seconds=round((self._total - lines) * seconds / done))
+        self._report.say(
+            f"{lines:,.0f} of {self._total:,} lines, {done / seconds:,.4g} lines/s, {left} left"
+        )

@@ -1,0 +1,407 @@
+"""A bulk job: the plan of its shards, the finished shards, and the files that they are joined into.
+
+The output folder has a hidden folder `.writehead`. Its `manifest.json` lists everything the
+translations depend on and where each shard begins. A finished shard is a compressed file with a
+line of output per line of input. Shards appear complete or not at all, and each is locked by the
+process that translates it. Once all are finished, they are joined into a file per input file and
+removed; the manifest stays.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from writehead import __version__
+from writehead.data.inputs import InputFile
+from writehead.data.records import RecordFormat, Records, Text, lines_of, open_records
+from writehead.data.sources import file_identity
+from writehead.errors import DataError, shown
+from writehead.util.files import atomic_file, publish, remove_directory, sync, write_file
+from writehead.util.json_files import read_json
+from writehead.util.locks import locked
+
+HOME, MANIFEST, JOIN_LOCK = ".writehead", "manifest.json", "join.lock"
+FORMAT = 1
+# a process that is killed loses a shard, but a GPU is not busy at the end of a shard
+SHARD_LINES = {"cpu": 10_000, "gpu": 100_000}
+SHARDS_PER_WORKER, MIN_SHARD_LINES = 4, 1000
+MAX_SHARDS = 99_999  # file names have five digits
+MAX_MARKS = 1 << 16  # places where a shard may begin, in memory
+MAX_MANIFEST = 1 << 28  # bytes
+SHAPE = {
+    **{"format": int, "writehead": str, "model": dict, "options": dict},
+    **{"shards": (range(1, MAX_SHARDS + 1), None), "starts": [[range(1 << 62)]]},
+    "inputs": [
+        {"name": str, "bytes": int, "sha256": str, "records": int, "lines": int, "invalid": int}
+    ],
+}
+START_OVER = "choose another folder, or start over"  # the end of a sentence
+
+Progress = Callable[[float], None]  # takes the number of finished lines
+
+
+class OtherJob(DataError):
+    """The folder has a job with other input or settings, which is kept."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; {START_OVER}")
+
+
+class Mark(NamedTuple):
+    """Where a shard begins: a record of a file, its position there, and its line in the job."""
+
+    file: int
+    position: int
+    record: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job depends on, except its inputs, and how many shards it has."""
+
+    model: dict[str, Any]
+    options: dict[str, Any]
+    format: RecordFormat
+    shards: int | None = None  # None: as many as `default_shards` says
+    workers: int = 1
+    on_cpu: bool = True
+
+    def default_shards(self, lines: int) -> int:
+        """Returns a number of shards: several per worker, unless there are few lines."""
+        most = SHARD_LINES["cpu" if self.on_cpu else "gpu"]
+        enough = min(SHARDS_PER_WORKER * self.workers, -(-lines // MIN_SHARD_LINES))
+        return max(1, enough, -(-lines // most))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that must not change before the job is finished."""
+        return {
+            "format": FORMAT,
+            "writehead": __version__,
+            "model": self.model,
+            "options": self.options | asdict(self.format),
+        }
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with its manifest."""
+
+    output: Path
+    files: tuple[InputFile, ...]
+    format: RecordFormat
+    manifest: dict[str, Any]
+
+    @property
+    def home(self) -> Path:
+        """The hidden folder."""
+        return self.output / HOME
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the shards; jobs with another manifest have another one."""
+        return self.home / f"shards-{_digest(self.manifest)}"
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """Where each shard begins, and where the last one ends."""
+        total = sum(entry["lines"] for entry in self.manifest["inputs"])
+        starts = [Mark(*entry) for entry in self.manifest["starts"]]
+        return [*starts, Mark(len(self.files), 0, 0, total)]
+
+    @property
+    def shards(self) -> range:
+        """The numbers of all shards."""
+        return range(len(self.manifest["starts"]))
+
+    def lines(self, shards: Sequence[int] | None = None) -> int:
+        """Returns the number of lines of some shards, by default of all."""
+        if shards is None:
+            return self.marks[-1].line
+        return sum(self.marks[i + 1].line - self.marks[i].line for i in shards)
+
+    def path(self, shard: int) -> Path:
+        """Returns the file of a finished shard."""
+        return self.folder / f"{shard:05}-of-{len(self.shards):05}.gz"
+
+    def lock(self, shard: int) -> Path:
+        """Returns the file that the process that translates a shard locks."""
+        return self.home / "locks" / f"{shard:05}"
+
+    def is_finished(self, shard: int) -> bool:
+        """Returns whether a shard is finished."""
+        return self.path(shard).exists() or self.is_joined
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether all output files are written."""
+        return not self.folder.exists()
+
+    def texts(self, shard: int, reader: "Reader") -> Iterator[Text]:
+        """Yields the texts of a shard."""
+        start, end = self.marks[shard : shard + 2]
+        for i in range(start.file, min(end.file + 1, len(self.files))):
+            first = start.record if i == start.file else 0
+            last = end.record if i == end.file else self.manifest["inputs"][i]["records"]
+            if last > first:
+                position = start.position if i == start.file else 0
+                yield from reader.texts(i, position, last - first)
+
+    def join(self, *, replace: bool = False) -> bool:
+        """Writes the output files and removes the shards; returns False if another process does.
+
+        An existing file is an error unless `replace`. After an interruption, files that are already
+        written are left as they are.
+        """
+        with locked(self.home / JOIN_LOCK) as acquired:
+            if acquired and not self.is_joined:
+                self._write_files(replace)
+                remove_directory(self.folder)
+            if acquired and self.missing():
+                raise DataError(f"another process has removed the job in {self.output}")
+            for path in self.home.iterdir() if acquired else ():
+                if path.name not in (MANIFEST, JOIN_LOCK):  # killed processes have left it
+                    _remove(path)
+            return acquired
+
+    def missing(self) -> list[str]:
+        """Returns the names of output files that do not exist."""
+        return [name for _, name in self.files if not (self.output / name).exists()]
+
+    def _write_files(self, replace: bool) -> None:
+        lines = self._output_lines()
+        reader = Reader(self)
+        for i, (file, entry) in enumerate(zip(self.files, self.manifest["inputs"], strict=True)):
+            fresh, target = self.folder / f"file-{i:05}", self.output / file.name
+            if _is_same(fresh, target):
+                next(islice(lines, entry["lines"], entry["lines"]), None)
+                continue
+            with atomic_file(fresh) as written, closing(reader.open(i)) as records:
+                records.write(written, lambda text: [*islice(lines, len(lines_of(text)))])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                publish(fresh, target, replace=replace)
+            except FileExistsError as error:
+                raise DataError(
+                    f"{target} has been created by another process; move it away"
+                ) from error
+            sync(target.parent)
+
+    def _output_lines(self) -> Iterator[str]:
+        """Yields all lines of output; raises DataError before the lines of a damaged shard."""
+        for i, (start, end) in enumerate(pairwise(self.marks)):
+            count = sum(1 for _ in self._shard_lines(i))  # also compares the checksum
+            if count != end.line - start.line:
+                raise DataError(_damaged(self.path(i), f"it has {count:,} lines"))
+            yield from self._shard_lines(i)
+
+    def _shard_lines(self, shard: int) -> Iterator[str]:
+        path = self.path(shard)
+        try:
+            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+                yield from (line.removesuffix("\n") for line in file)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise DataError(_damaged(path, str(error))) from error
+
+
+class Reader:
+    """Reads the inputs of a job, and keeps the last file open for the next part of it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._open: tuple[int, Records] | None = None
+
+    def open(self, i: int) -> Records:
+        """Returns a file; raises DataError if its size has changed."""
+        if self._open is None or self._open[0] != i:
+            self.close()
+            path, _ = self._job.files[i]
+            entry = self._job.manifest["inputs"][i]
+            with suppress(OSError):  # reading the file raises a better error
+                if path.stat().st_size != entry["bytes"]:
+                    raise DataError(_changed(path))
+            self._open = i, open_records(path, self._job.format)
+        return self._open[1]
+
+    def texts(self, i: int, position: int, count: int) -> Iterator[Text]:
+        """Yields `count` texts of a file from a position on."""
+        records = self.open(i)
+        found = 0
+        for _, text in islice(records.texts(position), count):
+            found += 1
+            yield text
+        if found < count:
+            raise DataError(_changed(records.path))
+
+    def close(self) -> None:
+        """Closes the open file."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+def open_job(
+    output: Path, files: Sequence[InputFile], plan: Plan, progress: Progress, *, force: bool = False
+) -> Job:
+    """Returns the job in a folder, or plans a new one, which reads all input once.
+
+    The files of an existing job are hashed, which takes about a second per gigabyte. If they or the
+    settings have changed, raises DataError; with `force`, starts over instead.
+    """
+    home = output / HOME
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / MANIFEST
+    if not path.exists():
+        _check_no_output(output, files, force)
+        _write_manifest(path, _make_manifest(files, plan, progress))
+    manifest = read_json(path, SHAPE, DataError, START_OVER, max_bytes=MAX_MANIFEST)
+    starts = [Mark(*entry) for entry in manifest["starts"] if len(entry) == len(Mark._fields)]
+    if starts != sorted(starts) or len(starts) < len(manifest["starts"]):
+        raise DataError(f"{path} is damaged; {START_OVER}")
+    job = Job(output, tuple(files), plan.format, manifest)
+    problem = _difference(job, plan)
+    if problem is None and job.is_joined and (missing := job.missing()):
+        problem = f"the job in {output} is finished, but {missing[0]} has been removed"
+    if force and (problem is not None or job.is_joined):
+        remove_directory(home)
+        return open_job(output, files, plan, progress, force=True)
+    if problem is not None:
+        raise OtherJob(problem)
+    return job
+
+
+def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest and creates the folder of shards, unless another process has."""
+    folder = path.parent / f"shards-{_digest(manifest)}"
+    if path.exists():
+        return
+    folder.mkdir(exist_ok=True)
+    try:
+        write_file(path, _dump(manifest), replace=False)
+    except FileExistsError:
+        with suppress(OSError):  # it is the other process's folder if the manifests are the same
+            if read_json(path, dict, DataError, max_bytes=MAX_MANIFEST) != manifest:
+                folder.rmdir()
+
+
+def _check_no_output(output: Path, files: Sequence[InputFile], force: bool) -> None:
+    for file in files:
+        target = output / file.name
+        if target.exists() and not (force and target.is_file()):
+            raise DataError(f"{target} exists; choose another folder")
+
+
+def _make_manifest(files: Sequence[InputFile], plan: Plan, progress: Progress) -> dict[str, Any]:
+    """Reads all files, hashes them and chooses where shards begin."""
+    inputs, marks = [], Marks()
+    for i, (path, name) in enumerate(files):
+        before = marks.line
+        with closing(open_records(path, plan.format)) as records:
+            position = count = 0
+            for count, (after, text) in enumerate(records.texts(), start=1):
+                marks.add(i, position, count - 1, len(lines_of(text)))
+                position = after
+                if count % 1024 == 0:
+                    progress(marks.line)
+        sizes = {"records": count, "lines": marks.line - before, "invalid": records.invalid}
+        inputs.append({**file_identity(path), "name": name, **sizes})
+    shards = plan.default_shards(marks.line) if plan.shards is None else plan.shards
+    if shards > MAX_SHARDS:
+        raise DataError(f"{shards:,} shards are more than {MAX_SHARDS:,}; use fewer")
+    starts = [list(mark) for mark in marks.choose(shards)]
+    return {**plan.settings(), "inputs": inputs, "shards": plan.shards, "starts": starts}
+
+
+class Marks:
+    """Records at which a shard may begin: all, or with many records every 2nd, 4th and so on."""
+
+    def __init__(self) -> None:
+        self.line = 0  # lines so far
+        self._count, self._stride = 0, 1
+        self._marks: list[Mark] = []
+
+    def add(self, file: int, position: int, record: int, lines: int) -> None:
+        """Adds the next record, which has some lines."""
+        if self._count % self._stride == 0:
+            self._marks.append(Mark(file, position, record, self.line))
+            if len(self._marks) > MAX_MARKS:
+                del self._marks[1::2]
+                self._stride *= 2
+        self._count += 1
+        self.line += lines
+
+    def choose(self, shards: int) -> list[Mark]:
+        """Returns where shards of about the same number of lines begin."""
+        lines = [mark.line for mark in self._marks]
+        places = {bisect_left(lines, self.line * i // shards) for i in range(shards)}
+        return [self._marks[place] for place in sorted(places) if place < len(lines)]
+
+
+def _difference(job: Job, plan: Plan) -> str | None:
+    """Returns how the settings and inputs differ from those of a job, if they do."""
+    old, new = job.manifest, plan.settings()
+    begun = f"the job in {job.output} was started with"
+    if (old["format"], old["writehead"]) != (FORMAT, __version__):
+        return f"{begun} another version of writehead, {shown(old['writehead'])}"
+    if old["model"] != new["model"]:
+        dtype = {"dtype": new["model"].get("dtype")}
+        return f"{begun} another {'dtype' if old['model'] | dtype == new['model'] else 'model'}"
+    for name, value in new["options"].items():
+        if old["options"].get(name) != value:
+            return f"{begun} {name}={shown(old['options'].get(name))}, not {shown(value)}"
+    if plan.shards not in (None, old["shards"], len(job.shards)):
+        return f"{begun} {len(job.shards)} shards, not {plan.shards}"
+    return _changed_input(job)
+
+
+def _changed_input(job: Job) -> str | None:
+    old = {entry["name"]: entry for entry in job.manifest["inputs"]}
+    names = [file.name for file in job.files]
+    for name in sorted(old.keys() ^ set(names)):
+        verb = "removed from" if name in old else "added to"
+        return f"{shown(name)} was {verb} the input since the job in {job.output} was started"
+    for path, name in job.files:
+        found = file_identity(path)
+        if any(found[key] != old[name][key] for key in ("bytes", "sha256")):
+            return f"{path} has changed since the job in {job.output} was started"
+    return None
+
+
+def _changed(path: Path) -> str:
+    return f"{path} has changed since the job was started; {START_OVER}"
+
+
+def _damaged(path: Path, reason: str) -> str:
+    return f"{path} is damaged ({reason}); delete it and run the job again"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(path, other)
+    return False
+
+
+def _dump(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(_dump(manifest).encode()).hexdigest()[:8]

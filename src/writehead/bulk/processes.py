@@ -1,0 +1,112 @@
+"""Workers in processes of their own, one per GPU."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from writehead.bulk.crew import Team, WorkerDied
+from writehead.bulk.job import Job, Progress
+from writehead.bulk.translator import Translation
+from writehead.bulk.worker import Answer, Loader, Worker, answer
+from writehead.errors import ConfigError
+from writehead.util.devices import find_device
+from writehead.util.garbage import frozen_objects
+from writehead.util.threads import available_cores
+
+STOP_SECONDS = 10.0
+
+
+def device_names(text: str) -> list[str]:
+    """Returns the devices of a list such as "0,1", "cpu,cpu" or "all", which is every GPU."""
+    if text == "all":
+        count = torch.cuda.device_count()
+        if not count:
+            raise ConfigError("there is no GPU; name the devices, such as cpu,cpu")
+        return [f"cuda:{i}" for i in range(count)]
+    names = [f"cuda:{name}" if name.isdecimal() else name for name in text.split(",")]
+    for name in names:
+        find_device(name)  # raises if there is none
+    return names
+
+
+def process_team(translation: Translation, devices: Sequence[str]) -> Team:
+    """Returns a worker per device; those on a CPU share its cores."""
+    on_cpu = sum(find_device(name).type == "cpu" for name in devices)
+    threads = translation.threads or max(1, available_cores() // max(1, on_cpu))
+    given = (replace(translation, device=name, threads=threads) for name in devices)
+    return Team([partial(ProcessWorker, one) for one in given], on_cpu == len(devices))
+
+
+class ProcessWorker:
+    """A `Worker` in a new process, which ends with this one."""
+
+    def __init__(self, loader: Loader) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(loader, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def identity(self) -> dict[str, Any]:
+        """Describes the model as JSON; waits until it is loaded."""
+        found: dict[str, Any] = self._call("identity")
+        return found
+
+    def start(self, job: Job) -> None:
+        """Takes shards of this job from now on."""
+        self._call("start", job)
+
+    def translate(self, shard: int, report: Progress) -> int | None:
+        """Translates a shard; see `Worker.translate`."""
+        found: int | None = self._call("translate", shard, report=report)
+        return found
+
+    def close(self) -> None:
+        """Kills the process."""
+        self.process.kill()
+        self.process.join(STOP_SECONDS)
+
+    def _call(self, name: str, *arguments: Any, report: Progress | None = None) -> Any:
+        """Calls a method in the other process; raises WorkerDied if the process has ended."""
+        try:
+            self._connection.send((name, arguments))
+            while not isinstance(message := self._connection.recv(), Answer):
+                if report is not None:
+                    report(message)
+        except (EOFError, ConnectionError) as error:
+            raise WorkerDied(f"exit code {self.process.exitcode}") from error
+        return message.value()
+
+
+def _serve(loader: Loader, connection: Connection) -> None:
+    """Answers the calls of a ProcessWorker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops this
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    loaded = answer(lambda: Worker(loader.load()))
+    with frozen_objects():
+        while True:
+            name, arguments = connection.recv()
+            if loaded.error is not None:
+                connection.send(loaded)
+                continue
+            call = getattr(loaded.result, name)
+            if name == "translate":
+                arguments = (*arguments, connection.send)  # to report progress
+            connection.send(answer(call, *arguments))
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
