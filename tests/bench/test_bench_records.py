@@ -8,7 +8,7 @@ import pytest
 from texts import sentences
 from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
 from writehead import __version__, cost
-from writehead.bench.plots import markdown_table
+from writehead.bench.plots import markdown_table, translate_table
 from writehead.config import DecodeConfig
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
@@ -100,3 +100,16 @@ def test_the_chart_and_the_table_in_the_readme_have_every_system(writehead, tmp_
     assert table["CTranslate2, multi-head"] == expected
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"<!-- decode table -->\n{out}<!-- /decode table -->" in readme
+
+
+def test_the_tables_of_cpus_are_those_of_the_records():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    records = [
+        json.loads((RECORD.parent / f"{name}-cpu.json").read_text(encoding="utf-8"))
+        for name in ("decode", "translate")
+    ]
+    assert f"<!-- cpu table -->\n{markdown_table(records[0])}<!-- /cpu table -->" in page
+    table = translate_table(records[1])
+    assert f"<!-- cpu translate table -->\n{table}<!-- /cpu translate table -->" in page
+    speed = records[1]["engines"]["ours, int8"]["searches"]["greedy"]["sentences_per_second"]
+    assert f"| writehead, int8 | {speed:.3g} |" in table

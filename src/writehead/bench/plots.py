@@ -1,4 +1,4 @@
-"""Makes the README's chart and table from a record of `bench decode`."""
+"""Makes the charts and tables of README and docs from records of benchmarks."""
 
 import io
 import math
@@ -62,6 +62,7 @@ THEMES = {
         "#9ea7b3",
     ),
 }
+COLUMNS = ("sentences/s", "BLEU")
 LABEL_GAP = 0.056  # of the height of the chart, between two labels
 FONT_SIZE = 10  # points
 ROW = {
@@ -101,6 +102,27 @@ def markdown_table(record: dict[str, Any]) -> str:
             if any(times):
                 texts = ["–" if ms is None else f"{ms:.3g}" for ms in times]
                 lines.append([f"{name}, {kind}", *texts])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def translate_table(record: dict[str, Any]) -> str:
+    """Returns the speed and BLEU of each system in a record of `bench translate`, as Markdown."""
+    engines, dtype = record["engines"], record["dtype"]
+    names = {
+        "ours": f"writehead, {dtype}",
+        OURS_INT8: "writehead, int8",
+        CTRANSLATE2: f"CTranslate2, {dtype}",
+        CTRANSLATE2_INT8: CTRANSLATE2_INT8,
+    }
+    searches = list(engines["ours"]["searches"])
+    heads = [f"{search.replace('-', ' ')}, {what}" for search in searches for what in COLUMNS]
+    lines = [["system", *heads], ["-", *["-:"] * len(heads)]]
+    for label, name in names.items():
+        found = [engines[label]["searches"][search] for search in searches]
+        cells = [
+            (f"{one['sentences_per_second']:.3g}", f"{one['bleu']['intl']:.2f}") for one in found
+        ]
+        lines.append([name, *(cell for pair in cells for cell in pair)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

@@ -100,7 +100,8 @@ class BatchTranslator:
     ) -> None:
         given = Translation(
             *(run, options or DecodeConfig(), source_lang, target_lang),
-            *(device, dtype, threads, batching, quantize),
+            *(device, dtype, threads, batching),
+            quantize=quantize,
         )
         self.__setstate__((given, RecordFormat(column, output_column, scores)))
 
