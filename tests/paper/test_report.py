@@ -202,10 +202,10 @@ def test_the_model_card_has_the_figures_of_the_bundled_model(writehead, project)
     assert writehead(*command)[0] == 0
     card = (project / CARD).read_text(encoding="utf-8")
     assert re.fullmatch(r"# Card\n<!-- figures -->\n\|.*\n<!-- /figures -->\nlimits\n", card, re.S)
-    quantized = json.loads((project / "results/bundled/quantized.json").read_text())
-    row = cells(card)["6 bits, as bundled"]
+    quantized = json.loads((project / "results/bundled/int8.json").read_text())
+    row = cells(card)["6 bits, in int8"]
     assert row[1] == f"{quantized['ln_ppl']:.3f}"
-    assert cells((project / "out.md").read_text(encoding="utf-8"))["6 bits, as bundled"] == row
+    assert cells((project / "out.md").read_text(encoding="utf-8"))["6 bits, in int8"] == row
     (project / CARD).write_text(card.replace(row[1], "9.999"), encoding="utf-8")
     assert writehead(*command, "--check")[0] == 1
 
@@ -216,6 +216,8 @@ def test_the_model_card_has_the_figures_of_the_bundled_model(writehead, project)
         ("float32", {"sentences": 5}, "do not match"),
         ("speed", {"fingerprint": "0"}, "not measured with the bundled weights"),
         ("quantized", {"quantization": None}, "do not match"),
+        ("int8", {"sentences": 5}, "do not match"),
+        ("int8", {"fingerprint": "0"}, "not measured with the bundled weights"),
         ("float32", {"ln_ppl": "x"}, "ln_ppl"),
     ],
 )

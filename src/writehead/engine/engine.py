@@ -1,6 +1,7 @@
 """The `Engine`: decodes lines of text in batches, and yields the outputs in input order."""
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,6 +26,8 @@ from writehead.schema import check_bounds
 from writehead.util.devices import find_device, find_dtype
 from writehead.util.pipeline import work_ahead, work_behind
 from writehead.util.threads import use_threads
+
+log = logging.getLogger(__name__)
 
 BEAM = 4  # default for translation, as in §4.2
 BULK_STEPS = 4  # scheduler steps at a time while more lines wait
@@ -117,8 +120,12 @@ class Engine:
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
             raise RunError(f"{run} has no tokenizer; save the run with its tokenizer")
-        is_default = quantize == "auto" and loaded.is_quantized and dtype is None
-        if quantize == "int8" or (is_default and loaded.model.why_not_int8() is None):
+        if quantize == "auto" and loaded.is_quantized and dtype is None and place.type == "cpu":
+            if reason := loaded.model.why_not_int8():
+                log.warning("decoding in float32, which is slower than int8: %s", reason)
+            else:
+                quantize = "int8"
+        if quantize == "int8":
             loaded.model.pack(int8=True)
         graphs = graphs and backend == "auto"
         return cls(loaded.model, load_tokenizer(loaded.tokenizer), batching, graphs=graphs)

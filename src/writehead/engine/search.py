@@ -372,7 +372,7 @@ def _log_z(x: Tensor, likely: Tensor) -> Tensor:
     likely: a likely token of each row [R, 1]. In parts that fit in a CPU's cache, softmax makes
     fewer passes than logsumexp.
     """
-    size = max(1, CACHED // x.shape[1])
+    size = max(1, CACHED // x.shape[1] if x.device.type == "cpu" else len(x))
     parts = zip(torch.split(x, size), torch.split(likely, size), strict=True)
     p = torch.cat([part.softmax(dim=1).gather(1, at) for part, at in parts])
     return (x.gather(1, likely) - p.log()).squeeze(1)

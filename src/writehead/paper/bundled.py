@@ -23,9 +23,12 @@ SPEED = {
     "fingerprint": str,
     "input": str,
     "environment": {"hardware": {"device": str, "threads": SIZE}},
-    "engines": {"ours": {"searches": {name: {"sentences_per_second": float} for name in SEARCHES}}},
+    "engines": {
+        name: {"searches": {search: {"sentences_per_second": float} for search in SEARCHES}}
+        for name in ("ours", "ours, int8")
+    },
 }
-SHAPES = {"float32": EVALUATED, "quantized": EVALUATED, "speed": SPEED}
+SHAPES = {"float32": EVALUATED, "quantized": EVALUATED, "int8": EVALUATED, "speed": SPEED}
 
 
 def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
@@ -37,21 +40,21 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         name: read_json(paths[name], shape, RunError, "measure it again")
         for name, shape in SHAPES.items()
     }
-    before, after, speed = files.values()
-    for name in ("quantized", "speed"):
+    before, after, int8, speed = files.values()
+    for name in ("quantized", "int8", "speed"):
         if files[name]["fingerprint"] != RunFacts.read(BUNDLED).fingerprint:
             raise RunError(
                 f"{paths[name]} was not measured with the bundled weights; measure it again"
             )
-    if after["quantization"] is None or before["sentences"] != after["sentences"]:
-        raise RunError(f"{paths['float32']} and quantized.json do not match; measure both again")
+    if after["quantization"] is None or len({one["sentences"] for one in (before, after, int8)}) > 1:
+        raise RunError(f"{paths['float32']}, quantized.json and int8.json do not match; measure them again")
     size, bits = RunFacts.read(BUNDLED).bytes, after["quantization"]["bits"]
-    searches, hardware = speed["engines"]["ours"]["searches"], speed["environment"]["hardware"]
-    rates = " / ".join(f"{searches[name]['sentences_per_second']:.3g}" for name in SEARCHES)
+    engines, hardware = speed["engines"], speed["environment"]["hardware"]
     rows = [
         ["weights", "MB", "ln(PPL)", "BLEU, greedy / beam 4", "sentences/s, greedy / beam 4"],
         ["float32, as trained", *_quality(before, before["bytes"]), "–"],
-        [f"{bits} bits, as bundled", *_quality(after, size), rates],
+        [f"{bits} bits, in float32", *_quality(after, size), _speed(engines["ours"])],
+        [f"{bits} bits, in int8", *_quality(int8, size), _speed(engines["ours, int8"])],
     ]
     caption = (
         f"English to German, {after['parameters'] / 1e6:.0f}M parameters. Quality: "
@@ -59,6 +62,11 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         f"Speed: {Path(speed['input']).name}, {hardware['device']}, {hardware['threads']} threads."
     )
     return rows, caption
+
+
+def _speed(engine: Result) -> str:
+    rates = (engine["searches"][name]["sentences_per_second"] for name in SEARCHES)
+    return " / ".join(f"{rate:.3g}" for rate in rates)
 
 
 def _quality(one: Result, size: int) -> list[str]:
