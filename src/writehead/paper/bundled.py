@@ -46,8 +46,13 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
             raise RunError(
                 f"{paths[name]} was not measured with the bundled weights; measure it again"
             )
-    if after["quantization"] is None or len({one["sentences"] for one in (before, after, int8)}) > 1:
-        raise RunError(f"{paths['float32']}, quantized.json and int8.json do not match; measure them again")
+    if (
+        after["quantization"] is None
+        or len({one["sentences"] for one in (before, after, int8)}) > 1
+    ):
+        raise RunError(
+            f"{paths['float32']}, quantized.json and int8.json do not match; measure them again"
+        )
     size, bits = RunFacts.read(BUNDLED).bytes, after["quantization"]["bits"]
     engines, hardware = speed["engines"], speed["environment"]["hardware"]
     rows = [
