@@ -1,4 +1,4 @@
-"""Bulk jobs with a translator that is quick, exact, and may kill its process."""
+"""Helpers for tests of bulk jobs: a fast, exact translator that may kill its own process."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from writehead.bulk.crew import Crew, Team
 from writehead.bulk.job import Job, Plan, open_job
+from writehead.bulk.pool import PoolSpec, WorkerPool
 from writehead.bulk.worker import Worker
 from writehead.data.inputs import find_inputs
 from writehead.data.records import RecordFormat
@@ -19,10 +19,10 @@ MODEL = {"weights": "upper"}
 
 @dataclass(frozen=True)
 class Upper:
-    """Loads a model that translates to upper case, with the number of the line as score.
+    """Translates to upper case; the score is the number of the line.
 
-    At the lines in `deadly`, it kills its process, unless that has already happened at this line:
-    a file in `folder` says so. Without a folder, it always does.
+    A line in `deadly` kills the process. With a `folder`, each of these lines does so only once: a
+    marker file there records it.
     """
 
     deadly: tuple[str, ...] = ()
@@ -52,21 +52,21 @@ def plan(shards: int | None = 3, **format: object) -> Plan:
 
 
 def open_in(output: Path, given: Path | str, what: Plan | None = None, **options: object) -> Job:
-    """Opens or plans a job that translates `given` to `output`."""
+    """Opens or plans a job that translates the files of `given` to `output`."""
     files = find_inputs(str(given), output)
     return open_job(output, files, what or plan(), lambda lines: None, **options)
 
 
-def here(loader: Upper | None = None) -> Team:
-    """One worker in this process."""
-    return Team([lambda: Worker((loader or Upper()).load())], on_cpu=True)
+def in_process(loader: Upper | None = None) -> PoolSpec:
+    """Returns one worker in this process."""
+    return PoolSpec([lambda: Worker((loader or Upper()).load())], on_cpu=True)
 
 
-def complete(job: Job, team: Team | None = None, shards: range | None = None) -> list[float]:
-    """Translates shards, by default all, and joins them; returns the reports of progress."""
+def complete(job: Job, spec: PoolSpec | None = None, shards: range | None = None) -> list[float]:
+    """Translates shards, by default all, and joins finished jobs; returns the progress reports."""
     reports: list[float] = []
-    with Crew(here() if team is None else team) as crew:
-        crew.run(job, job.shards if shards is None else shards, reports.append)
+    with WorkerPool(in_process() if spec is None else spec) as pool:
+        pool.run(job, job.shards if shards is None else shards, reports.append)
     if all(map(job.is_finished, job.shards)):
         assert job.join()
     return reports

@@ -1,11 +1,11 @@
-"""Kills a bulk translation and its workers at random moments; compares with one that was not.
+"""Kills a bulk translation at random moments; compares the output with that of a complete run.
 
 Examples:
     python tests/kill_bulk.py news.en --lines 4000 --shards 50 --kills 30 -- --beam 1
     python tests/kill_bulk.py news.en --kills 30 --workers -- --beam 1 --cluster ray --threads 1
 
-What follows -- are arguments of `writehead translate`. With --workers, every other kill is that of
-a worker. Prints a line of JSON; exits with 1 if the outputs differ.
+Arguments after -- are passed to `writehead translate`. With --workers, every other kill ends a
+worker instead. Prints a line of JSON; exits with 1 if the outputs differ.
 """
 
 import argparse
@@ -69,9 +69,9 @@ def start(folder: Path, output: str, options: argparse.Namespace) -> subprocess.
 def interrupted(
     folder: Path, options: argparse.Namespace, draw: random.Random, longest: float
 ) -> dict[str, float]:
-    """Kills a job until it has ended; returns how often, and whether each output is the same.
+    """Kills and resumes a job; returns the counts, and whether every output is the same.
 
-    If a job ends before the last kill, it is started over.
+    If a job ends before the last kill, a new one is started.
     """
     count: dict[str, float] = {"kills": 0, "killed workers": 0, "starts": 1, "jobs": 1}
     outputs = []
@@ -88,7 +88,7 @@ def interrupted(
             if workers:
                 continue
             process.wait()
-        else:  # finished too early: start over with another output
+        else:  # the job ended before the last kill
             assert process.returncode == 0, (folder / "log").read_text()
             outputs.append((folder / "killed" / "in.txt").read_bytes())
             shutil.rmtree(folder / "killed")

@@ -1,4 +1,4 @@
-"""`translate` with an output folder: the same lines as without, resumed, refused, in any format."""
+"""`translate` with an output folder: same output as one file, all formats, resuming, errors."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def translate(writehead, small_runs):
-    """Runs `translate`: exit code and standard error."""
+    """Runs `translate`; returns the exit code and standard error."""
 
     def run(*arguments: object, options=SHORT) -> tuple[int, str]:
         code, out, err = writehead("translate", small_runs / "translation", *options, *arguments)
@@ -90,7 +90,7 @@ def test_a_pattern_and_an_existing_folder_make_a_bulk_job(folder, translate):
 
 
 def interrupt(monkeypatch, error: BaseException, *, after: int) -> None:
-    """Raises an error in the shard after a number of finished ones."""
+    """Raises an error in the next shard after a number of finished ones."""
     translated, left = Worker.translate, [None] * after
 
     def fail(self, shard, report):
@@ -141,7 +141,7 @@ def test_two_processes_translate_a_job(folder, small_runs, translate):
     assert (folder / "out" / "a.en").read_bytes() == (folder / "one").read_bytes()
 
 
-def test_what_has_changed_is_refused_and_kept_unless_forced(folder, translate, monkeypatch):
+def test_a_changed_job_is_refused_and_kept_unless_forced(folder, translate, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt(patch, KeyboardInterrupt(), after=2)
         translate("--input=a.en", "--output=out", "--shards=5")
@@ -172,12 +172,12 @@ REFUSED = {
     "--input=- --output=out/": "an output folder needs files to read",
     "--input=a.en --shards=2": "--shards needs an output folder",
     "--input=data": "an input of several files needs an output folder",
-    "--input=a.en --output=out/ --n-best=2": "needs an output file, not a folder; omit --n-best",
+    "--input=a.en --output=out/ --n-best=2": "--n-best needs an output file",
     "--input=a.en --output=out/ --prefix-file=a.en": "omit --prefix-file",
     "--input=a.en --output=out/ --shard=0/2": "--shard 0/2 must be I/N",
     "--input=a.en --output=out/ --shard=3/2": "--shard 3/2 must be I/N",
     "--input=a.en --output=out/ --shard=1": "--shard 1 must be I/N",
-    "--input=a.en --output=out/ --devices=cpu --device=cpu": "omit it",
+    "--input=a.en --output=out/ --devices=cpu --device=cpu": "omit --device",
     "--input=a.en --output=out/ --devices=cpu --cluster=ray": "omit --devices",
     "--input=a.en --output=out/ --devices=tpu": "unknown device 'tpu'",
     "--input=a.en --output=out/ --cluster=slurm": "--cluster slurm must be ray",
@@ -194,7 +194,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_wrong_input_is_one_sentence(folder, small_runs, refused, arguments):
+def test_wrong_input_is_a_one_line_error(folder, small_runs, refused, arguments):
     (folder / "data").mkdir()
     (folder / "bad.jsonl").write_text("nonsense\n")
     (folder / "bad.txt").write_bytes(b"\xff\n")
@@ -203,7 +203,7 @@ def test_wrong_input_is_one_sentence(folder, small_runs, refused, arguments):
     assert not [path for path in folder.rglob("out/*") if path.name != ".writehead"]
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_shards(folder, small_runs, refused, translate):
+def test_a_full_disk_is_a_one_line_error_and_keeps_shards(folder, small_runs, refused, translate):
     lines = [f"{line} {i}" for i, line in enumerate(sentences(40))]
     (folder / "a.en").write_text("\n".join(lines))
     job = ("translate", small_runs / "translation", *SHORT, "--input=a.en", "--output=out/")
@@ -214,7 +214,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_shards(folder, small_runs, refuse
     assert (code, "translated 40 lines" in err) == (0, True)
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(folder, small_runs, refused):
+def test_an_unwritable_folder_is_a_one_line_error(folder, small_runs, refused):
     (folder / "file").touch()
     job = ("translate", small_runs / "translation", *SHORT, "--input=a.en")
     assert "file/out/.writehead could not be written: Not a dir" in refused(*job, "-o", "file/out/")

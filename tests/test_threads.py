@@ -7,7 +7,7 @@ import torch
 
 from processes import environment, run_python
 from writehead import Engine
-from writehead.util.threads import SPINS, available_cores, use_threads
+from writehead.util.threads import SPIN_COUNT, available_cores, use_threads
 
 V1 = "cpu/cpu.cfs"  # files of the first version of cgroups
 
@@ -65,5 +65,5 @@ def test_the_command_line_and_threads_are_ready_before_pytorch_loads(policy):
     )
     given = {name: value for name, value in environment().items() if "OMP" not in name}
     given |= {} if policy is None else {"OMP_WAIT_POLICY": policy}
-    spins = SPINS if policy is None else "None"
+    spins = SPIN_COUNT if policy is None else "None"
     assert run_python(code, env=given)[1].split() == [str(policy), spins, "1"]

@@ -6,7 +6,7 @@ are imported on first use, so that the command line can answer before PyTorch is
 
 from importlib import import_module
 
-from writehead.util.threads import wait_briefly
+from writehead.util.threads import limit_spinning
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing typing is slow
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-wait_briefly()  # has an effect only before PyTorch is loaded
+limit_spinning()  # has an effect only before PyTorch is loaded
 
 __all__ = [
     "AttentionConfig",

@@ -1,4 +1,4 @@
-"""Ray on this machine: two workers, one of which is killed, and BatchTranslator in ray.data."""
+"""Ray on this machine: workers that are killed and replaced, and BatchTranslator in Ray Data."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ import pytest
 from jobs import Upper, complete, open_in, plan
 from texts import sentences
 from writehead.bulk import BatchTranslator, cluster
-from writehead.bulk.crew import Team
+from writehead.bulk.pool import PoolSpec
 from writehead.bulk.translator import Translation
 from writehead.config import DecodeConfig
 from writehead.errors import RunError
@@ -21,9 +21,9 @@ LINES = [f"{i} {line}" for i, line in enumerate(sentences(30))]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _here(tmp_path_factory):
-    """Starts Ray with two cores; workers can import what this process can."""
-    token = tmp_path_factory.mktemp("ray") / "token"  # else Ray writes one to the home folder
+def _local_cluster(tmp_path_factory):
+    """Starts Ray with two cores; workers have the import path of this process."""
+    token = tmp_path_factory.mktemp("ray") / "token"  # otherwise, Ray writes one to the home folder
     token.write_text(secrets.token_hex(32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
@@ -31,13 +31,13 @@ def _here(tmp_path_factory):
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):  # Ray sets the second one
             patch.setenv(name, "")
             patch.delenv(name)
-        patch.setattr(cluster, "LOCAL", {**cluster.LOCAL, "num_cpus": 2})
+        patch.setattr(cluster, "LOCAL_OPTIONS", {**cluster.LOCAL_OPTIONS, "num_cpus": 2})
         with cluster.connected():
             yield
     assert not ray.is_initialized()
 
 
-def test_a_cluster_that_is_started_here_listens_on_the_loopback_interface_only():
+def test_a_local_cluster_listens_only_on_the_loopback_interface():
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
 
 
@@ -46,21 +46,21 @@ def test_a_killed_actor_is_replaced_and_its_shard_repeated(tmp_path, monkeypatch
     Path("a.txt").write_text("\n".join(LINES))
     job = open_in(Path("out"), "a.txt", plan(9))
     deadly = Upper((LINES[4], LINES[20]), tmp_path)
-    team = Team([lambda: cluster.RayWorker(deadly, 1, 0)] * 2, on_cpu=True)
-    reports = complete(job, team)
+    spec = PoolSpec([lambda: cluster.RayWorker(deadly, 1, 0)] * 2, on_cpu=True)
+    reports = complete(job, spec)
     assert len([*tmp_path.glob("died at *")]) == 2
     assert (job.output / "a.txt").read_text() == "\n".join(LINES).upper() + "\n"
     assert reports[-1] == len(LINES)
 
 
-def test_there_is_a_worker_per_so_many_cores():
+def test_threads_set_the_cores_per_worker():
     for threads, workers in ((None, 1), (1, 2), (2, 1)):
-        assert len(cluster.ray_team(Translation(threads=threads)).makers) == workers
+        assert len(cluster.ray_workers(Translation(threads=threads)).factories) == workers
     with pytest.raises(RunError, match="no machine of the Ray cluster has 3 cores"):
-        cluster.ray_team(Translation(threads=3))
+        cluster.ray_workers(Translation(threads=3))
 
 
-def test_a_dataset_is_translated_in_batches(small_runs):
+def test_a_ray_dataset_is_translated_in_batches(small_runs):
     options = {"run": str(small_runs / "translation"), "options": DecodeConfig(beam=1)}
     rows = [{"text": line, "id": i} for i, line in enumerate(LINES[:8])]
     dataset = ray.data.from_items(rows).map_batches(

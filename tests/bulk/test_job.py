@@ -1,4 +1,4 @@
-"""Bulk jobs: planned, resumed after any interruption, joined; refused if anything has changed."""
+"""Bulk jobs: planning, resuming after any interruption, joining, and refusing changed settings."""
 
 import gzip
 import json
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import complete, here, open_in, plan
+from jobs import complete, in_process, open_in, plan
 from processes import killed_at
 from texts import full_disk, names, sentences
 from writehead.bulk import job as jobs
-from writehead.bulk.crew import Crew
-from writehead.bulk.job import Marks, OtherJob
+from writehead.bulk.job import BoundarySampler, JobMismatch
+from writehead.bulk.pool import WorkerPool
 from writehead.errors import DataError
 from writehead.util.locks import locked
 
@@ -45,20 +45,20 @@ def assert_translated(output) -> None:
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 70), st.integers(3, 20))
 def test_shards_have_about_the_same_number_of_lines(sizes, shards, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "MAX_MARKS", most)
-        marks = Marks()
+        patch.setattr(jobs, "MAX_BOUNDARIES", most)
+        sampler = BoundarySampler()
         for i, lines in enumerate(sizes):
-            marks.add(0, 10 * i, i, lines)
-        chosen = marks.choose(shards)
-    assert [mark.record for mark in chosen] == sorted({mark.record for mark in chosen})
+            sampler.add(0, 10 * i, i, lines)
+        chosen = sampler.choose(shards)
+    assert [start.record for start in chosen] == sorted({start.record for start in chosen})
     assert len(chosen) <= shards
     assert [*chosen[:1]] == ([(0, 0, 0, 0)] if sizes else [])
-    for mark in chosen:
-        assert mark == (0, 10 * mark.record, mark.record, sum(sizes[: mark.record]))
+    for start in chosen:
+        assert start == (0, 10 * start.record, start.record, sum(sizes[: start.record]))
     stride = 1 if len(sizes) <= most else 2 ** (len(sizes) // most).bit_length()
-    ends = [*(mark.line for mark in chosen[1:]), sum(sizes)][: len(chosen)]
-    for mark, end in zip(chosen, ends, strict=True):
-        assert end - mark.line <= sum(sizes) / shards + 4 * stride + 1
+    ends = [*(start.line for start in chosen[1:]), sum(sizes)][: len(chosen)]
+    for start, end in zip(chosen, ends, strict=True):
+        assert end - start.line <= sum(sizes) / shards + 4 * stride + 1
 
 
 @pytest.mark.parametrize("shards", [1, 3, 44, 99, None])
@@ -78,8 +78,8 @@ def test_a_job_killed_at_any_moment_resumes(source, tmp_path):
         output = tmp_path / "out"
         code = killed_at(operation, output, work)
         job = open_in(output, source)
-        with Crew(here()) as crew:
-            crew.run(job, job.shards, lambda lines: None)
+        with WorkerPool(in_process()) as pool:
+            pool.run(job, job.shards, lambda lines: None)
         assert job.join()
         assert_translated(output)
         shutil.rmtree(output)
@@ -93,8 +93,8 @@ def test_finished_shards_are_not_translated_again(source, tmp_path):
     complete(job, shards=job.shards[::2])
     before = {path.name: path.stat() for path in job.folder.iterdir()}
     again = open_in(tmp_path / "out", source, plan(None))
-    with Crew(here()) as crew:
-        crew.run(again, again.shards, lambda lines: None)
+    with WorkerPool(in_process()) as pool:
+        pool.run(again, again.shards, lambda lines: None)
     after = {path.name: path.stat() for path in job.folder.iterdir()}
     assert (len(before), len(after)) == (2, 4)
     assert before.items() <= after.items()
@@ -112,7 +112,7 @@ def test_parts_of_a_job_may_run_on_different_machines(source, tmp_path):
 
 def test_two_processes_never_translate_the_same_shard(source, tmp_path):
     job = open_in(tmp_path / "out", source)
-    [make] = here().makers
+    [make] = in_process().factories
     worker = make()
     worker.start(job)
     with locked(job.lock(1)) as acquired:
@@ -124,9 +124,9 @@ def test_two_processes_never_translate_the_same_shard(source, tmp_path):
 
 
 def test_a_process_takes_over_the_shard_of_one_that_dies(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("writehead.bulk.crew.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("writehead.bulk.pool.RETRY_SECONDS", 0.01)
     job = open_in(tmp_path / "out", source)
-    with locked(job.lock(1)) as acquired, Crew(here()) as crew:
+    with locked(job.lock(1)) as acquired, WorkerPool(in_process()) as pool:
         assert acquired
         released = []
 
@@ -135,7 +135,7 @@ def test_a_process_takes_over_the_shard_of_one_that_dies(source, tmp_path, monke
             if job.is_finished(0) and job.is_finished(2) and not released:
                 released.append(job.lock(1).rename(tmp_path / "released"))
 
-        crew.run(job, job.shards, release)
+        pool.run(job, job.shards, release)
     assert released
     assert job.join()
     assert_translated(tmp_path / "out")
@@ -156,7 +156,7 @@ def test_other_settings_are_refused(source, tmp_path, words, finished):
     complete(job, shards=job.shards if finished else job.shards[:1])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     changed = {**plan().__dict__, **CHANGES[words]}
-    with pytest.raises(OtherJob, match=words):
+    with pytest.raises(JobMismatch, match=words):
         open_in(tmp_path / "out", source, type(plan())(**changed))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -167,15 +167,15 @@ def test_changed_input_is_refused(source, tmp_path, monkeypatch):
     complete(job, shards=job.shards[:1])
     text = first.read_text()
     first.write_text(text.replace("the", "The"))
-    with pytest.raises(OtherJob, match=r"a\.txt has changed"):
+    with pytest.raises(JobMismatch, match=r"a\.txt has changed"):
         open_in(output, source)
     first.write_text(text)
     (source / "new").touch()
-    with pytest.raises(OtherJob, match="'new' was added"):
+    with pytest.raises(JobMismatch, match="'new' was added"):
         open_in(output, source)
     (source / "new").rename(tmp_path / "new")
     (source / "empty").rename(tmp_path / "empty")
-    with pytest.raises(OtherJob, match="'empty' was removed"):
+    with pytest.raises(JobMismatch, match="'empty' was removed"):
         open_in(output, source)
     (tmp_path / "empty").rename(source / "empty")
     job = open_in(output, source)
@@ -184,7 +184,7 @@ def test_changed_input_is_refused(source, tmp_path, monkeypatch):
         complete(job)
     first.write_text(text)
     monkeypatch.setattr(jobs, "__version__", "9.9")
-    with pytest.raises(OtherJob, match="another version of writehead"):
+    with pytest.raises(JobMismatch, match="another version of writehead"):
         open_in(output, source)
     monkeypatch.undo()
     complete(open_in(output, source))
@@ -204,15 +204,15 @@ def test_force_starts_over(source, tmp_path):
     again = open_in(output, source, force=True)
     complete(again, shards=again.shards[:1])
     assert (output / "a.txt").read_text() == "mine"
-    with Crew(here()) as crew:
-        crew.run(again, again.shards, lambda lines: None)
+    with WorkerPool(in_process()) as pool:
+        pool.run(again, again.shards, lambda lines: None)
     assert again.join(replace=True)
     assert_translated(output)
     with pytest.raises(DataError, match="has removed the job"):
         other.join()
         (output / "empty").unlink()
         other.join()
-    with pytest.raises(OtherJob, match="empty has been removed"):
+    with pytest.raises(JobMismatch, match="empty has been removed"):
         open_in(output, source)
 
 
@@ -241,8 +241,8 @@ def test_a_damaged_shard_is_named_and_translated_again_once_deleted(
 ):
     output = tmp_path / "out"
     job = open_in(output, source)
-    with Crew(here()) as crew:
-        crew.run(job, job.shards, lambda lines: None)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
     path = job.path(shard)
     content, text = path.read_bytes(), gzip.decompress(path.read_bytes())
     flipped = bytearray(content)
@@ -289,7 +289,7 @@ def test_a_full_disk_is_an_error_and_keeps_finished_shards(tmp_path):
         complete(job)
     assert names(job.folder) == [job.path(i).name for i in range(7)]
     complete(job, shards=job.shards[:-1])
-    [make] = here().makers
+    [make] = in_process().factories
     worker = make()
     worker.start(job)
     worker.translate(19, lambda lines: None)

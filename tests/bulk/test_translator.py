@@ -1,4 +1,4 @@
-"""BatchTranslator: columns in, columns out, also in the process that unpickles it."""
+"""BatchTranslator: adds columns to batches, also after pickling."""
 
 import pickle
 

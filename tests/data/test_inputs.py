@@ -30,9 +30,7 @@ def folder(tmp_path, monkeypatch):
         ("data/a/.hidden", [".hidden"]),
     ],
 )
-def test_files_have_the_names_below_the_folder_or_the_first_wildcard(
-    folder, tmp_path, given, names
-):
+def test_names_are_relative_to_the_folder_or_the_first_wildcard(folder, tmp_path, given, names):
     found = find_inputs(given, tmp_path / "out")
     assert [name for _, name in found] == names
     assert all(path.is_absolute() and path.is_file() for path, _ in found)

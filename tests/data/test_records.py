@@ -111,8 +111,8 @@ def test_an_empty_parquet_file_gains_columns_too(tmp_path):
 
 
 JSON = {
-    "[1]": "lacks the field 'text'",
-    '{"texts": ""}': "lacks the field 'text', it has .*texts.*; name another",
+    "[1]": "must be a JSON object, not list",
+    '{"texts": ""}': "has no field 'text', only .*texts.*; choose another field",
     '{"text": 5}': "has 5 as 'text', which is not text",
     '{"text": "a", "translation": ""}': "already has the field 'translation'",
     '{"text": "a"': "is not JSON",
@@ -133,7 +133,7 @@ def test_bad_json_is_an_error_that_names_the_line(tmp_path, line):
 
 
 @pytest.mark.parametrize("errors", ["strict", "replace", "skip"])
-def test_invalid_utf8_is_treated_as_asked(tmp_path, errors):
+def test_invalid_utf8_is_handled_as_requested(tmp_path, errors):
     text, rows = tmp_path / "a.txt", tmp_path / "a.jsonl"
     text.write_bytes(b"fine\nsch\xf6n\n")
     rows.write_bytes(b'{"text": "sch\xf6n"}\n{"text": "sch\\udc80n"}\n')
@@ -157,8 +157,8 @@ def test_unsupported_files_are_refused(tmp_path):
             open_records(tmp_path / name, RecordFormat())
     path = tmp_path / "a.parquet"
     tables = {
-        "lacks the column 'text', it has": {"texts": ["a"]},
-        "column 'text' .* has no text": {"text": [1]},
+        "has no column 'text', only": {"texts": ["a"]},
+        "column 'text' .* must be of type string, not int64": {"text": [1]},
         "already has the column 'translation'": {"text": ["a"], "translation": ["b"]},
     }
     for words, columns in tables.items():
@@ -167,7 +167,7 @@ def test_unsupported_files_are_refused(tmp_path):
             list(open_records(path, RecordFormat()).texts())
     for content in (b"", b"PAR1 nonsense PAR1"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is not parquet"):
+        with pytest.raises(DataError, match="is not a Parquet file"):
             list(open_records(path, RecordFormat()).texts())
     for name, content in (("cut.gz", gzip.compress(b"a\n" * 999)[:-9]), ("no.xz", b"plain")):
         (tmp_path / name).write_bytes(content)

@@ -113,7 +113,7 @@ def test_folders_are_read_by_split_and_direction(folder):
         ("wmt14", "en-fi", "but lacks translation.fi"),
         ("wmt14", "ende", "en-de"),
         ("empty", None, "no parquet files"),
-        ("damaged", None, "is not parquet"),
+        ("damaged", None, "is not a Parquet file"),
     ],
 )
 def test_an_unusable_folder_is_refused_with_the_reason(folder, name, pair, words):

@@ -346,7 +346,7 @@ def test_only_extreme_lines_are_shortened_with_a_warning(translator, caplog):
 
 
 @pytest.mark.skipif(why_not_int8(torch.zeros(1)) is not None, reason="needs fbgemm")
-def test_quantized_runs_have_int8_weights_on_a_cpu_unless_told_otherwise(small_runs, tmp_path):
+def test_quantized_runs_have_int8_weights_on_a_cpu_by_default(small_runs, tmp_path):
     run, small = small_runs / "translation", tmp_path / "small"
     quantize_run(run, small, QuantizationConfig(bits=8))
     lines = sentences(4)

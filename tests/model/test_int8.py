@@ -1,4 +1,4 @@
-"""Models with int8 weights: close to the original in every form, the same in any batch, final."""
+"""Models with int8 weights: close to the original, independent of the batch, permanent."""
 
 import pytest
 import torch
@@ -22,20 +22,16 @@ every_task = pytest.mark.parametrize("task", ["translation", "language"])
 @every_task
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_int8_weights_change_the_logits_little_and_steps_equal_forward(variant, task):
-    made, source, fed = (
-        model(config(task, **SIZES | variant), dtype=F32),
-        tokens(b, m),
-        tokens(b, n),
-    )
+    made = model(config(task, **SIZES | variant), dtype=F32)
+    source, fed = tokens(b, m), tokens(b, n)
     with torch.no_grad():
         exact = forward(made, source, fed)
         logits = forward(made.pack(int8=True), source, fed)
     assert made.is_int8
-    assert (
-        logits - exact
-    ).norm() < 0.4 * exact.norm()  # of small matrices with large random weights
+    # the error is large because the matrices are small and have large random weights
+    assert (logits - exact).norm() < 0.4 * exact.norm()
     steps = step_through(made, fed, start(made, source, fed, n))
-    # a sum that is rounded otherwise may quantize otherwise, by one level
+    # a sum that is rounded differently may be quantized differently, by one level
     assert (steps - logits).norm() < 0.05 * logits.norm()
 
 
@@ -51,7 +47,7 @@ def test_a_sequence_decodes_to_the_same_tokens_in_any_batch(task):
         assert [list(one.tokens) for one in alone] == [list(one.tokens) for one in hypotheses]
 
 
-def test_int8_weights_replace_the_others_for_good(tmp_path):
+def test_int8_weights_replace_the_original_ones_permanently(tmp_path):
     made = model(config("translation", **SIZES, source_vocab_size=41, tied=False), dtype=F32)
     floats = sum(W.nbytes for W in made.parameters())
     assert made.pack(int8=True) is made.pack(int8=True)

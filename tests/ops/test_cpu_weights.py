@@ -1,4 +1,4 @@
-"""Products of packed weights on a CPU: oneDNN against the formula, int8 within its rounding."""
+"""Products of packed weights on a CPU: oneDNN equals the formula, int8 errs within its rounding."""
 
 import pytest
 import torch
@@ -45,11 +45,11 @@ def test_onednn_equals_the_formula(options, rows):
 @pytest.mark.parametrize("rows", [1, 3, 18])
 @pytest.mark.parametrize("columns", [1, 21, 300])
 @pytest.mark.parametrize("depth", [5, 64, 333])
-def test_int8_errs_by_no_more_than_its_rounding(depth, columns, rows):
+def test_int8_error_is_within_the_rounding_bound(depth, columns, rows):
     case = Case(rows, columns, depth, "")
     X, W = case.X.double(), case.W.double()
     x_step = X.abs().amax(1, keepdim=True) / 127
-    w_step = W.abs().amax(1) / 63  # the coarsest that a CPU needs
+    w_step = W.abs().amax(1) / 63  # of CPUs without VNNI
     bound = x_step / 2 * W.abs().sum(1) + w_step / 2 * X.abs().sum(1, keepdim=True)
     bound += depth * x_step * w_step / 4
     error = (run(case, int8=True).double() - X @ W.T).abs()
@@ -87,7 +87,7 @@ def test_a_row_has_the_same_int8_result_in_any_batch(options):
 
 
 @needs_int8
-def test_zeros_and_nan_stay_what_they_are():
+def test_zeros_and_nan_are_preserved():
     W = randn(9, 16)
     W[2] = 0.0
     X = randn(3, 16)

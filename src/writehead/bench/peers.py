@@ -112,7 +112,7 @@ def ctranslate2_generate(
 ) -> Generate:
     """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch.
 
-    The default compute type is `dtype`.
+    compute_type: how CTranslate2 computes, such as "int8"; by default in `dtype`.
     """
     name = compute_type or str(dtype).removeprefix("torch.")
     translator = load_translator(_exported(config, device, dtype).name, device, name)

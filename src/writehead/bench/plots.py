@@ -88,7 +88,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def markdown_table(record: dict[str, Any]) -> str:
-    """Returns milliseconds per step as Markdown, of more than three batches the outer two."""
+    """Returns milliseconds per step as a Markdown table.
+
+    If there are more than three batch sizes, it shows only the smallest and the largest.
+    """
     settings = [row["setting"] for row in record["rows"]]
     batches, beams = (sorted({s[name] for s in settings}) for name in ("batch", "beam"))
     if len(batches) > 3:

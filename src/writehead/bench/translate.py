@@ -85,8 +85,8 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     Our result adds the time of a single line, and statistics of the scheduler and the device.
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
     `start_up` times new processes.
-    If the dtype is not float32, our float32 translations are compared too; on a CPU, those of int8
-    weights.
+    Our float32 translations are compared too if the dtype is not float32, and those with int8
+    weights on a CPU.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Translation of many files in shards, by one process, several processes or a cluster."""
+"""Bulk translation: many files, in shards, by one process, several processes or a cluster."""
 
 from writehead.bulk.translator import BatchTranslator
 

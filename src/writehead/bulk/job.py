@@ -1,10 +1,10 @@
-"""A bulk job: the plan of its shards, the finished shards, and the files that they are joined into.
+"""A bulk job: plans shards, tracks which are finished, and joins them into the output files.
 
-The output folder has a hidden folder `.writehead`. Its `manifest.json` lists everything the
-translations depend on and where each shard begins. A finished shard is a compressed file with a
-line of output per line of input. Shards appear complete or not at all, and each is locked by the
-process that translates it. Once all are finished, they are joined into a file per input file and
-removed; the manifest stays.
+The output folder contains a hidden folder `.writehead`. Its `manifest.json` lists everything the
+translations depend on, and the start of each shard. A finished shard is a compressed file with one
+line of output per line of input. A shard appears only when it is complete. The process that
+translates a shard locks it. When all shards are finished, they are joined into one file per input
+file and removed; the manifest stays.
 """
 
 import gzip
@@ -33,11 +33,11 @@ from writehead.util.locks import locked
 
 HOME, MANIFEST, JOIN_LOCK = ".writehead", "manifest.json", "join.lock"
 FORMAT = 1
-# a process that is killed loses a shard, but a GPU is not busy at the end of a shard
+# maximum; a killed process loses a shard, but a GPU is not fully used at the end of each shard
 SHARD_LINES = {"cpu": 10_000, "gpu": 100_000}
 SHARDS_PER_WORKER, MIN_SHARD_LINES = 4, 1000
 MAX_SHARDS = 99_999  # file names have five digits
-MAX_MARKS = 1 << 16  # places where a shard may begin, in memory
+MAX_BOUNDARIES = 1 << 16  # candidates that a BoundarySampler keeps in memory
 MAX_MANIFEST = 1 << 28  # bytes
 SHAPE = {
     **{"format": int, "writehead": str, "model": dict, "options": dict},
@@ -46,20 +46,20 @@ SHAPE = {
         {"name": str, "bytes": int, "sha256": str, "records": int, "lines": int, "invalid": int}
     ],
 }
-START_OVER = "choose another folder, or start over"  # the end of a sentence
+START_OVER = "choose another folder, or start over"  # ends error messages
 
 Progress = Callable[[float], None]  # takes the number of finished lines
 
 
-class OtherJob(DataError):
-    """The folder has a job with other input or settings, which is kept."""
+class JobMismatch(DataError):
+    """The folder contains a job with different input or settings, which is left unchanged."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}; {START_OVER}")
 
 
-class Mark(NamedTuple):
-    """Where a shard begins: a record of a file, its position there, and its line in the job."""
+class Boundary(NamedTuple):
+    """Where a shard begins: a record, its position in its file, and its first line in the job."""
 
     file: int
     position: int
@@ -69,23 +69,23 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job depends on, except its inputs, and how many shards it has."""
+    """Everything a job depends on except its inputs, and what determines the number of shards."""
 
     model: dict[str, Any]
     options: dict[str, Any]
     format: RecordFormat
-    shards: int | None = None  # None: as many as `default_shards` says
+    shards: int | None = None  # None: see `default_shards`
     workers: int = 1
     on_cpu: bool = True
 
     def default_shards(self, lines: int) -> int:
-        """Returns a number of shards: several per worker, unless there are few lines."""
+        """Returns the default number of shards: several per worker, unless there are few lines."""
         most = SHARD_LINES["cpu" if self.on_cpu else "gpu"]
         enough = min(SHARDS_PER_WORKER * self.workers, -(-lines // MIN_SHARD_LINES))
         return max(1, enough, -(-lines // most))
 
     def settings(self) -> dict[str, Any]:
-        """Everything that must not change before the job is finished."""
+        """Returns everything that must not change before the job is finished."""
         return {
             "format": FORMAT,
             "writehead": __version__,
@@ -105,20 +105,20 @@ class Job:
 
     @property
     def home(self) -> Path:
-        """The hidden folder."""
+        """The hidden folder of the job."""
         return self.output / HOME
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the shards; jobs with another manifest have another one."""
+        """The folder of finished shards, which depends on the manifest."""
         return self.home / f"shards-{_digest(self.manifest)}"
 
     @cached_property
-    def marks(self) -> list[Mark]:
-        """Where each shard begins, and where the last one ends."""
+    def boundaries(self) -> list[Boundary]:
+        """The start of each shard, and the end of the last one."""
         total = sum(entry["lines"] for entry in self.manifest["inputs"])
-        starts = [Mark(*entry) for entry in self.manifest["starts"]]
-        return [*starts, Mark(len(self.files), 0, 0, total)]
+        starts = [Boundary(*entry) for entry in self.manifest["starts"]]
+        return [*starts, Boundary(len(self.files), 0, 0, total)]
 
     @property
     def shards(self) -> range:
@@ -126,17 +126,17 @@ class Job:
         return range(len(self.manifest["starts"]))
 
     def lines(self, shards: Sequence[int] | None = None) -> int:
-        """Returns the number of lines of some shards, by default of all."""
+        """Returns the number of lines in the given shards, by default in all."""
         if shards is None:
-            return self.marks[-1].line
-        return sum(self.marks[i + 1].line - self.marks[i].line for i in shards)
+            return self.boundaries[-1].line
+        return sum(self.boundaries[i + 1].line - self.boundaries[i].line for i in shards)
 
     def path(self, shard: int) -> Path:
         """Returns the file of a finished shard."""
         return self.folder / f"{shard:05}-of-{len(self.shards):05}.gz"
 
     def lock(self, shard: int) -> Path:
-        """Returns the file that the process that translates a shard locks."""
+        """Returns the file to lock while translating a shard."""
         return self.home / "locks" / f"{shard:05}"
 
     def is_finished(self, shard: int) -> bool:
@@ -150,7 +150,7 @@ class Job:
 
     def texts(self, shard: int, reader: "Reader") -> Iterator[Text]:
         """Yields the texts of a shard."""
-        start, end = self.marks[shard : shard + 2]
+        start, end = self.boundaries[shard : shard + 2]
         for i in range(start.file, min(end.file + 1, len(self.files))):
             first = start.record if i == start.file else 0
             last = end.record if i == end.file else self.manifest["inputs"][i]["records"]
@@ -159,10 +159,10 @@ class Job:
                 yield from reader.texts(i, position, last - first)
 
     def join(self, *, replace: bool = False) -> bool:
-        """Writes the output files and removes the shards; returns False if another process does.
+        """Writes the output files and removes the shards; returns False if another process does so.
 
-        An existing file is an error unless `replace`. After an interruption, files that are already
-        written are left as they are.
+        An existing file is an error unless `replace` is true. After an interruption, files that
+        this job has already written are kept.
         """
         with locked(self.home / JOIN_LOCK) as acquired:
             if acquired and not self.is_joined:
@@ -171,7 +171,7 @@ class Job:
             if acquired and self.missing():
                 raise DataError(f"another process has removed the job in {self.output}")
             for path in self.home.iterdir() if acquired else ():
-                if path.name not in (MANIFEST, JOIN_LOCK):  # killed processes have left it
+                if path.name not in (MANIFEST, JOIN_LOCK):  # left by killed processes
                     _remove(path)
             return acquired
 
@@ -200,7 +200,7 @@ class Job:
 
     def _output_lines(self) -> Iterator[str]:
         """Yields all lines of output; raises DataError before the lines of a damaged shard."""
-        for i, (start, end) in enumerate(pairwise(self.marks)):
+        for i, (start, end) in enumerate(pairwise(self.boundaries)):
             count = sum(1 for _ in self._shard_lines(i))  # also compares the checksum
             if count != end.line - start.line:
                 raise DataError(_damaged(self.path(i), f"it has {count:,} lines"))
@@ -216,26 +216,26 @@ class Job:
 
 
 class Reader:
-    """Reads the inputs of a job, and keeps the last file open for the next part of it."""
+    """Reads the inputs of a job; keeps the current file open for the shards that follow."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._open: tuple[int, Records] | None = None
 
     def open(self, i: int) -> Records:
-        """Returns a file; raises DataError if its size has changed."""
+        """Opens input file `i`; raises DataError if its size has changed."""
         if self._open is None or self._open[0] != i:
             self.close()
             path, _ = self._job.files[i]
             entry = self._job.manifest["inputs"][i]
-            with suppress(OSError):  # reading the file raises a better error
+            with suppress(OSError):  # reading the file raises a clearer error
                 if path.stat().st_size != entry["bytes"]:
                     raise DataError(_changed(path))
             self._open = i, open_records(path, self._job.format)
         return self._open[1]
 
     def texts(self, i: int, position: int, count: int) -> Iterator[Text]:
-        """Yields `count` texts of a file from a position on."""
+        """Yields `count` texts of input file `i`, starting at a position."""
         records = self.open(i)
         found = 0
         for _, text in islice(records.texts(position), count):
@@ -254,10 +254,10 @@ class Reader:
 def open_job(
     output: Path, files: Sequence[InputFile], plan: Plan, progress: Progress, *, force: bool = False
 ) -> Job:
-    """Returns the job in a folder, or plans a new one, which reads all input once.
+    """Returns the job in a folder; if there is none, reads all input to plan one.
 
-    The files of an existing job are hashed, which takes about a second per gigabyte. If they or the
-    settings have changed, raises DataError; with `force`, starts over instead.
+    The input files are hashed, which takes about a second per gigabyte. If they or the settings
+    have changed, raises JobMismatch or, with `force`, starts over.
     """
     home = output / HOME
     home.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,8 @@ def open_job(
         _check_no_output(output, files, force)
         _write_manifest(path, _make_manifest(files, plan, progress))
     manifest = read_json(path, SHAPE, DataError, START_OVER, max_bytes=MAX_MANIFEST)
-    starts = [Mark(*entry) for entry in manifest["starts"] if len(entry) == len(Mark._fields)]
+    width = len(Boundary._fields)
+    starts = [Boundary(*entry) for entry in manifest["starts"] if len(entry) == width]
     if starts != sorted(starts) or len(starts) < len(manifest["starts"]):
         raise DataError(f"{path} is damaged; {START_OVER}")
     job = Job(output, tuple(files), plan.format, manifest)
@@ -277,7 +278,7 @@ def open_job(
         remove_directory(home)
         return open_job(output, files, plan, progress, force=True)
     if problem is not None:
-        raise OtherJob(problem)
+        raise JobMismatch(problem)
     return job
 
 
@@ -290,7 +291,7 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     try:
         write_file(path, _dump(manifest), replace=False)
     except FileExistsError:
-        with suppress(OSError):  # it is the other process's folder if the manifests are the same
+        with suppress(OSError):  # if the manifests are equal, the other process uses the folder
             if read_json(path, dict, DataError, max_bytes=MAX_MANIFEST) != manifest:
                 folder.rmdir()
 
@@ -303,65 +304,65 @@ def _check_no_output(output: Path, files: Sequence[InputFile], force: bool) -> N
 
 
 def _make_manifest(files: Sequence[InputFile], plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Reads all files, hashes them and chooses where shards begin."""
-    inputs, marks = [], Marks()
+    """Reads and hashes all files, and chooses where shards begin."""
+    inputs, sampler = [], BoundarySampler()
     for i, (path, name) in enumerate(files):
-        before = marks.line
+        before = sampler.line
         with closing(open_records(path, plan.format)) as records:
             position = count = 0
             for count, (after, text) in enumerate(records.texts(), start=1):
-                marks.add(i, position, count - 1, len(lines_of(text)))
+                sampler.add(i, position, count - 1, len(lines_of(text)))
                 position = after
                 if count % 1024 == 0:
-                    progress(marks.line)
-        sizes = {"records": count, "lines": marks.line - before, "invalid": records.invalid}
+                    progress(sampler.line)
+        sizes = {"records": count, "lines": sampler.line - before, "invalid": records.invalid}
         inputs.append({**file_identity(path), "name": name, **sizes})
-    shards = plan.default_shards(marks.line) if plan.shards is None else plan.shards
+    shards = plan.default_shards(sampler.line) if plan.shards is None else plan.shards
     if shards > MAX_SHARDS:
-        raise DataError(f"{shards:,} shards are more than {MAX_SHARDS:,}; use fewer")
-    starts = [list(mark) for mark in marks.choose(shards)]
+        raise DataError(f"{shards:,} shards are too many; use at most {MAX_SHARDS:,}")
+    starts = [list(start) for start in sampler.choose(shards)]
     return {**plan.settings(), "inputs": inputs, "shards": plan.shards, "starts": starts}
 
 
-class Marks:
-    """Records at which a shard may begin: all, or with many records every 2nd, 4th and so on."""
+class BoundarySampler:
+    """Candidates for the starts of shards: all records or, of many, every 2nd, 4th and so on."""
 
     def __init__(self) -> None:
         self.line = 0  # lines so far
         self._count, self._stride = 0, 1
-        self._marks: list[Mark] = []
+        self._candidates: list[Boundary] = []
 
     def add(self, file: int, position: int, record: int, lines: int) -> None:
-        """Adds the next record, which has some lines."""
+        """Adds the next record, which has this number of lines."""
         if self._count % self._stride == 0:
-            self._marks.append(Mark(file, position, record, self.line))
-            if len(self._marks) > MAX_MARKS:
-                del self._marks[1::2]
+            self._candidates.append(Boundary(file, position, record, self.line))
+            if len(self._candidates) > MAX_BOUNDARIES:
+                del self._candidates[1::2]
                 self._stride *= 2
         self._count += 1
         self.line += lines
 
-    def choose(self, shards: int) -> list[Mark]:
-        """Returns where shards of about the same number of lines begin."""
-        lines = [mark.line for mark in self._marks]
+    def choose(self, shards: int) -> list[Boundary]:
+        """Returns the starts of shards with about the same number of lines."""
+        lines = [boundary.line for boundary in self._candidates]
         places = {bisect_left(lines, self.line * i // shards) for i in range(shards)}
-        return [self._marks[place] for place in sorted(places) if place < len(lines)]
+        return [self._candidates[place] for place in sorted(places) if place < len(lines)]
 
 
 def _difference(job: Job, plan: Plan) -> str | None:
-    """Returns how the settings and inputs differ from those of a job, if they do."""
+    """Returns the first difference between a job and the current settings and inputs, or None."""
     old, new = job.manifest, plan.settings()
-    begun = f"the job in {job.output} was started with"
+    started = f"the job in {job.output} was started with"
     if (old["format"], old["writehead"]) != (FORMAT, __version__):
-        return f"{begun} another version of writehead, {shown(old['writehead'])}"
+        return f"{started} another version of writehead, {shown(old['writehead'])}"
     if old["model"] != new["model"]:
         dtype = {"dtype": new["model"].get("dtype")}
-        return f"{begun} another {'dtype' if old['model'] | dtype == new['model'] else 'model'}"
+        return f"{started} another {'dtype' if old['model'] | dtype == new['model'] else 'model'}"
     for name, value in new["options"].items():
         if old["options"].get(name) != value:
-            return f"{begun} {name}={shown(old['options'].get(name))}, not {shown(value)}"
+            return f"{started} {name}={shown(old['options'].get(name))}, not {shown(value)}"
     if plan.shards not in (None, old["shards"], len(job.shards)):
-        return f"{begun} {len(job.shards)} shards, not {plan.shards}"
+        return f"{started} {len(job.shards)} shards, not {plan.shards}"
     return _changed_input(job)
 
 

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, one per GPU."""
+"""Runs each worker in its own process, one per device."""
 
 import logging
 import multiprocessing
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from writehead.bulk.crew import Team, WorkerDied
 from writehead.bulk.job import Job, Progress
+from writehead.bulk.pool import PoolSpec, WorkerDied
 from writehead.bulk.translator import Translation
-from writehead.bulk.worker import Answer, Loader, Worker, answer
+from writehead.bulk.worker import Loader, Outcome, Worker, capture
 from writehead.errors import ConfigError
 from writehead.util.devices import find_device
 from writehead.util.garbage import frozen_objects
@@ -26,28 +26,28 @@ STOP_SECONDS = 10.0
 
 
 def device_names(text: str) -> list[str]:
-    """Returns the devices of a list such as "0,1", "cpu,cpu" or "all", which is every GPU."""
+    """Parses a list of devices such as "0,1" or "cpu,cpu"; "all" names every GPU."""
     if text == "all":
         count = torch.cuda.device_count()
         if not count:
-            raise ConfigError("there is no GPU; name the devices, such as cpu,cpu")
+            raise ConfigError("there are no GPUs; name the devices instead of all, such as cpu,cpu")
         return [f"cuda:{i}" for i in range(count)]
     names = [f"cuda:{name}" if name.isdecimal() else name for name in text.split(",")]
     for name in names:
-        find_device(name)  # raises if there is none
+        find_device(name)  # raises if it does not exist
     return names
 
 
-def process_team(translation: Translation, devices: Sequence[str]) -> Team:
-    """Returns a worker per device; those on a CPU share its cores."""
+def process_workers(translation: Translation, devices: Sequence[str]) -> PoolSpec:
+    """Returns one worker per device; workers on CPUs share the cores."""
     on_cpu = sum(find_device(name).type == "cpu" for name in devices)
     threads = translation.threads or max(1, available_cores() // max(1, on_cpu))
     given = (replace(translation, device=name, threads=threads) for name in devices)
-    return Team([partial(ProcessWorker, one) for one in given], on_cpu == len(devices))
+    return PoolSpec([partial(ProcessWorker, one) for one in given], on_cpu == len(devices))
 
 
 class ProcessWorker:
-    """A `Worker` in a new process, which ends with this one."""
+    """A `Worker` in a new process, which ends when this process ends."""
 
     def __init__(self, loader: Loader) -> None:
         context = multiprocessing.get_context("spawn")
@@ -57,12 +57,12 @@ class ProcessWorker:
         theirs.close()
 
     def identity(self) -> dict[str, Any]:
-        """Describes the model as JSON; waits until it is loaded."""
+        """Waits until the model is loaded; returns its description."""
         found: dict[str, Any] = self._call("identity")
         return found
 
     def start(self, job: Job) -> None:
-        """Takes shards of this job from now on."""
+        """Prepares to translate shards of this job."""
         self._call("start", job)
 
     def translate(self, shard: int, report: Progress) -> int | None:
@@ -79,20 +79,20 @@ class ProcessWorker:
         """Calls a method in the other process; raises WorkerDied if the process has ended."""
         try:
             self._connection.send((name, arguments))
-            while not isinstance(message := self._connection.recv(), Answer):
+            while not isinstance(message := self._connection.recv(), Outcome):
                 if report is not None:
                     report(message)
         except (EOFError, ConnectionError) as error:
             raise WorkerDied(f"exit code {self.process.exitcode}") from error
-        return message.value()
+        return message.unwrap()
 
 
 def _serve(loader: Loader, connection: Connection) -> None:
-    """Answers the calls of a ProcessWorker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops this
+    """Serves the calls of a ProcessWorker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    loaded = answer(lambda: Worker(loader.load()))
+    loaded = capture(lambda: Worker(loader.load()))
     with frozen_objects():
         while True:
             name, arguments = connection.recv()
@@ -102,7 +102,7 @@ def _serve(loader: Loader, connection: Connection) -> None:
             call = getattr(loaded.result, name)
             if name == "translate":
                 arguments = (*arguments, connection.send)  # to report progress
-            connection.send(answer(call, *arguments))
+            connection.send(capture(call, *arguments))
 
 
 def _die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""A model with the options of a translation: loaded in any process, applied to lines or batches."""
+"""Translates lines or batches with fixed options; the model can be loaded in any process."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,7 +22,7 @@ from writehead.runs.bundled import bundled_run
 
 @dataclass(frozen=True)
 class Translation:
-    """A model to load and how to translate with it, for `Engine.load` and `Engine.translate`."""
+    """The arguments of `Engine.load` and `Engine.translate`: a model and how to translate."""
 
     run: Path | str | None = None
     options: DecodeConfig = field(default_factory=DecodeConfig)
@@ -35,7 +35,7 @@ class Translation:
     quantize: str = "auto"
 
     def load(self) -> "Translator":
-        """Loads the model; raises if the options do not suit it."""
+        """Loads the model; raises a WriteheadError if it does not support the options."""
         return Translator(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Translator:
         list(self._translate([], given.options))  # checks the options
 
     def identity(self) -> dict[str, Any]:
-        """Describes the model as JSON; equal descriptions mean equal models."""
+        """Returns a description of the model, as JSON values; equal models have equal ones."""
         return model_identity(self._given.run, self._engine)
 
     def translate(
@@ -78,8 +78,8 @@ class BatchTranslator:
     """Adds a column of translations to batches, for `ray.data.Dataset.map_batches`.
 
     A batch is a dict of columns, which are lists or NumPy arrays. Each worker loads the model once.
-    A text of several lines is translated line by line; None stays None. With `scores`, there is
-    also a column of scores, whose name ends with `_score`.
+    A text with several lines is translated line by line; None stays None. `scores` adds a column of
+    scores, named `output_column` with the suffix `_score`.
     """
 
     def __init__(
@@ -109,18 +109,20 @@ class BatchTranslator:
         return self._given, self._format
 
     def __setstate__(self, state: tuple[Translation, RecordFormat]) -> None:
-        """Loads the model, in the process that unpickles a translator."""
+        """Loads the model in the process that unpickles the translator."""
         self._given, self._format = state
         self._translator = self._given.load()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns the batch with new columns, which are lists or arrays like the texts."""
+        """Returns the batch with the new columns, which are lists or arrays like the texts."""
         column, new = self._format.field, self._format.new_fields
         if not isinstance(batch, dict) or column not in batch:
             names = [*batch] if isinstance(batch, dict) else type(batch).__name__
             raise DataError(f"a batch must be a dict with the column {column!r}, not {names}")
         if clash := [name for name in new if name in batch]:
-            raise DataError(f"a batch already has the column {clash[0]!r}; name another")
+            raise DataError(
+                f"a batch already has the column {clash[0]!r}; choose another output_column"
+            )
         texts = list(batch[column])
         for i, text in enumerate(texts, start=1):
             if not isinstance(text, str | None):
@@ -140,7 +142,10 @@ class BatchTranslator:
 
 
 def model_identity(run: Path | str | None, engine: Engine) -> dict[str, Any]:
-    """Describes a loaded model as JSON; hashing takes about a second per gigabyte of weights."""
+    """Returns a description of a loaded model, as JSON values.
+
+    Hashing takes about a second per gigabyte of weights.
+    """
     folder = bundled_run() if run is None else find_folder(run)
     return {
         "weights": RunFacts.read(folder).fingerprint,
@@ -151,6 +156,6 @@ def model_identity(run: Path | str | None, engine: Engine) -> dict[str, Any]:
 
 
 def output_line(output: Output, scores: bool) -> str:
-    """Formats the best translation of a line, with `scores` followed by a tab and its score."""
+    """Formats the best translation of a line; `scores` appends a tab and its score."""
     text = plain_line(output.text)
     return f"{text}\t{output.hypotheses[0].score:.6f}" if scores else text

@@ -1,4 +1,4 @@
-"""Translates shards of a job, in this process; other processes have a `Worker` each."""
+"""Translates shards of a job in one process."""
 
 import gzip
 import logging
@@ -22,7 +22,7 @@ class LineTranslator(Protocol):
     """A loaded model; see `Translator`."""
 
     def identity(self) -> dict[str, Any]:
-        """Describes the model."""
+        """Returns a description of the model."""
 
     def translate(
         self, lines: Iterable[str], first: int = 0, progress: Progress | None = None
@@ -31,20 +31,20 @@ class LineTranslator(Protocol):
 
 
 class Loader(Protocol):
-    """What a worker is made from in its process; see `Translation`."""
+    """Loads a model in the process of a worker; see `Translation`."""
 
     def load(self) -> LineTranslator:
         """Loads the model."""
 
 
-class Answer(NamedTuple):
-    """What a worker in another process answers: a result, or the message of an error."""
+class Outcome(NamedTuple):
+    """The outcome of a call in another process: a result, or the message of an error."""
 
     result: Any = None
     error: str | None = None
 
-    def value(self) -> Any:
-        """Returns the result; raises the error, if any."""
+    def unwrap(self) -> Any:
+        """Returns the result, or raises the error as a RunError."""
         if self.error is not None:
             raise RunError(self.error)
         return self.result
@@ -59,28 +59,29 @@ class Worker:
         self._reader: Reader | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Describes the model as JSON."""
+        """Returns a description of the model, as JSON values."""
         return self._identity
 
     def start(self, job: Job) -> None:
-        """Takes shards of this job from now on."""
+        """Prepares to translate shards of this job; raises RunError if this worker cannot."""
         if not (job.home / MANIFEST).is_file():
             raise RunError(
-                f"a worker cannot see {job.output}; use a folder that all machines share"
+                f"a worker cannot find the job in {job.output}; use a folder that all machines "
+                f"share, at the same path"
             )
         if self._identity != job.manifest["model"]:
             raise RunError(
                 "the workers have different models or dtypes; copy the same model to all machines, "
-                "and set the dtype if their devices differ"
+                "and choose a dtype if their devices differ"
             )
         self._job, self._reader = job, Reader(job)
-        # a job may have thousands of long lines; `translate` counts them instead
+        # hides one warning per long line; `translate` counts these lines instead
         logging.getLogger("writehead.data.lines").setLevel(logging.ERROR)
 
     def translate(self, shard: int, report: Progress) -> int | None:
-        """Translates a shard unless it is finished; returns None if another process has it locked.
+        """Translates a shard, unless it is finished; returns the number of lines split into pieces.
 
-        Otherwise, returns the number of lines that were too long and were translated in pieces.
+        Returns None if another process has locked the shard.
         """
         assert self._job is not None
         try:
@@ -97,7 +98,7 @@ class Worker:
             self._reader.close()
 
     def _write(self, job: Job, shard: int, report: Progress) -> int:
-        """Translates a shard to a file, which appears once it is complete."""
+        """Translates a shard to a file, which appears when it is complete."""
         assert self._reader is not None
         texts = job.texts(shard, self._reader)
         lines = (line for text in texts for line in lines_of(text))
@@ -110,10 +111,10 @@ class Worker:
                 report(done)
                 reported = now
 
-        outputs = self._translator.translate(lines, job.marks[shard].line, progress)
+        outputs = self._translator.translate(lines, job.boundaries[shard].line, progress)
         in_pieces = 0
         with (
-            suppress(FileExistsError),  # without locks, another process may have been faster
+            suppress(FileExistsError),  # where locks do not work, another process may be faster
             atomic_file(job.path(shard), replace=False) as file,
             closing(gzip.GzipFile("", "wb", 1, file, mtime=0)) as packed,
         ):
@@ -124,13 +125,13 @@ class Worker:
 
 
 def write_error(job: Job, error: OSError) -> str:
-    """Returns the message for an error while the output is written."""
+    """Returns the message for an error while writing the output."""
     return f"{error.filename or job.output} could not be written: {error.strerror or error}"
 
 
-def answer(call: Callable[..., Any], *arguments: Any) -> Answer:
-    """Calls a worker's method; returns its result or the message of its error."""
+def capture(call: Callable[..., Any], *arguments: Any) -> Outcome:
+    """Calls a function; returns its result or the message of its WriteheadError."""
     try:
-        return Answer(call(*arguments))
+        return Outcome(call(*arguments))
     except WriteheadError as error:
-        return Answer(error=str(error))
+        return Outcome(error=str(error))

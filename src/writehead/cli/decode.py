@@ -72,8 +72,8 @@ Inputs = Annotated[
         "--input",
         "-i",
         metavar="PATH",
-        help="File to read, one text per line. - is standard input. A folder or a pattern such as "
-        "'data/*.gz' needs an output folder.",
+        help="File to read, one text per line. - is standard input. Or a folder or a pattern such "
+        "as 'data/*.gz', with a folder as --output.",
     ),
 ]
 Outputs = Annotated[
@@ -165,7 +165,7 @@ def translate_command(
     A line that is too long for the model is translated in pieces. A program that pipes lines to
     this command can wait for each translation before it writes the next line.
 
-    Many files: writehead translate --input data/ --output translated/ --devices 0,1; see
+    Many files: writehead translate --input data/ --output translated/ --devices 0,1. See
     docs/bulk.md.
     """
     config = _decode_config(context.params)

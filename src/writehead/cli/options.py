@@ -26,7 +26,7 @@ Dtype = Annotated[
 ]
 Quantize = Annotated[
     str,
-    Option(help="Weights on a CPU: int8, none, or auto, which is int8 for a quantized run."),
+    Option(help="Weights on a CPU: int8, none, or auto. auto is int8 for quantized runs only."),
 ]
 Threads = Annotated[
     int | None, Option(callback=_use_threads, help="CPU threads. Default: one per available core.")

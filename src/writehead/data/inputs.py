@@ -1,4 +1,4 @@
-"""The files that a bulk job translates: one file, all files of a folder, or those of a pattern."""
+"""Finds the input files of a bulk job: one file, all files in a folder, or a glob pattern."""
 
 import glob
 import os
@@ -16,14 +16,14 @@ class InputFile(NamedTuple):
 
 
 def is_pattern(text: str) -> bool:
-    """Returns whether a path is a pattern such as `news/*.en`, and not the name of a file."""
+    """Returns whether a path is a glob pattern such as `news/*.en`, not the name of a file."""
     return glob.has_magic(text) and not os.path.exists(text)
 
 
 def find_inputs(given: str, output: Path) -> list[InputFile]:
-    """Returns the files to translate, sorted by name; hidden files and the output are left out.
+    """Returns the files to translate, sorted by name; skips hidden files and the output folder.
 
-    Names are relative to the folder or, for a pattern, to the folders before its first wildcard.
+    Names are relative to the folder or, for a pattern, to the folder before its first wildcard.
     """
     if os.path.isdir(given):
         base = Path(given)
@@ -50,7 +50,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _fixed_part(pattern: str) -> Path:
-    """Returns the folders before the first wildcard of a pattern."""
+    """Returns the path of a pattern before its first wildcard."""
     parts = Path(pattern).parts
     count = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     return Path(*parts[:count])

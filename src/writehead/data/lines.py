@@ -25,10 +25,10 @@ ONE_LINE: dict[int, str | None] = {
 
 
 def decode_line(raw: bytes, errors: str = "strict") -> str:
-    """Decodes a line of a UTF-8 file, without its end.
+    """Decodes a line of a UTF-8 file, without its line end.
 
-    If it is not UTF-8, `errors` "strict" raises UnicodeDecodeError, "replace" replaces invalid
-    bytes with U+FFFD, and "skip" returns an empty line.
+    errors: what to do with invalid UTF-8. "strict" raises UnicodeDecodeError, "replace" inserts
+    U+FFFD, and "skip" returns an empty line.
     """
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:

@@ -1,4 +1,4 @@
-"""Opens parquet files; the extra `hub` installs the package that this needs."""
+"""Opens Parquet files, with pyarrow from the extra `hub`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,17 @@ from writehead.util.extras import requires
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
-    """Opens a pyarrow ParquetFile; errors of the block are those of the file."""
+    """Opens a pyarrow ParquetFile; turns errors of pyarrow in the block into DataErrors."""
     with requires("hub"):
         import pyarrow.parquet as parquet  # type: ignore[import-untyped]
     try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:  # else memory grows with the file
+        # with pre_buffer, memory use would grow with the file
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
             yield file
     except DataError:
         raise
-    except (OSError, ValueError, NotImplementedError) as error:  # the bases of pyarrow's errors
+    except (OSError, ValueError, NotImplementedError) as error:  # base classes of pyarrow's errors
         reason = (str(error).splitlines() or ["no reason given"])[0].rstrip(". ")
-        raise DataError(f"{path} is not parquet ({reason}); copy it again") from error
+        raise DataError(
+            f"{path} is not a Parquet file ({reason}); copy or create it again"
+        ) from error

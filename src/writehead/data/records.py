@@ -1,7 +1,8 @@
-"""Files of texts to translate: lines, JSON lines or parquet, read and written as streams.
+"""Reads and writes files of texts as streams: plain lines, JSON Lines or Parquet.
 
-A translated file has the format of its source. A text file has a translation per line; JSON lines
-and parquet keep their fields and gain one. A text of several lines is translated line by line.
+A translated file has the format of its source. A text file has one translation per line; JSON Lines
+and Parquet files keep their fields and get new ones. A text with several lines is translated line
+by line.
 """
 
 import bz2
@@ -24,22 +25,22 @@ from writehead.util.extras import requires
 from writehead.util.json_files import JsonError, parse_json
 
 JSON_LINES = (".jsonl", ".ndjson")
-# text files have many suffixes, such as .en, but not these
-OTHERS = {".json", ".csv", ".tsv", ".zip", ".zst", ".tar", ".tgz", ".7z", ".arrow", ".feather"}
-BATCH_ROWS = 1024  # of parquet, read together
-GROUP_BYTES, GROUP_ROWS = 64 << 20, 1 << 17  # of a row group of parquet that is written
+# text files may have any suffix, such as .en, except these
+UNSUPPORTED = {".json", ".csv", ".tsv", ".zip", ".zst", ".tar", ".tgz", ".7z", ".arrow", ".feather"}
+BATCH_ROWS = 1024  # rows of a Parquet file to read at once
+GROUP_BYTES, GROUP_ROWS = 64 << 20, 1 << 17  # maximum size of a row group that is written
 
-SURROGATES = re.compile("[\ud800-\udfff]")  # characters that UTF-8 does not have
+SURROGATES = re.compile("[\ud800-\udfff]")  # code points that UTF-8 cannot encode
 
 Text = str | None  # None: there is nothing to translate
-Answer = Callable[[Text], list[str]]  # takes a text, returns the output of each of its lines
+TranslateText = Callable[[Text], list[str]]  # returns one line of output per line of the text
 
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """How to read and write files: names of fields, scores, and what to do with invalid UTF-8.
+    """How to read and write files: names of fields, scores, and how to treat invalid UTF-8.
 
-    With `scores`, the output of a line is a translation, a tab and its score.
+    With `scores`, a line of output is a translation, a tab and its score.
     """
 
     field: str = "text"
@@ -58,7 +59,7 @@ class RecordFormat:
         return [self.output_field, self.score_field][: 1 + self.scores]
 
     def values(self, text: Text, lines: Sequence[str]) -> tuple[Any, ...]:
-        """Returns the values of the new fields; the score of several lines is their mean."""
+        """Returns the values of the new fields; the score of a text is the mean over its lines."""
         if text is None:
             return (None,) * len(self.new_fields)
         if not self.scores:
@@ -78,19 +79,19 @@ class TextRecords:
 
     def __init__(self, path: Path, format: RecordFormat) -> None:
         self.path, self.format = path, format
-        self.invalid = 0  # texts that were not UTF-8
+        self.invalid = 0  # number of texts that were not UTF-8
         self._file = LineFile(path)
 
     def texts(self, start: int = 0) -> Iterator[tuple[int, Text]]:
-        """Yields each text from a position on, together with the position after it."""
+        """Yields each text, starting at a position, together with the position after it."""
         for position, _, text in self._records(start):
             yield position, text
 
-    def write(self, file: BinaryIO, answer: Answer) -> None:
+    def write(self, file: BinaryIO, translate: TranslateText) -> None:
         """Writes the file with translations, compressed like the source."""
         with compressed(file, self.path.suffix) as output:
             for _, raw, text in self._records(0):
-                output.write(self._line(raw, text, answer(text)))
+                output.write(self._line(raw, text, translate(text)))
 
     def close(self) -> None:
         """Closes the file; it can be read again."""
@@ -106,7 +107,7 @@ class TextRecords:
                 raise DataError(f"line {number:,} of {self.path} {_problem(error)}") from error
 
     def _text(self, raw: bytes) -> Text:
-        """Returns the text of a line; raises ValueError if it has none."""
+        """Returns the text of a line; raises ValueError if the line is invalid."""
         try:
             return decode_line(raw)
         except UnicodeDecodeError:
@@ -120,7 +121,7 @@ class TextRecords:
 
 
 class JsonRecords(TextRecords):
-    """A file of JSON lines; a blank line stays as it is."""
+    """A JSON Lines file; blank lines are kept."""
 
     def _text(self, raw: bytes) -> Text:
         if not raw.strip():
@@ -140,19 +141,22 @@ class JsonRecords(TextRecords):
     def _field(self, line: str) -> Text:
         """Returns the text of a JSON object; raises JsonError if it cannot be translated."""
         record, field = parse_json(line), self.format.field
-        if not isinstance(record, dict) or field not in record:
-            names = [*record] if isinstance(record, dict) else type(record).__name__
-            raise JsonError(f"lacks the field {shown(field)}, it has {shown(names)}; name another")
+        if not isinstance(record, dict):
+            raise JsonError(f"must be a JSON object, not {type(record).__name__}; correct it")
+        if field not in record:
+            raise JsonError(
+                f"has no field {shown(field)}, only {shown([*record])}; choose another field"
+            )
         for name in self.format.new_fields:
             if name in record:
-                raise JsonError(f"already has the field {shown(name)}; name another")
+                raise JsonError(f"already has the field {shown(name)}; choose another name")
         text = record[field]
         if not isinstance(text, str | None):
             raise JsonError(f"has {shown(text)} as {shown(field)}, which is not text; correct it")
         return text
 
     def _line(self, raw: bytes, text: Text, lines: Sequence[str]) -> bytes:
-        """Adds fields to a JSON object, which otherwise stays the same byte by byte."""
+        """Appends fields to a JSON object; all other bytes stay the same."""
         body = raw.rstrip()
         if not body:
             return b"\n"
@@ -163,18 +167,18 @@ class JsonRecords(TextRecords):
 
 
 class ParquetRecords:
-    """A parquet file with a column of texts; positions are rows."""
+    """A Parquet file with a column of texts; positions are row numbers."""
 
     def __init__(self, path: Path, format: RecordFormat) -> None:
         self.path, self.format, self.invalid = path, format, 0
 
     def texts(self, start: int = 0) -> Iterator[tuple[int, Text]]:
-        """Yields each text from a row on, together with the row after it."""
+        """Yields each text, starting at a row, together with the number of the row after it."""
         for first, batch in self._batches(start, [self.format.field]):
             texts = batch.column(0).to_pylist()
             yield from enumerate(texts[max(0, start - first) :], start=max(first, start) + 1)
 
-    def write(self, file: BinaryIO, answer: Answer) -> None:
+    def write(self, file: BinaryIO, translate: TranslateText) -> None:
         """Writes the file with a new column, or two with scores."""
         with requires("hub"):
             import pyarrow  # type: ignore[import-untyped]
@@ -188,7 +192,7 @@ class ParquetRecords:
             for group in _grouped(batch for _, batch in self._batches(0)):
                 table = pyarrow.Table.from_batches(group)
                 texts = table.column(self.format.field).to_pylist()
-                rows = [self.format.values(text, answer(text)) for text in texts]
+                rows = [self.format.values(text, translate(text)) for text in texts]
                 for field, column in zip(new, zip(*rows, strict=True), strict=True):
                     table = table.append_column(field, pyarrow.array(column, field.type))
                 writer.write_table(table)
@@ -197,7 +201,7 @@ class ParquetRecords:
         """Does nothing, because the file is not kept open."""
 
     def _batches(self, start: int, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        """Yields batches of rows, each with its first row; skips row groups before `start`."""
+        """Yields the first row and the rows of each batch; skips row groups before `start`."""
         with parquet_file(self.path) as file:
             self._check(file.schema_arrow)
             first = 0
@@ -212,31 +216,36 @@ class ParquetRecords:
                     first += len(batch)
 
     def _check(self, schema: Any) -> None:
-        """Raises DataError unless there is a column of texts, and no column with a new name."""
+        """Raises DataError if the column of texts is missing, or a new column already exists."""
         kinds = {name: str(schema.field(name).type) for name in schema.names}
         field = self.format.field
         if field not in kinds:
             raise DataError(
-                f"{self.path} lacks the column {shown(field)}, it has {shown([*kinds])}; name "
-                f"another"
+                f"{self.path} has no column {shown(field)}, only {shown([*kinds])}; choose another "
+                f"column"
             )
         if "string" not in kinds[field]:
-            raise DataError(f"column {shown(field)} of {self.path} has no text; name another")
+            raise DataError(
+                f"column {shown(field)} of {self.path} must be of type string, not "
+                f"{kinds[field]}; choose another column"
+            )
         for name in self.format.new_fields:
             if name in kinds:
-                raise DataError(f"{self.path} already has the column {shown(name)}; name another")
+                raise DataError(
+                    f"{self.path} already has the column {shown(name)}; choose another name"
+                )
 
 
 Records = TextRecords | ParquetRecords
 
 
 def open_records(path: Path, format: RecordFormat) -> Records:
-    """Returns the records of a file, whose name tells its format."""
+    """Opens the records of a file; the suffix of its name determines the format."""
     kind = (path.with_suffix("") if path.suffix in OPENERS else path).suffix.lower()
-    if kind in OTHERS:
+    if kind in UNSUPPORTED:
         raise DataError(
-            f"{path} is not supported; convert it to text, .jsonl (also as .gz, .xz or .bz2) or "
-            f".parquet"
+            f"the format of {path} is not supported; convert it to text or .jsonl (plain or as "
+            f".gz, .xz or .bz2), or to .parquet"
         )
     if path.suffix.lower() == ".parquet":
         return ParquetRecords(path, format)
@@ -244,7 +253,7 @@ def open_records(path: Path, format: RecordFormat) -> Records:
 
 
 def compressed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
-    """Opens a file to write compressed by a format; equal content gives equal files."""
+    """Wraps a file to compress what is written, by suffix; equal content gives equal bytes."""
     if suffix == ".gz":
         return gzip.GzipFile("", "wb", 6, file, mtime=0)
     if suffix == ".xz":
@@ -259,14 +268,14 @@ def _problem(error: ValueError) -> str:
     if isinstance(error, JsonError):
         return str(error)
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (at byte {error.start + 1}); convert it, or ignore such errors"
+        return f"is not UTF-8 (at byte {error.start + 1}); convert it, or replace or skip errors"
     if isinstance(error, UnicodeEncodeError):
-        return "has half of a character (a surrogate); correct it, or ignore such errors"
+        return "has half of a character (a surrogate); correct it, or replace or skip errors"
     return f"is not JSON ({error}); correct it"
 
 
 def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yields lists of batches of about GROUP_BYTES, or less."""
+    """Groups batches into lists of about GROUP_BYTES or GROUP_ROWS."""
     group: list[Any] = []
     size = rows = 0
     for batch in batches:

@@ -148,10 +148,10 @@ def file_identity(path: Path) -> dict[str, Any]:
 
 
 class LineFile:
-    """The lines of a file, which may be compressed, as bytes.
+    """Reads the lines of a file, which may be compressed, as bytes.
 
-    The file stays open after a part of its lines, so that reading a later part of a compressed file
-    does not decompress it again.
+    The file stays open after some of its lines have been read. Reading a later part of a compressed
+    file therefore does not decompress the beginning again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class LineFile:
         self._file: io.BufferedReader | None = None
 
     def lines(self, start: int = 0) -> Iterator[bytes]:
-        """Yields the lines from a byte on, counted without compression, with their ends."""
+        """Yields lines with their line ends, starting at a byte of the uncompressed content."""
         number = 0
         try:
             if self._file is None:
@@ -180,7 +180,7 @@ class LineFile:
             ) from error
 
     def close(self) -> None:
-        """Closes the file; it can be read again from any byte."""
+        """Closes the file; `lines` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None

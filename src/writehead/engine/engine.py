@@ -107,8 +107,8 @@ class Engine:
         dtype is bfloat16 on a GPU and float32 elsewhere. Choosing a `backend` disables CUDA graphs.
         `threads` sets the CPU threads of the process, by default one per core.
 
-        quantize: "int8" converts the weights to int8, for CPUs; "none" does not. "auto" does so for
-        a quantized run on a CPU, unless `dtype` is given.
+        quantize: "int8" converts the weights to int8, which needs a CPU; "none" does not. "auto"
+        converts them if the run is quantized, the device is a CPU and no `dtype` is given.
         """
         use_threads(threads)
         run, place = bundled_run() if run is None else run, find_device(device)

@@ -33,8 +33,8 @@ from writehead.util.transfer import send
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
 HEADER = 4  # columns of a packed hypothesis before its tokens
-CHUNK = 128  # logits whose maximum `_top` computes first
-CACHED = 2**19  # logits that fit in the L2 caches of a few cores
+CHUNK = 128  # logits per chunk, of which `_top_k` computes the maximum first
+CACHED_LOGITS = 2**19  # logits that fit in the L2 caches of a few cores
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
 
 
@@ -356,7 +356,7 @@ def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
 
 
 def _is_early(search: Search, at: Tensor) -> Tensor:
-    """Returns whether the next token of slots `at` is before the minimum length."""
+    """Returns whether eos would end the sequences of slots `at` before their minimum length."""
     return search.options.count[at] + 1 < search.options.min_length[at]
 
 
@@ -367,38 +367,37 @@ def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
 
 
 def _log_z(x: Tensor, likely: Tensor) -> Tensor:
-    """Returns the logarithms of the sums of exp(x) of rows x [R, vocab_size].
+    """Returns log(sum(exp(x))) [R] of each row of x [R, vocab_size].
 
-    likely: a likely token of each row [R, 1]. In parts that fit in a CPU's cache, softmax makes
-    fewer passes than logsumexp.
+    likely: a likely token of each row [R, 1]. Softmax makes fewer passes over parts that fit in a
+    CPU's cache than logsumexp does.
     """
-    size = max(1, CACHED // x.shape[1] if x.device.type == "cpu" else len(x))
+    size = max(1, CACHED_LOGITS // x.shape[1] if x.device.type == "cpu" else len(x))
     parts = zip(torch.split(x, size), torch.split(likely, size), strict=True)
     p = torch.cat([part.softmax(dim=1).gather(1, at) for part, at in parts])
     return (x.gather(1, likely) - p.log()).squeeze(1)
 
 
-def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the k largest elements of rows x [R, columns] and their columns, like `topk`.
+def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Returns the k largest elements of each row of x [R, columns] and their columns, like `topk`.
 
-    Only the chunks with the largest maxima are searched. For k = 1, the first of equal elements
-    is found.
+    It searches only the chunks with the largest maxima. If k = 1, the first of equal elements wins.
     """
     rows, columns = x.shape
     chunks, rest = columns // CHUNK, columns % CHUNK
     if chunks < 4 * k:
-        return _top_slowly(x, k)
+        return _full_top_k(x, k)
     maxima = x[:, : columns - rest].view(rows, chunks, CHUNK).amax(dim=2)
-    best = _top_slowly(maxima, k)[1].sort(dim=1).values.unsqueeze(2)
+    best = _full_top_k(maxima, k)[1].sort(dim=1).values.unsqueeze(2)
     places = (best * CHUNK + torch.arange(CHUNK, device=x.device)).flatten(1)
     if rest:
         last = torch.arange(columns - rest, columns, device=x.device)
         places = torch.cat([places, last.expand(rows, -1)], dim=1)
-    values, at = _top_slowly(x.gather(1, places), k)
+    values, at = _full_top_k(x.gather(1, places), k)
     return values, places.gather(1, at)
 
 
-def _top_slowly(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _full_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if k > 1:
         values, columns = x.topk(min(k, x.shape[1]), dim=1)
         return values, columns
@@ -410,7 +409,7 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
     t = options.count[at].long()
-    first = _top(x, 1)[1]
+    first = _top_k(x, 1)[1]
     choose = _sample if search.sampling else _likeliest
     token = choose(search, x, first, at, t)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
@@ -430,7 +429,7 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
 
 
 def _likeliest(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
-    """Returns the likeliest tokens [R], of which `first` [R, 1] ignores the minimum length."""
+    """Returns the likeliest allowed tokens [R]; `first` [R, 1] may contain eos too early."""
     token = first.squeeze(1)
     wrong = _is_early(search, at) & (token == search.eos)
     if wrong.any():
@@ -455,7 +454,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
         x = _without_early_eos(search, x, early)
         penalized = torch.where(x > 0.0, x / penalty, x * penalty)
         x = torch.where(search.seen[at] != 0, penalized, x)
-        first = _top(x, 1)[1]
+        first = _top_k(x, 1)[1]
     likeliest = _likeliest(search, x, first, at, t)
     if not (temperature > 0.0).any():
         return likeliest
@@ -490,9 +489,9 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     if forced.any():
         others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)
         allowed = allowed.masked_fill((forced.unsqueeze(1) & others).unsqueeze(1), NEVER)
-    # one more than needed, because eos may be too early
-    best, tokens = _top(allowed.flatten(0, 1), 2 * beam + 1)  # [R beam, 2 beam + 1]
-    likely = _top(rows, 1)[1] if forced.any() else tokens[:, :1]
+    # one more than needed, because eos may not be allowed yet
+    best, tokens = _top_k(allowed.flatten(0, 1), 2 * beam + 1)  # [R beam, 2 beam + 1]
+    likely = _top_k(rows, 1)[1] if forced.any() else tokens[:, :1]
     best, tokens, log_z = (T.view(len(x), beam, -1) for T in (best, tokens, _log_z(rows, likely)))
     scores = search.scores[at]
     exists = scores != NEVER

@@ -113,7 +113,7 @@ class KVCache:
     ) -> CacheLayer:
         """Returns the context of layer `index` for the sentences in `slots`, by default all.
 
-        `shared` is a new dictionary for each step.
+        shared: a dict that the layers of one step share; pass a new one for each step.
         """
         window = self.attention.window if self.size < self.capacity else None
         rows = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)

@@ -64,12 +64,12 @@ class Transformer(nn.Module):
 
     @property
     def is_int8(self) -> bool:
-        """Whether int8 weights have replaced the weights; see `pack`."""
+        """Whether `pack` has replaced the weights by int8 weights."""
         return self.packed_output is not None and self.packed_output.is_quantized
 
     @property
     def _parameter(self) -> Tensor:
-        """A parameter that int8 weights do not replace."""
+        """A parameter that int8 weights never replace."""
         return next(self.decoder.layers[0].get_submodule("norm_attention").parameters())
 
     def new_state(
@@ -153,13 +153,14 @@ class Transformer(nn.Module):
     def pack(self, *, int8: bool = False) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it.
 
-        int8: replace the weights by int8 weights, on a CPU, to save memory; this cannot be undone.
+        int8: replace the weights by int8 weights, to save memory and time on a CPU. This cannot be
+        undone.
         """
         if int8:
             if self.is_int8:
                 return self
             if reason := self.why_not_int8():
-                raise BackendError(f"the model cannot have int8 weights: {reason}")
+                raise BackendError(f"the weights cannot be converted to int8: {reason}")
         output, streamed = self._output_weight(), False
         if self.device.type == "cuda":  # does a step read more than stays in the L2 cache?
             size = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -182,7 +183,7 @@ class Transformer(nn.Module):
         return why_not_int8(self._parameter)
 
     def _quantize_tables(self) -> None:
-        """Replaces the embeddings, and frees the parameters that int8 weights have replaced."""
+        """Quantizes the embeddings, and frees the parameters that int8 weights replace."""
         for name, module in self.named_children():
             if isinstance(module, nn.Embedding):
                 self.packed_tables[name] = QuantizedTable.of(module.weight)
@@ -199,7 +200,10 @@ class Transformer(nn.Module):
     def unpack(self) -> None:
         """Drops the packed weights, so that the model uses its parameters."""
         if self.is_int8:
-            raise ConfigError("the model has int8 weights, which cannot change; load it again")
+            raise ConfigError(
+                "a model with int8 weights cannot be trained, moved or changed; load it again "
+                "without them"
+            )
         self.packed_output = None
         for module in self.modules():
             if isinstance(module, Projections):

@@ -1,7 +1,7 @@
-"""Weights in the layouts that CPU libraries multiply fastest: float32 for oneDNN, int8 for fbgemm.
+"""Packs weights in the layouts of CPU libraries: float32 for oneDNN, int8 for fbgemm.
 
-A product of int8 weights quantizes each row of X to 8 bits, with a scale of its own, so a row has
-the same result in any batch. Each row of W has a scale, too. Sums are exact, in 32 bits.
+A product with int8 weights quantizes each row of X to 8 bits with its own scale, so the result for
+a row does not depend on the batch. Each row of W has a scale too. Sums are exact, in 32 bits.
 """
 
 import functools
@@ -15,12 +15,12 @@ from torch import Tensor
 from writehead.ops.norm import Norm, normalize, rms_factors
 
 ZERO_POINT = 128  # of rows of X, which fbgemm stores as unsigned integers
-LEVELS = 127
-# Before VNNI, CPUs add two products of 8 bits in 16 bits. Weights of 7 bits cannot overflow them.
+LEVELS = 127  # largest code
+# CPUs without VNNI add two products in 16 bits. Weights of 7 bits cannot overflow such sums.
 LEVELS_WITHOUT_VNNI = 63
-TINY = 1e-30  # instead of the scale 0
-ONEDNN_ROWS = 16  # of X, for which the layout is chosen; it is as fast for other numbers
-# how oneDNN names activations: attribute and algorithm
+MIN_SCALE = 1e-30  # instead of the scale 0
+ONEDNN_ROWS = 16  # rows of X that the layout is chosen for; it is as fast for other numbers
+# oneDNN's names of activations: attribute and algorithm
 ONEDNN_ACTIVATIONS = {
     None: ("none", ""),
     "relu": ("relu", ""),
@@ -34,7 +34,7 @@ Kind = Literal["onednn", "int8"]
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """W [columns, depth] as an opaque object of a library."""
+    """A weight W [columns, depth] in a library's own layout."""
 
     kind: Kind
     data: Any
@@ -58,7 +58,7 @@ class PackedWeight:
             factors = rms_factors(X, norm.epsilon)
         elif norm is not None:
             X = normalize(X, norm)
-        scales = X.abs().amax(dim=1, keepdim=True).div_(LEVELS).clamp_(min=TINY)
+        scales = X.abs().amax(dim=1, keepdim=True).div_(LEVELS).clamp_(min=MIN_SCALE)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         Y: Tensor = multiply(X / scales, 1.0, ZERO_POINT, self.data)
         return Y.mul_(scales if factors is None else scales.mul_(factors))
@@ -98,7 +98,7 @@ def pack_int8(W: Tensor) -> PackedWeight:
 
 
 def _pack_int8(W: Tensor, levels: int) -> Any:
-    scales = W.abs().amax(dim=1).div_(levels).clamp_(min=TINY)
+    scales = W.abs().amax(dim=1).div_(levels).clamp_(min=MIN_SCALE)
     codes = (W / scales.unsqueeze(1)).round_().to(torch.int8)
     zeros = torch.zeros(len(W), dtype=torch.long)
     with warnings.catch_warnings():
@@ -109,9 +109,9 @@ def _pack_int8(W: Tensor, levels: int) -> Any:
 
 @functools.cache
 def _int8_levels() -> int | None:
-    """Returns the largest code of a weight: 127, or 63 where larger sums overflow.
+    """Returns the largest code of a weight: 127, or 63 on CPUs where 127 would overflow.
 
-    None: this PyTorch cannot multiply int8 weights.
+    None means that this PyTorch cannot multiply int8 weights on this CPU.
     """
     largest = torch.full((1, 64), float(LEVELS))
     for levels in (LEVELS, LEVELS_WITHOUT_VNNI):

@@ -56,7 +56,7 @@ class MemoryLayer:
     slots: Tensor | None = None  # [R] int32; None: the first slots, in order
     padded: bool = False  # read all positions, whatever the lengths
     bound: int | None = None  # upper bound of lengths, known to the host; for the reference
-    shared: dict[str, Any] | None = None  # what all layers of a step compute once
+    shared: dict[str, Any] | None = None  # results that all layers of a step share
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,19 +137,19 @@ def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """The positions that rows append and see in one step; for the reference."""
+    """What all layers have in common in one step of the reference: positions and masks."""
 
     rows: Tensor  # [R beam], of the cache
     positions: Tensor  # [R beam, n], of the new positions
-    at: tuple[Tensor, slice, Tensor]  # where they are stored, unless there are counts
+    at: tuple[Tensor, slice, Tensor]  # where to store them, unless there are counts
     live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
-    readable: int  # m
-    seen: Tensor  # [R beam, n, m]
-    mask: Tensor  # to add to the logits, [R beam g, h/g, m]; for n = 1
+    readable: int  # m, positions of the cache to read
+    seen: Tensor  # [R beam, n, m], whether a query attends to a position
+    mask: Tensor  # [R beam g, h/g, m], added to the logits; for n = 1
 
     @classmethod
     def of(cls, cache: CacheLayer, heads: Heads, count: int, n: int, dtype: torch.dtype) -> "_Step":
-        """Returns the step of `count` rows with n new positions each."""
+        """Returns the step for `count` rows with n new positions each."""
         size, device = cache.K.shape[2], cache.K.device
         rows = torch.arange(count, device=device)
         if cache.slots is not None:
@@ -157,7 +157,7 @@ class _Step:
         lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
         positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
         at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
-        all_live = device.type == "cpu" and bool(live.all())  # a GPU would have to wait
+        all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
         stopped = None if all_live else live.bool()[:, None, None, None]
         readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
         places = torch.arange(readable, device=device)
@@ -174,9 +174,9 @@ class _Step:
 def _beam_mask(
     cache: CacheLayer, heads: Heads, rows: Tensor, positions: Tensor, seen: Tensor
 ) -> Tensor:
-    """Returns 0 where the holder of a position is an ancestor of the beam that reads it.
+    """Returns the mask [R holder g, beam h/g, m], to be added to the logits.
 
-    The shape is [R holder g, beam h/g, m].
+    It is 0 where the holder's K and V of a position belong to the beam's ancestor, else -inf.
     """
     assert cache.ancestors is not None
     beam, size, readable = cache.beam, cache.K.shape[2], seen.shape[2]
@@ -192,7 +192,7 @@ def _beam_mask(
 
 
 def _bias(cache: CacheLayer, heads: Heads, positions: Tensor, places: Tensor) -> Tensor:
-    """Returns the bias of each position m, in the shape of the logits."""
+    """Returns the bias of each position, in the shape of the mask."""
     assert cache.bias is not None
     beam, size, r = cache.beam, cache.K.shape[2], heads.h // heads.g
     bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)  # [R beam, h, 1, m]
@@ -202,8 +202,8 @@ def _bias(cache: CacheLayer, heads: Heads, positions: Tensor, places: Tensor) ->
     return bias.expand(-1, beam, -1, -1, -1, -1).reshape(-1, beam * r, len(places))
 
 
-def _once(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
-    """Returns the result of `make`, which all layers of a step share."""
+def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
+    """Returns the result of `make`, computed once for all layers of a step."""
     if layer.shared is None:
         return make()
     if name not in layer.shared:
@@ -217,7 +217,7 @@ def _attend_cache(
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
     n = QKV.shape[1]
     wide = torch.promote_types(QKV.dtype, torch.float32)
-    step = _once(cache, "step", lambda: _Step.of(cache, heads, len(QKV), n, wide))
+    step = _cached(cache, "step", lambda: _Step.of(cache, heads, len(QKV), n, wide))
     Q, K, V = heads.split(QKV)
     if rotary is not None:
         # lengths are arbitrary if not live
@@ -242,7 +242,10 @@ def _attend_cache(
 def _attend_ring(
     Q: Tensor, K: Tensor, V: Tensor, cache: CacheLayer, step: _Step, scale: float
 ) -> Tensor:
-    """Attends from several positions to a ring, in which the last replace what the first see."""
+    """Attends from several new positions to a ring.
+
+    In the ring, the last new positions replace positions that the first queries still see.
+    """
     assert cache.window is not None
     size = cache.K.shape[2]
     memory = [torch.cat([T[step.rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
@@ -293,7 +296,7 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
             return mask, None
         return mask, empty[:, None, None, None]
 
-    mask, empty = _once(memory, "mask", make_mask)
+    mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
     Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 2, 4, 5)
     O = _attend_next(Q.flatten(2, 4), K, V, mask, scale)  # noqa: E741
@@ -321,7 +324,7 @@ def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) ->
     if Q.dtype != torch.float32 or not can_flatten:
         mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
         return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
-    # for few queries, products are faster than SDPA on a CPU
+    # for few queries on a CPU, two products are faster than SDPA
     Q, K, V = Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1)
     weights = torch.softmax(torch.baddbmm(mask, Q, K.mT, alpha=scale), dim=2)
     return torch.bmm(weights, V).view(-1, g, q, V.shape[2])

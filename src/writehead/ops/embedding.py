@@ -20,7 +20,7 @@ class QuantizedTable:
 
     @classmethod
     def of(cls, E: Tensor) -> "QuantizedTable":
-        """Quantizes a table."""
+        """Quantizes a table E [rows, d]."""
         scales = (E.abs().amax(dim=1, keepdim=True) / 127).clamp_(min=1e-30)
         return cls((E / scales).round_().to(torch.int8), scales)
 
@@ -28,7 +28,7 @@ class QuantizedTable:
         return len(self.codes)
 
     def look_up(self, tokens: Tensor) -> Tensor:
-        """Returns the rows of tokens [...], [..., d]."""
+        """Returns the rows [..., d] of tokens [...]."""
         return F.embedding(tokens, self.codes) * F.embedding(tokens, self.scales)
 
 

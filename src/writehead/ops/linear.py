@@ -12,7 +12,7 @@
   tile of the result would not fill a GPU, so several divide its depth among themselves, and a
   second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
-- "onednn" and "int8": for weights on a CPU that `Weight.pack` has packed; see `cpu_weights.py`.
+- "onednn" and "int8": for weights that `Weight.pack` has packed for a CPU; see `cpu_weights.py`.
 - "reference": plain PyTorch, with gradients.
 """
 
@@ -57,12 +57,12 @@ TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
 class Weight:
     """A projection, and the norm of its input."""
 
-    W: Tensor  # [columns, depth]; on the meta device, without data, if it is packed
+    W: Tensor  # [columns, depth]; if packed, on the meta device, without data
     bias: Tensor | None = None  # [columns]
     norm: Norm | None = None
     column_sums: Tensor | None = None  # [columns] float32, for a folded layer norm
     streamed: bool = False  # W does not stay in the L2 cache until the next step
-    packed: PackedWeight | None = None  # W for a CPU
+    packed: PackedWeight | None = None  # W in the layout of a CPU library
 
     @property
     def is_quantized(self) -> bool:
@@ -71,7 +71,7 @@ class Weight:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this weight, made for inference, can be used now."""
+        """Whether this weight, prepared for inference, can be used in the current gradient mode."""
         return self.is_quantized or not torch.is_grad_enabled()
 
     @property
@@ -106,7 +106,10 @@ class Weight:
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
 
     def pack(self, *, int8: bool = False) -> "Weight":
-        """Returns this folded weight in the layout for the device of W, by default in its dtype."""
+        """Returns this folded weight in the layout that is fastest on its device.
+
+        int8: convert it to int8; see `why_not_int8`.
+        """
         if int8:
             packed = pack_int8(self.W)
         elif runs_triton(self.W) or why_not_onednn(self.W):
@@ -184,7 +187,7 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
 
 
 def _packed_reasons(packed: PackedWeight) -> dict[str, str | None]:
-    """Returns why each implementation cannot use a packed weight; all but one cannot."""
+    """Returns why each implementation cannot use a packed weight; None for the one that can."""
     other = f"the weight is packed for {packed.kind}"
     return {**dict.fromkeys(IMPLEMENTATIONS, other), packed.kind: None}
 

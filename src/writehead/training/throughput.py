@@ -14,7 +14,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 0) -> floa
     """Returns operations per second of a product of two size × size matrices, best of ten."""
     size = size or PRODUCT["cuda" if device.type == "cuda" else "cpu"]
     A, B = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    weight = Weight(B).pack()  # on a CPU, the layout that decoding uses is faster
+    weight = Weight(B).pack()  # on a CPU, decoding uses this faster layout
 
     @torch.no_grad()
     def multiply() -> None:

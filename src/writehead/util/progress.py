@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-LOG_SECONDS = 30.0  # between lines of progress, if there is no terminal
+LOG_SECONDS = 30.0  # between printed lines of progress, if there is no terminal
 
 
 class Reporter:
@@ -44,8 +44,8 @@ class Reporter:
     def lines(self, total: int) -> Iterator[Callable[[float], None]]:
         """Yields a function to call with the number of lines finished so far, out of `total`.
 
-        Shows lines per second and the time left. The first call sets the lines that were finished
-        before. Without a terminal, prints this every LOG_SECONDS.
+        A bar shows the speed and the time left; without a terminal, they are printed every
+        LOG_SECONDS. The first call sets the number of lines that were finished at the start.
         """
         if not self.console.is_terminal or self.console.quiet:
             yield _Log(self, total)
@@ -64,7 +64,7 @@ class Reporter:
 
 
 class _Speed(ProgressColumn):
-    """Lines per second."""
+    """Shows lines per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -72,7 +72,7 @@ class _Speed(ProgressColumn):
 
 
 class _Log:
-    """Prints progress from time to time."""
+    """Prints progress every LOG_SECONDS."""
 
     def __init__(self, report: Reporter, total: int) -> None:
         self._report, self._total = report, total

@@ -16,19 +16,19 @@ from writehead.errors import ConfigError, shown
 
 NUM_THREADS = "OMP_NUM_THREADS"
 MAX_THREADS = 1024
-SPINS = "4000"
+SPIN_COUNT = "4000"
 
 T = TypeVar("T")
 
 
-def wait_briefly() -> None:
-    """Lets idle OpenMP threads spin for about 0.1 ms before they sleep.
+def limit_spinning() -> None:
+    """Limits how long idle OpenMP threads spin before they sleep, to about 0.1 ms.
 
-    That is longer than most operations between two products, and so short that several processes
-    can share the cores. The environment may set something else.
+    This is longer than most operations between two matrix products, but short enough for several
+    processes to share the cores. Environment variables that are already set take precedence.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def use_threads(threads: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Workers in other processes: the same output, replaced if they die, stopped with the parent."""
+"""Workers in other processes: same output, replaced when they die, ended with their parent."""
 
 import os
 import select
@@ -13,8 +13,8 @@ import pytest
 from jobs import Upper, complete, open_in, plan
 from processes import environment
 from texts import sentences
-from writehead.bulk.crew import Crew, Team, WorkerDied
 from writehead.bulk.job import Job
+from writehead.bulk.pool import PoolSpec, WorkerDied, WorkerPool
 from writehead.bulk.processes import ProcessWorker, device_names
 from writehead.bulk.worker import Worker
 from writehead.errors import ConfigError, RunError
@@ -22,8 +22,8 @@ from writehead.errors import ConfigError, RunError
 LINES = [f"{i} {line}" for i, line in enumerate(sentences(30))]
 
 
-def processes(*loaders: Upper) -> Team:
-    return Team([partial(ProcessWorker, loader) for loader in loaders], on_cpu=True)
+def processes(*loaders: Upper) -> PoolSpec:
+    return PoolSpec([partial(ProcessWorker, loader) for loader in loaders], on_cpu=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_worker_that_dies_is_replaced_and_its_shard_repeated(job, tmp_path):
 
 
 def test_a_shard_that_kills_every_worker_is_an_error_and_others_are_kept(job, monkeypatch):
-    monkeypatch.setattr("writehead.bulk.crew.MAX_DEATHS", 2)
+    monkeypatch.setattr("writehead.bulk.pool.MAX_DEATHS", 2)
     with pytest.raises(RunError, match=r"2 workers have died .* shard 8 \(lines 27 to 30\)"):
         complete(job, processes(Upper((LINES[29],))))
     assert [*map(job.is_finished, job.shards)] == [True] * 8 + [False]
@@ -63,8 +63,8 @@ class Stuck(Worker):
 
 
 def test_a_job_does_not_wait_for_a_worker_that_cannot_start(job):
-    team = Team([lambda: Worker(Upper()), Stuck], on_cpu=True)
-    complete(job, team)
+    spec = PoolSpec([lambda: Worker(Upper()), Stuck], on_cpu=True)
+    complete(job, spec)
     assert (job.output / "a.txt").read_text() == "\n".join(LINES).upper() + "\n"
 
 
@@ -79,11 +79,11 @@ class Dies(Upper):
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error(job, monkeypatch):
-    with Crew(processes(Fails())) as crew, pytest.raises(RunError, match="there is no model"):
-        crew.identity()
-    monkeypatch.setattr("writehead.bulk.crew.MAX_DEATHS", 2)
-    with Crew(processes(Dies())) as crew, pytest.raises(RunError, match="2 workers have died"):
-        crew.identity()
+    with WorkerPool(processes(Fails())) as pool, pytest.raises(RunError, match="there is no model"):
+        pool.identity()
+    monkeypatch.setattr("writehead.bulk.pool.MAX_DEATHS", 2)
+    with WorkerPool(processes(Dies())) as pool, pytest.raises(RunError, match="2 workers"):
+        pool.identity()
 
 
 PARENT = """
@@ -114,5 +114,5 @@ def test_unknown_devices_are_errors(text):
         device_names(text)
 
 
-def test_devices_are_named_as_torch_does():
+def test_a_device_can_be_listed_twice():
     assert device_names("cpu,cpu") == ["cpu", "cpu"]

@@ -1,4 +1,4 @@
-"""Runs shards on one or more workers; replaces workers that die and repeats their shards."""
+"""Translates shards with a pool of workers; replaces workers that die and repeats their shards."""
 
 import logging
 import threading
@@ -12,42 +12,42 @@ from writehead.errors import RunError
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 5  # of workers, for the same shard or in a row while they start
-RETRY_SECONDS = 1.0  # between attempts at shards that other processes have locked
+MAX_DEATHS = 5  # of workers, on the same shard or while one starts
+RETRY_SECONDS = 1.0  # between attempts to lock shards that other processes have locked
 
 
 class WorkerDied(Exception):
     """The process of a worker has ended."""
 
 
-class Member(Protocol):
-    """A worker in this process (`Worker`) or in another; its methods raise WorkerDied."""
+class WorkerHandle(Protocol):
+    """A worker in this process (`Worker`) or another; methods raise WorkerDied if it has ended."""
 
     def identity(self) -> dict[str, Any]:
-        """Describes the model."""
+        """Returns a description of the model."""
 
     def start(self, job: Job) -> None:
-        """Takes shards of this job from now on."""
+        """Prepares to translate shards of this job."""
 
     def translate(self, shard: int, report: Progress) -> int | None:
         """Translates a shard; see `Worker.translate`."""
 
     def close(self) -> None:
-        """Ends the worker; makes a running `translate` raise WorkerDied."""
+        """Ends the worker; a running `translate` raises WorkerDied."""
 
 
-class Team(NamedTuple):
-    """The workers to start: a function for each, and whether they compute on CPUs."""
+class PoolSpec(NamedTuple):
+    """The workers of a pool: a function that starts each one, and whether all of them use CPUs."""
 
-    makers: Sequence[Callable[[], Member]]
+    factories: Sequence[Callable[[], WorkerHandle]]
     on_cpu: bool
 
 
-class Queue:
-    """The shards that are left; several threads take them."""
+class ShardQueue:
+    """The unfinished shards of a job; thread-safe."""
 
     def __init__(self, job: Job, shards: Iterable[int], progress: Progress) -> None:
-        self.in_pieces = 0  # lines
+        self.in_pieces = 0  # lines that were split because they were too long
         self.error: BaseException | None = None
         self._job, self._progress = job, progress
         self._waiting = deque(shards)
@@ -60,7 +60,7 @@ class Queue:
     def take(self) -> int | None:
         """Waits for a shard to translate; returns None if all are finished or there was an error.
 
-        While other threads translate the last shards, waits in case one of their workers dies.
+        This also waits for the last shards of other threads, because their workers may die.
         """
         with self._changed:
             while not self.is_over:
@@ -87,13 +87,13 @@ class Queue:
                 self._changed.wait()
 
     def report(self, shard: int, lines: float) -> None:
-        """Reports how many lines of a running shard are finished."""
+        """Records how many lines of a running shard are finished."""
         with self._changed:
             self._running[shard] = lines
             self._progress(self._done + sum(self._running.values()))
 
     def finish(self, shard: int, in_pieces: int | None) -> None:
-        """Ends a shard: it is finished, or locked if `in_pieces` is None."""
+        """Marks a running shard as finished, or as locked if `in_pieces` is None."""
         with self._changed:
             del self._running[shard]
             if in_pieces is None:
@@ -105,39 +105,39 @@ class Queue:
             self._changed.notify_all()
 
     def put_back(self, shard: int) -> None:
-        """Queues a shard again whose worker has died; raises RunError if that happens often."""
+        """Queues the shard of a dead worker again; raises RunError after MAX_DEATHS deaths."""
         with self._changed:
             self._deaths[shard] += 1
             if self._deaths[shard] == MAX_DEATHS:
-                first, end = (self._job.marks[i].line for i in (shard, shard + 1))
+                first, end = (self._job.boundaries[i].line for i in (shard, shard + 1))
                 raise RunError(
-                    f"{MAX_DEATHS} workers have died while they translated shard {shard} (lines "
-                    f"{first + 1:,} to {end:,}); see their messages, and the memory they use"
+                    f"{MAX_DEATHS} workers have died while translating shard {shard} (lines "
+                    f"{first + 1:,} to {end:,}); check their messages and their memory use"
                 )
             del self._running[shard]
             self._waiting.appendleft(shard)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Stops all threads, unless the job is over."""
+        """Stores the error, which stops all threads, unless the job is over."""
         with self._changed:
             if not self.is_over:
                 self.error = error
             self._changed.notify_all()
 
 
-class Crew:
-    """The workers of a job; each is served by a thread, or the only one by the calling thread."""
+class WorkerPool:
+    """Workers, each driven by its own thread; a single worker is driven by the calling thread."""
 
-    def __init__(self, team: Team) -> None:
-        self._makers = team.makers
-        self._members: list[Member] = []
-        self._queue: Queue | None = None
+    def __init__(self, spec: PoolSpec) -> None:
+        self._factories = spec.factories
+        self._workers: list[WorkerHandle] = []
+        self._queue: ShardQueue | None = None
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         try:
-            for make in self._makers:
-                self._members.append(make())
+            for make in self._factories:
+                self._workers.append(make())
         except BaseException:
             self.close()
             raise
@@ -147,45 +147,45 @@ class Crew:
         self.close()
 
     def close(self) -> None:
-        """Ends all workers, also if they are at work."""
+        """Ends all workers, even while they translate."""
         if self._queue is not None:
             self._queue.fail(RunError("the job was stopped"))
-        for member in self._members:
-            member.close()
+        for worker in self._workers:
+            worker.close()
 
     def identity(self) -> dict[str, Any]:
-        """Waits until the first worker has loaded the model; describes the model."""
-        found: dict[str, Any] = self._retry(0, lambda member: member.identity())
+        """Waits until the first worker has loaded the model; returns its description."""
+        found: dict[str, Any] = self._retry(0, lambda worker: worker.identity())
         return found
 
     def run(self, job: Job, shards: Sequence[int], progress: Progress) -> int:
-        """Translates shards; returns how many lines were too long and translated in pieces.
+        """Translates shards; returns how many lines were too long and were translated in pieces.
 
-        Waits for shards that other processes have locked, and takes over if these processes die.
+        This waits for shards that other processes have locked, and takes them over if those die.
         """
         left = [shard for shard in shards if not job.is_finished(shard)]
         finished = job.lines(shards) - job.lines(left)
-        queue = self._queue = Queue(job, left, lambda lines: progress(finished + lines))
+        queue = self._queue = ShardQueue(job, left, lambda lines: progress(finished + lines))
         progress(finished)
-        if len(self._members) == 1:
+        if len(self._workers) == 1:
             self._serve(0, job, queue)
         else:
-            for i in range(min(len(self._members), len(left))):
+            for i in range(min(len(self._workers), len(left))):
                 threading.Thread(target=self._serve, args=(i, job, queue), daemon=True).start()
             queue.wait()
         if queue.error is not None:
             raise queue.error
         return queue.in_pieces
 
-    def _serve(self, i: int, job: Job, queue: Queue) -> None:
+    def _serve(self, i: int, job: Job, queue: ShardQueue) -> None:
         """Gives shards to a worker until none is left."""
-        started: Member | None = None
+        started: WorkerHandle | None = None
         try:
             while not queue.is_over:
-                # before it takes a shard, because a cluster may have no place for a new worker
-                if started is not self._members[i]:
-                    self._retry(i, lambda member: member.start(job))
-                    started = self._members[i]
+                # before taking a shard, because a cluster may have no resources for a new worker
+                if started is not self._workers[i]:
+                    self._retry(i, lambda worker: worker.start(job))
+                    started = self._workers[i]
                 if (shard := queue.take()) is None:
                     break
                 try:
@@ -198,19 +198,19 @@ class Crew:
         except BaseException as error:  # raised again by `run`
             queue.fail(error)
 
-    def _retry(self, i: int, call: Callable[[Member], Any]) -> Any:
-        """Calls a method of a worker that may die while it starts."""
+    def _retry(self, i: int, call: Callable[[WorkerHandle], Any]) -> Any:
+        """Calls a method of a worker; starts another worker if it dies, up to MAX_DEATHS times."""
         for _ in range(MAX_DEATHS):
             try:
-                return call(self._members[i])
+                return call(self._workers[i])
             except WorkerDied as death:
                 self._replace(i, death)
-        raise RunError(f"{MAX_DEATHS} workers have died while they started; see their messages")
+        raise RunError(f"{MAX_DEATHS} workers have died while starting; check their messages")
 
     def _replace(self, i: int, death: WorkerDied) -> None:
-        """Starts another worker; ends the thread if the job is over."""
+        """Starts another worker, or raises `death` if the job is over."""
         if self._queue is not None and self._queue.is_over:
             raise death
-        log.warning("a worker has died (%s); starting another one", death)
-        self._members[i].close()
-        self._members[i] = self._makers[i]()
+        log.warning("a worker has died (%s); starting another", death)
+        self._workers[i].close()
+        self._workers[i] = self._factories[i]()
