@@ -14,6 +14,7 @@ from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.engine import beam_search
 from writehead.engine.search import Options, make_hypotheses
+from writehead.ops.cpu_weights import why_not_int8
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,7 +29,7 @@ def test_a_record_says_what_was_measured_and_adds_up(bench):
     for row in result["rows"]:
         assert list(row["measured"]) == ["ours, true lengths", "ours, int8"]
         for found in row["measured"].values():
-            if "absent" in found:  # a CPU without int8 products
+            if why_not_int8(torch.zeros(0)) and "absent" in found:  # a CPU without int8 products
                 continue
             step, encoder = found["step_ms"]["median"], found["encoder_ms"]["median"]
             assert len(found["step_ms"]["repeats"]) == len(found["encoder_ms"]["repeats"]) == 2

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from search_toys import Toy, assert_same, hypothesis, random_toy
 from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
+from writehead.engine.search import Options, Search
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, WriteheadError
 
 SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search}
@@ -256,3 +257,13 @@ def test_invalid_input_is_rejected_by_the_first_step(name, options, given, error
     with pytest.raises(error, match=words):
         SEARCHES[name](step, state, config, **given)
     assert toy.steps <= 1 or forbidden is not None
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_step_without_live_slots_changes_nothing(beam):
+    search = Search(3, beam, 5, vocab_size=11, eos=1, device="cpu", implementation="reference")
+    search.admit([0, 2], [Options(DecodeConfig(beam=beam), 5)] * 2)
+    search.release([0, 2])
+    before = search.tokens.clone()
+    search.advance(torch.randn(3 * beam, 11))
+    assert torch.equal(search.tokens, before)

@@ -10,6 +10,7 @@ from writehead.ops import cpu_weights
 from writehead.ops.cpu_weights import why_not_int8, why_not_onednn
 from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
+from writehead.ops.norm import DeferredRms
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="helpers make tensors on the GPU")
 ANY = torch.zeros(1)
@@ -133,3 +134,12 @@ def test_a_quantized_table_is_close_to_the_original():
     X = embed(tokens, table, positions=positions, P=P, scale=3.0)
     error = (X - embed(tokens, E, positions=positions, P=P, scale=3.0)).abs()
     assert (error <= 3.0 * E.abs().amax(1)[tokens].unsqueeze(2) / 127 / 2 * 1.01).all()
+
+
+@needs_onednn
+def test_a_packed_weight_refuses_what_it_does_not_support():
+    X = randn(3, 8)
+    weight = Weight(randn(8, 8)).pack()
+    for options in ({"relu_input": True}, {"deferred": DeferredRms(X, 0.1)}):
+        with pytest.raises(BackendError, match="deferred"):
+            linear(X, weight, **options)

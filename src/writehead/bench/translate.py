@@ -25,6 +25,7 @@ from writehead.errors import BackendError, DataError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.interop.pretrained import read_config
 from writehead.model import TranslationModel
+from writehead.ops.cpu_weights import why_not_int8
 from writehead.runs.bundled import name_of
 from writehead.training.evaluate import bleu, load_sacrebleu
 from writehead.util.devices import wait_for
@@ -102,7 +103,10 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     for name, load in systems.items():
         report(f"{name}: {len(job.lines):,} lines of text")
         measure = partial(_measure, job, load, ours)
-        engines[name] = measure() if name in (OURS, FLOAT32) else attempt(measure)
+        if name == OURS_INT8 and (reason := why_not_int8(torch.zeros(0))):
+            engines[name] = {"absent": reason}
+        else:
+            engines[name] = attempt(measure) if name in (CTRANSLATE2, INT8) else measure()
     return {
         "run": name_of(job.run),
         **run_facts(job.run),

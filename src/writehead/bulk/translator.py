@@ -151,7 +151,7 @@ def model_identity(run: Path | str | None, engine: Engine) -> dict[str, Any]:
         "weights": RunFacts.read(folder).fingerprint,
         "model": engine.model.config.to_json(),
         "tokenizer": engine.tokenizer.fingerprint,
-        "dtype": "int8" if engine.model.is_int8 else str(engine.model.dtype),
+        "dtype": engine.model.weights_name,
     }
 
 

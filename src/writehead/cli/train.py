@@ -166,7 +166,7 @@ def evaluate_command(
     else:
         sources = None if source is None else list(textio.read_lines(str(source)))
         references = list(textio.read_lines(str(text or reference)))
-    used = "int8" if engine.model.is_int8 else str(engine.model.dtype).removeprefix("torch.")
+    used = engine.model.weights_name
     result: dict[str, Any] = {"run": name_of(folder), **facts, "dtype": used, "on": given[0]}
     if sources is None:
         result |= evaluate.evaluate_text(engine, references)

@@ -239,6 +239,8 @@ class Search:
         x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
         if live.device.type != "cpu" or not live.all():  # indexing copies the logits
             x, at = x[live], at[live]
+        if len(at) == 0:
+            return
         if beam == 1:
             _choose(self, x.squeeze(1).float(), at)
         else:

@@ -71,6 +71,7 @@ def export_ctranslate2(
     tokenizer.
     """
     config = model.config
+    model.check_has_floats()
     check_exportable(config, quantization)
     with requires("interop"):
         specs: Any = import_module("ctranslate2.specs")

@@ -14,7 +14,7 @@ from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
 from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
-from writehead.ops.cpu_weights import why_not_int8
+from writehead.ops.cpu_weights import int8_name, why_not_int8
 from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
 from writehead.ops.norm import Norm
@@ -66,6 +66,11 @@ class Transformer(nn.Module):
     def is_int8(self) -> bool:
         """Whether `pack` has replaced the weights by int8 weights."""
         return self.packed_output is not None and self.packed_output.is_quantized
+
+    @property
+    def weights_name(self) -> str:
+        """How the weights are stored: a dtype, or int8, which has fewer bits on some CPUs."""
+        return int8_name() if self.is_int8 else str(self.dtype).removeprefix("torch.")
 
     @property
     def _parameter(self) -> Tensor:
@@ -156,11 +161,10 @@ class Transformer(nn.Module):
         int8: replace the weights by int8 weights, to save memory and time on a CPU. This cannot be
         undone.
         """
-        if int8:
-            if self.is_int8:
-                return self
-            if reason := self.why_not_int8():
-                raise BackendError(f"the weights cannot be converted to int8: {reason}")
+        if self.is_int8:
+            return self
+        if int8 and (reason := self.why_not_int8()):
+            raise BackendError(f"the weights cannot be converted to int8: {reason}")
         output, streamed = self._output_weight(), False
         if self.device.type == "cuda":  # does a step read more than stays in the L2 cache?
             size = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -199,11 +203,7 @@ class Transformer(nn.Module):
 
     def unpack(self) -> None:
         """Drops the packed weights, so that the model uses its parameters."""
-        if self.is_int8:
-            raise ConfigError(
-                "a model with int8 weights cannot be trained, moved or changed; load it again "
-                "without them"
-            )
+        self.check_has_floats()
         self.packed_output = None
         for module in self.modules():
             if isinstance(module, Projections):
@@ -211,11 +211,23 @@ class Transformer(nn.Module):
             elif isinstance(module, Stack):
                 module.packed_bias = None
 
+    def check_has_floats(self) -> None:
+        """Raises ConfigError if int8 weights have replaced the original ones."""
+        if self.is_int8:
+            raise ConfigError(
+                "a model with int8 weights cannot be trained, changed, moved or saved; load it "
+                "with quantize='none'"
+            )
+
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, which drops packed weights."""
         if mode:
             self.unpack()
         return super().train(mode)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.check_has_floats()
+        super()._save_to_state_dict(*args)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.unpack()  # also if a module that contains this one is loaded

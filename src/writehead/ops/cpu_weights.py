@@ -82,6 +82,11 @@ def why_not_int8(W: Tensor) -> str | None:
     return None
 
 
+def int8_name() -> str:
+    """Describes int8 weights, which have fewer bits on some CPUs."""
+    return "int8" if _int8_levels() == LEVELS else "int8, 7 bits"
+
+
 @torch.no_grad()
 def pack_onednn(W: Tensor) -> PackedWeight:
     """Returns W in the layout of oneDNN."""

@@ -48,6 +48,7 @@ MANY_COLUMNS = 16_384  # of a weight, for 1 row
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
+UNSUPPORTED = "it supports neither a deferred norm nor an activation of its input"
 CACHE_LINE = 128  # bytes
 GATE_COLUMNS = 1024  # per program of `_gate`
 TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
@@ -72,7 +73,10 @@ class Weight:
     @property
     def is_usable(self) -> bool:
         """Whether this weight, prepared for inference, can be used in the current gradient mode."""
-        return self.is_quantized or not torch.is_grad_enabled()
+        if self.is_quantized:
+            return True
+        is_autocast = self.packed is not None and torch.is_autocast_enabled("cpu")
+        return not (torch.is_grad_enabled() or is_autocast)
 
     @property
     def is_folded(self) -> bool:
@@ -155,24 +159,22 @@ def linear(
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
     epilogue = Epilogue(activation, gated, residual, scale, deferred, relu_input)
-    if weight.packed is not None and implementation == "auto":
-        return IMPLEMENTATIONS[weight.packed.kind](X, weight, epilogue)
     return IMPLEMENTATIONS[_choose(implementation, X, weight, epilogue)](X, weight, epilogue)
 
 
 def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
+    if weight.packed is not None:
+        return _choose_packed(name, weight.packed, epilogue)
     rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
     is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
     is_plain = weight.norm is None and not epilogue.gated
     is_short = rows <= MAX_NORMED_ROWS or is_plain
     is_small = rows == 1 or (is_narrow and is_short and X.dtype != torch.float32)
-    if weight.packed is not None:
-        return choose_implementation("linear", name, _packed_reasons(weight.packed))
     reason = _why_not_library(X, weight, epilogue.residual)
     other = reason
     if other is None and (epilogue.deferred is not None or epilogue.relu_input):
-        other = "it supports neither a deferred norm nor an activation of its input"
+        other = UNSUPPORTED
     reasons = {
         "small_rows": other or _why_not_small_rows(rows, weight),
         "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
@@ -186,10 +188,16 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     return choose_implementation("linear", name, reasons)
 
 
-def _packed_reasons(packed: PackedWeight) -> dict[str, str | None]:
-    """Returns why each implementation cannot use a packed weight; None for the one that can."""
-    other = f"the weight is packed for {packed.kind}"
-    return {**dict.fromkeys(IMPLEMENTATIONS, other), packed.kind: None}
+def _choose_packed(name: str, packed: PackedWeight, epilogue: Epilogue) -> str:
+    """Returns the only implementation that can use a packed weight; raises if it cannot."""
+    is_supported = epilogue.deferred is None and not epilogue.relu_input
+    if is_supported and name in ("auto", packed.kind):
+        return packed.kind
+    reasons: dict[str, str | None] = dict.fromkeys(
+        IMPLEMENTATIONS, f"the weight is packed for {packed.kind}"
+    )
+    reasons[packed.kind] = None if is_supported else UNSUPPORTED
+    return choose_implementation("linear", packed.kind if name == "auto" else name, reasons)
 
 
 def _is_deep(weight: Weight) -> bool:
@@ -282,13 +290,13 @@ def _onednn(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     assert weight.packed is not None
-    rows = X.reshape(-1, X.shape[-1])
+    rows = X.reshape(-1, X.shape[-1]).float()  # under autocast, X has another dtype
     Y = weight.packed.multiply_quantized(rows, weight.norm)
     Y = Y if epilogue.scale == 1.0 else Y.mul_(epilogue.scale)
     Y = Y if weight.bias is None else Y.add_(weight.bias)
     if epilogue.activation == "relu" and not epilogue.gated:
         Y, epilogue = Y.relu_(), epilogue._replace(activation=None)
-    return _finish(Y.view(*X.shape[:-1], len(weight.W)), epilogue)
+    return _finish(Y.view(*X.shape[:-1], len(weight.W)).to(X.dtype), epilogue)
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:

@@ -60,7 +60,9 @@ class DeferredRms:
 
 
 def rms_factors(X: Tensor, epsilon: float) -> Tensor:
-    """Returns 1 / sqrt(mean(x²) + epsilon) [..., 1] for each row of X [..., d]; no gradients."""
+    """Returns 1 / sqrt(mean(x²) + epsilon) of each row of X [..., d], [..., 1]."""
+    if needs_gradient(X):
+        return (X.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt()
     factors: Tensor = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     return factors.square_().div_(X.shape[-1]).add_(epsilon).rsqrt_()
 

@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ from writehead.errors import ConfigError, nearest, shown
 
 log = logging.getLogger(__name__)
 
-CPU_INFO = Path("/proc/cpuinfo")
+CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # two x86 flags and one ARM flag
 MEMORY_FRACTION = 0.8  # of the free memory; the rest is for temporary tensors
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -88,7 +89,10 @@ def steady_modes(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Returns the bytes of memory to plan with; only CUDA devices have a limit."""
+    """Returns the bytes of memory to plan with; infinity if that is not known."""
+    if device.type == "cpu" and MEMORY_INFO.is_file():
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.M)
+        return MEMORY_FRACTION * 1024 * int(match[1]) if match else math.inf
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)

@@ -22,13 +22,15 @@ T = TypeVar("T")
 
 
 def limit_spinning() -> None:
-    """Limits how long idle OpenMP threads spin before they sleep, to about 0.1 ms.
+    """Limits how long idle OpenMP threads spin before they sleep, to about 0.2 ms.
 
     This is longer than most operations between two matrix products, but short enough for several
     processes to share the cores. Environment variables that are already set take precedence.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+        if sys.platform == "darwin":  # where PyTorch uses another OpenMP library
+            os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
 def use_threads(threads: int | None = None) -> None:
