@@ -39,7 +39,7 @@ def assert_translated(output) -> None:
         assert file.read() == "\n".join(reversed(LINES)).upper() + "\n"
     assert (output / "empty").read_bytes() == b""
     assert names(output) == [".writehead", "a.txt", "b", "empty"]
-    assert names(output / ".writehead") == ["manifest.json"]
+    assert names(output / ".writehead") == ["joined", "manifest.json"]
 
 
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 70), st.integers(3, 20))
@@ -208,12 +208,47 @@ def test_force_starts_over(source, tmp_path):
         pool.run(again, again.shards, lambda lines: None)
     assert again.join(replace=True)
     assert_translated(output)
+    (output / "empty").unlink()
     with pytest.raises(DataError, match="has removed the job"):
-        other.join()
-        (output / "empty").unlink()
-        other.join()
+        again.join()
     with pytest.raises(JobMismatch, match="empty has been removed"):
         open_in(output, source)
+
+
+def test_a_stale_job_does_not_touch_the_job_that_replaced_it(source, tmp_path):
+    output = tmp_path / "out"
+    stale = open_in(output, source)
+    complete(stale)
+    job = open_in(output, source, plan(5), force=True)
+    complete(job, shards=job.shards[:2])
+    assert not stale.is_joined
+    with pytest.raises(DataError, match="has replaced the job"):
+        stale.join(replace=True)
+    assert [job.is_finished(i) for i in job.shards] == [True, True, False, False, False]
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    assert job.join(replace=True)
+    assert_translated(output)
+    with pytest.raises(DataError, match="has replaced the job"):
+        stale.join()
+    shutil.rmtree(output / ".writehead")
+    with pytest.raises(DataError, match="has removed the job"):
+        job.join()
+
+
+def test_removed_shards_are_an_error(source, tmp_path):
+    output = tmp_path / "out"
+    job = open_in(output, source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    shutil.rmtree(job.folder)
+    assert not any(map(job.is_finished, job.shards))
+    with pytest.raises(DataError, match=r"shards of the job in .* have been removed"):
+        job.join(replace=True)
+    with pytest.raises(JobMismatch, match="have been removed"):
+        open_in(output, source)
+    complete(open_in(output, source, force=True))
+    assert_translated(output)
 
 
 def test_existing_files_are_not_replaced(source, tmp_path):

@@ -4,7 +4,7 @@ The output folder contains a hidden folder `.writehead`. Its `manifest.json` lis
 translations depend on, and the start of each shard. A finished shard is a compressed file with one
 line of output per line of input. A shard appears only when it is complete. The process that
 translates a shard locks it. When all shards are finished, they are joined into one file per input
-file and removed; the manifest stays.
+file. The file `joined` records this, and the shards are removed; the manifest stays.
 """
 
 import gzip
@@ -27,11 +27,20 @@ from writehead.data.inputs import InputFile
 from writehead.data.records import RecordFormat, Records, Text, lines_of, open_records
 from writehead.data.sources import file_identity
 from writehead.errors import DataError, shown
-from writehead.util.files import atomic_file, publish, remove_directory, sync, write_file
+from writehead.util.files import (
+    TEMPORARY,
+    abandoned,
+    atomic_file,
+    publish,
+    remove_directory,
+    sync,
+    write_file,
+)
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked
 
-HOME, MANIFEST, JOIN_LOCK = ".writehead", "manifest.json", "join.lock"
+HOME, MANIFEST, JOINED = ".writehead", "manifest.json", "joined"
+JOIN_LOCK, SHARD_LOCKS = "join.lock", "locks"
 FORMAT = 1
 # maximum; a killed process loses a shard, but a GPU is not fully used at the end of each shard
 SHARD_LINES = {"cpu": 10_000, "gpu": 100_000}
@@ -137,7 +146,7 @@ class Job:
 
     def lock(self, shard: int) -> Path:
         """Returns the file to lock while translating a shard."""
-        return self.home / "locks" / f"{shard:05}"
+        return self.home / SHARD_LOCKS / f"{shard:05}"
 
     def is_finished(self, shard: int) -> bool:
         """Returns whether a shard is finished."""
@@ -146,7 +155,9 @@ class Job:
     @property
     def is_joined(self) -> bool:
         """Whether all output files are written."""
-        return not self.folder.exists()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return (self.home / JOINED).read_bytes() == _digest(self.manifest).encode()
+        return False
 
     def texts(self, shard: int, reader: "Reader") -> Iterator[Text]:
         """Yields the texts of a shard."""
@@ -165,19 +176,43 @@ class Job:
         this job has already written are kept.
         """
         with locked(self.home / JOIN_LOCK) as acquired:
-            if acquired and not self.is_joined:
-                self._write_files(replace)
-                remove_directory(self.folder)
-            if acquired and self.missing():
-                raise DataError(f"another process has removed the job in {self.output}")
-            for path in self.home.iterdir() if acquired else ():
-                if path.name not in (MANIFEST, JOIN_LOCK):  # left by killed processes
-                    _remove(path)
+            if acquired:
+                self._check_manifest()
+                if not self.is_joined:
+                    self._check_shards()
+                    self._write_files(replace)
+                if self.missing():
+                    raise DataError(f"another process has removed the job in {self.output}")
+                if not self.is_joined:
+                    write_file(self.home / JOINED, _digest(self.manifest))
+                self._clean_up()
             return acquired
 
     def missing(self) -> list[str]:
         """Returns the names of output files that do not exist."""
         return [name for _, name in self.files if not (self.output / name).exists()]
+
+    def _check_manifest(self) -> None:
+        """Raises DataError if the folder no longer contains this job."""
+        path = self.home / MANIFEST
+        if not path.exists():
+            raise DataError(f"another process has removed the job in {self.output}")
+        if read_json(path, dict, DataError, START_OVER, max_bytes=MAX_MANIFEST) != self.manifest:
+            raise DataError(f"another process has replaced the job in {self.output}")
+
+    def _check_shards(self) -> None:
+        """Raises JobMismatch if the folder of shards has been removed."""
+        if not self.folder.exists():
+            raise JobMismatch(f"the shards of the job in {self.output} have been removed")
+
+    def _clean_up(self) -> None:
+        """Removes the shards, and what killed processes have left of this job."""
+        with suppress(FileNotFoundError):
+            remove_directory(self.folder)
+        shutil.rmtree(self.home / SHARD_LOCKS, ignore_errors=True)
+        for path, descriptor in abandoned(self.home / MANIFEST, TEMPORARY):
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
     def _write_files(self, replace: bool) -> None:
         lines = self._output_lines()
@@ -272,6 +307,8 @@ def open_job(
         raise DataError(f"{path} is damaged; {START_OVER}")
     job = Job(output, tuple(files), plan.format, manifest)
     problem = _difference(job, plan)
+    if problem is None and not job.is_joined and not job.folder.exists():
+        problem = f"the shards of the job in {output} have been removed"
     if problem is None and job.is_joined and (missing := job.missing()):
         problem = f"the job in {output} is finished, but {missing[0]} has been removed"
     if force and (problem is not None or job.is_joined):
@@ -385,13 +422,6 @@ def _changed(path: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> str:
     return f"{path} is damaged ({reason}); delete it and run the job again"
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _is_same(path: Path, other: Path) -> bool:
