@@ -215,6 +215,29 @@ def test_force_starts_over(source, tmp_path):
         open_in(output, source)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"text": "a\\nb"}', '{"text": "abcd"}'),  # fewer lines
+        ('{"text": "abcd"}', '{"text": "a\\nb"}'),  # more lines
+        ('{"text": "abcd"}', 16 * "\n"),  # more records
+        (16 * "\n", '\n{"text": null}\n'),  # fewer records, and the same number of lines
+    ],
+)
+def test_input_that_changes_before_the_join_is_an_error(tmp_path, before, after):
+    assert len(before) == len(after)
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    rows = "".join(f'{{"text": "{line}"}}\n' for line in LINES)
+    source.write_text(rows + before)
+    job = open_in(output, source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    source.write_text(rows + after)
+    with pytest.raises(DataError, match=r"a\.jsonl has changed"):
+        job.join()
+    assert names(output) == [".writehead"]
+
+
 def test_a_stale_job_does_not_touch_the_job_that_replaced_it(source, tmp_path):
     output = tmp_path / "out"
     stale = open_in(output, source)

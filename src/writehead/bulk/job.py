@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from writehead import __version__
 from writehead.data.inputs import InputFile
@@ -223,7 +223,9 @@ class Job:
                 next(islice(lines, entry["lines"], entry["lines"]), None)
                 continue
             with atomic_file(fresh) as written, closing(reader.open(i)) as records:
-                records.write(written, lambda text: [*islice(lines, len(lines_of(text)))])
+                count = _write_records(records, written, islice(lines, entry["lines"]))
+                if count != entry["records"]:
+                    raise DataError(_changed(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 publish(fresh, target, replace=replace)
@@ -414,6 +416,25 @@ def _changed_input(job: Job) -> str | None:
         if any(found[key] != old[name][key] for key in ("bytes", "sha256")):
             return f"{path} has changed since the job in {job.output} was started"
     return None
+
+
+def _write_records(records: Records, file: BinaryIO, lines: Iterator[str]) -> int:
+    """Writes records with all lines of output; returns their number."""
+    count = 0
+
+    def translate(text: Text) -> list[str]:
+        nonlocal count
+        count += 1
+        needed = len(lines_of(text))
+        found = [*islice(lines, needed)]
+        if len(found) < needed:
+            raise DataError(_changed(records.path))
+        return found
+
+    records.write(file, translate)
+    if next(lines, None) is not None:
+        raise DataError(_changed(records.path))
+    return count
 
 
 def _changed(path: Path) -> str:
