@@ -1,7 +1,9 @@
 """Bulk jobs: planning, resuming after any interruption, joining, and refusing changed settings."""
 
+import errno
 import gzip
 import json
+import os
 import shutil
 from itertools import count
 
@@ -86,6 +88,27 @@ def test_a_job_killed_at_any_moment_resumes(source, tmp_path):
         if code == 0:
             break
     assert operation > 30
+
+
+def test_a_join_killed_at_any_moment_resumes_without_hard_links(source, tmp_path, monkeypatch):
+    job = open_in(tmp_path / "out", source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    shutil.copytree(job.output, tmp_path / "copy")
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    for operation in count():
+        code = killed_at(operation, job.output, job.join)
+        assert job.join()
+        assert_translated(job.output)
+        shutil.rmtree(job.output)
+        shutil.copytree(tmp_path / "copy", job.output)
+        if code == 0:
+            break
+    assert operation > 20
 
 
 def test_finished_shards_are_not_translated_again(source, tmp_path):

@@ -27,6 +27,7 @@ from writehead.data.inputs import InputFile
 from writehead.data.records import RecordFormat, Records, Text, lines_of, open_records
 from writehead.data.sources import file_identity
 from writehead.errors import DataError, shown
+from writehead.util.checksums import sha256
 from writehead.util.files import (
     TEMPORARY,
     abandoned,
@@ -219,7 +220,8 @@ class Job:
         reader = Reader(self)
         for i, (file, entry) in enumerate(zip(self.files, self.manifest["inputs"], strict=True)):
             fresh, target = self.folder / f"file-{i:05}", self.output / file.name
-            if _is_same(fresh, target):
+            done = self.folder / f"done-{i:05}"  # the hash of a file that is being published
+            if target.is_file() and done.exists() and done.read_text() == sha256(target):
                 next(islice(lines, entry["lines"], entry["lines"]), None)
                 continue
             with atomic_file(fresh) as written, closing(reader.open(i)) as records:
@@ -227,9 +229,13 @@ class Job:
                 if count != entry["records"]:
                     raise DataError(_changed(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
+            # without hard links, `publish` first reserves the name with an empty file
+            reserved = done.exists() and target.is_file() and not target.stat().st_size
+            write_file(done, sha256(fresh))
             try:
-                publish(fresh, target, replace=replace)
+                publish(fresh, target, replace=replace or reserved)
             except FileExistsError as error:
+                done.unlink()
                 raise DataError(
                     f"{target} has been created by another process; move it away"
                 ) from error
@@ -443,12 +449,6 @@ def _changed(path: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> str:
     return f"{path} is damaged ({reason}); delete it and run the job again"
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return os.path.samefile(path, other)
-    return False
 
 
 def _dump(manifest: dict[str, Any]) -> str:
