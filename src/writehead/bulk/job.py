@@ -62,7 +62,7 @@ Progress = Callable[[float], None]  # takes the number of finished lines
 
 
 class JobMismatch(DataError):
-    """The folder contains a job with different input or settings, which is left unchanged."""
+    """The folder contains a job that cannot be resumed, which is left unchanged."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}; {START_OVER}")
@@ -180,7 +180,7 @@ class Job:
             if acquired:
                 self._check_manifest()
                 if not self.is_joined:
-                    self._check_shards()
+                    self.check_shards()
                     self._write_files(replace)
                 if self.missing():
                     raise DataError(f"another process has removed the job in {self.output}")
@@ -193,6 +193,11 @@ class Job:
         """Returns the names of output files that do not exist."""
         return [name for _, name in self.files if not (self.output / name).exists()]
 
+    def check_shards(self) -> None:
+        """Raises JobMismatch if the folder of shards has been removed."""
+        if not self.folder.exists():
+            raise JobMismatch(f"the shards of the job in {self.output} have been removed")
+
     def _check_manifest(self) -> None:
         """Raises DataError if the folder no longer contains this job."""
         path = self.home / MANIFEST
@@ -200,11 +205,6 @@ class Job:
             raise DataError(f"another process has removed the job in {self.output}")
         if read_json(path, dict, DataError, START_OVER, max_bytes=MAX_MANIFEST) != self.manifest:
             raise DataError(f"another process has replaced the job in {self.output}")
-
-    def _check_shards(self) -> None:
-        """Raises JobMismatch if the folder of shards has been removed."""
-        if not self.folder.exists():
-            raise JobMismatch(f"the shards of the job in {self.output} have been removed")
 
     def _clean_up(self) -> None:
         """Removes the shards, and what killed processes have left of this job."""
@@ -308,23 +308,37 @@ def open_job(
     if not path.exists():
         _check_no_output(output, files, force)
         _write_manifest(path, _make_manifest(files, plan, progress))
-    manifest = read_json(path, SHAPE, DataError, START_OVER, max_bytes=MAX_MANIFEST)
+    try:
+        job = Job(output, tuple(files), plan.format, _read_manifest(path))
+        _check_job(job, plan)
+    except JobMismatch:
+        if not force:
+            raise
+    else:
+        if not (force and job.is_joined):
+            return job
+    remove_directory(home)
+    return open_job(output, files, plan, progress, force=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Reads a manifest; raises JobMismatch if it is damaged."""
+    manifest: dict[str, Any] = read_json(path, SHAPE, JobMismatch, max_bytes=MAX_MANIFEST)
     width = len(Boundary._fields)
     starts = [Boundary(*entry) for entry in manifest["starts"] if len(entry) == width]
     if starts != sorted(starts) or len(starts) < len(manifest["starts"]):
-        raise DataError(f"{path} is damaged; {START_OVER}")
-    job = Job(output, tuple(files), plan.format, manifest)
-    problem = _difference(job, plan)
-    if problem is None and not job.is_joined and not job.folder.exists():
-        problem = f"the shards of the job in {output} have been removed"
-    if problem is None and job.is_joined and (missing := job.missing()):
-        problem = f"the job in {output} is finished, but {missing[0]} has been removed"
-    if force and (problem is not None or job.is_joined):
-        remove_directory(home)
-        return open_job(output, files, plan, progress, force=True)
-    if problem is not None:
+        raise JobMismatch(f"{path} is damaged")
+    return manifest
+
+
+def _check_job(job: Job, plan: Plan) -> None:
+    """Raises JobMismatch if a job cannot be resumed with the current settings and inputs."""
+    if problem := _difference(job, plan):
         raise JobMismatch(problem)
-    return job
+    if not job.is_joined:
+        job.check_shards()
+    elif missing := job.missing():
+        raise JobMismatch(f"the job in {job.output} is finished, but {missing[0]} has been removed")
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
