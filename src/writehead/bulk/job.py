@@ -194,8 +194,8 @@ class Job:
         return [name for _, name in self.files if not (self.output / name).exists()]
 
     def check_shards(self) -> None:
-        """Raises JobMismatch if the folder of shards has been removed."""
-        if not self.folder.exists():
+        """Raises JobMismatch if the shards have been removed, but not by `join`."""
+        if not self.folder.exists() and not self.is_joined:  # in this order, as `join` may run
             raise JobMismatch(f"the shards of the job in {self.output} have been removed")
 
     def _check_manifest(self) -> None:
