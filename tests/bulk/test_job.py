@@ -1,7 +1,9 @@
 """Bulk jobs: planning, resuming after any interruption, joining, and refusing changed settings."""
 
+import errno
 import gzip
 import json
+import os
 import shutil
 from itertools import count
 
@@ -39,7 +41,7 @@ def assert_translated(output) -> None:
         assert file.read() == "\n".join(reversed(LINES)).upper() + "\n"
     assert (output / "empty").read_bytes() == b""
     assert names(output) == [".writehead", "a.txt", "b", "empty"]
-    assert names(output / ".writehead") == ["manifest.json"]
+    assert names(output / ".writehead") == ["joined", "manifest.json"]
 
 
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 70), st.integers(3, 20))
@@ -86,6 +88,27 @@ def test_a_job_killed_at_any_moment_resumes(source, tmp_path):
         if code == 0:
             break
     assert operation > 30
+
+
+def test_a_join_killed_at_any_moment_resumes_without_hard_links(source, tmp_path, monkeypatch):
+    job = open_in(tmp_path / "out", source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    shutil.copytree(job.output, tmp_path / "copy")
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    for operation in count():
+        code = killed_at(operation, job.output, job.join)
+        assert job.join()
+        assert_translated(job.output)
+        shutil.rmtree(job.output)
+        shutil.copytree(tmp_path / "copy", job.output)
+        if code == 0:
+            break
+    assert operation > 20
 
 
 def test_finished_shards_are_not_translated_again(source, tmp_path):
@@ -208,12 +231,70 @@ def test_force_starts_over(source, tmp_path):
         pool.run(again, again.shards, lambda lines: None)
     assert again.join(replace=True)
     assert_translated(output)
+    (output / "empty").unlink()
     with pytest.raises(DataError, match="has removed the job"):
-        other.join()
-        (output / "empty").unlink()
-        other.join()
+        again.join()
     with pytest.raises(JobMismatch, match="empty has been removed"):
         open_in(output, source)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"text": "a\\nb"}', '{"text": "abcd"}'),  # fewer lines
+        ('{"text": "abcd"}', '{"text": "a\\nb"}'),  # more lines
+        ('{"text": "abcd"}', 16 * "\n"),  # more records
+        (16 * "\n", '\n{"text": null}\n'),  # fewer records, and the same number of lines
+    ],
+)
+def test_input_that_changes_before_the_join_is_an_error(tmp_path, before, after):
+    assert len(before) == len(after)
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    rows = "".join(f'{{"text": "{line}"}}\n' for line in LINES)
+    source.write_text(rows + before)
+    job = open_in(output, source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    source.write_text(rows + after)
+    with pytest.raises(DataError, match=r"a\.jsonl has changed"):
+        job.join()
+    assert names(output) == [".writehead"]
+
+
+def test_a_stale_job_does_not_touch_the_job_that_replaced_it(source, tmp_path):
+    output = tmp_path / "out"
+    stale = open_in(output, source)
+    complete(stale)
+    job = open_in(output, source, plan(5), force=True)
+    complete(job, shards=job.shards[:2])
+    assert not stale.is_joined
+    with pytest.raises(DataError, match="has replaced the job"):
+        stale.join(replace=True)
+    assert [job.is_finished(i) for i in job.shards] == [True, True, False, False, False]
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    assert job.join(replace=True)
+    assert_translated(output)
+    with pytest.raises(DataError, match="has replaced the job"):
+        stale.join()
+    shutil.rmtree(output / ".writehead")
+    with pytest.raises(DataError, match="has removed the job"):
+        job.join()
+
+
+def test_removed_shards_are_an_error(source, tmp_path):
+    output = tmp_path / "out"
+    job = open_in(output, source)
+    with WorkerPool(in_process()) as pool:
+        pool.run(job, job.shards, lambda lines: None)
+    shutil.rmtree(job.folder)
+    assert not any(map(job.is_finished, job.shards))
+    with pytest.raises(DataError, match=r"shards of the job in .* have been removed"):
+        job.join(replace=True)
+    with pytest.raises(JobMismatch, match="have been removed"):
+        open_in(output, source)
+    complete(open_in(output, source, force=True))
+    assert_translated(output)
 
 
 def test_existing_files_are_not_replaced(source, tmp_path):
@@ -275,8 +356,10 @@ def test_a_damaged_manifest_is_an_error(source, tmp_path, change):
     if change:
         change(manifest)
     path.write_text(json.dumps(manifest) if change else path.read_text()[:-9])
-    with pytest.raises(DataError, match=r"manifest\.json"):
+    with pytest.raises(JobMismatch, match=r"manifest\.json .*; choose another folder, or start"):
         open_in(tmp_path / "out", source)
+    complete(open_in(tmp_path / "out", source, force=True))
+    assert_translated(tmp_path / "out")
 
 
 def test_a_full_disk_is_an_error_and_keeps_finished_shards(tmp_path):

@@ -15,7 +15,8 @@ from processes import environment
 from texts import sentences
 from writehead.bulk.job import Job
 from writehead.bulk.pool import PoolSpec, WorkerDied, WorkerPool
-from writehead.bulk.processes import ProcessWorker, device_names
+from writehead.bulk.processes import ProcessWorker, device_names, process_workers
+from writehead.bulk.translator import Translation
 from writehead.bulk.worker import Worker
 from writehead.errors import ConfigError, RunError
 
@@ -112,6 +113,15 @@ def test_workers_end_with_a_killed_parent():
 def test_unknown_devices_are_errors(text):
     with pytest.raises(ConfigError, match="device"):
         device_names(text)
+
+
+def test_gpus_are_not_initialized_by_the_main_process(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda._lazy_init", lambda: pytest.fail("initializes a GPU"))
+    assert device_names("all") == device_names("0,cuda:1") == ["cuda:0", "cuda:1"]
+    assert not process_workers(Translation(threads=1), ["cuda:0", "cuda:1"]).on_cpu
+    with pytest.raises(ConfigError, match=r"cuda:2 is not available; .* is 2"):
+        device_names("1,2")
 
 
 def test_a_device_can_be_listed_twice():

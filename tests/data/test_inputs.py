@@ -58,6 +58,8 @@ def test_missing_input_is_an_error(folder, tmp_path):
         ("empty", "there are no files"),
         ("data/*.gz", "there are no files"),
         ("/dev/null", "is not a regular file"),
+        ("data/*/../b.txt", "has .. after a wildcard"),
+        ("data/*/../../data/b.txt", "has .. after a wildcard"),
     ):
         with pytest.raises(DataError, match=words):
             find_inputs(given, tmp_path / "out")

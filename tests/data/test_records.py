@@ -103,6 +103,38 @@ def test_parquet_keeps_its_columns_and_gains_some(tmp_path, scores, monkeypatch)
         assert found["translation_score"].to_pylist()[:9] == [len(text) + 0.5 for text in TEXTS[:9]]
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_all_parquet_types_of_text_are_translated(tmp_path, kind):
+    path = tmp_path / "news.parquet"
+    column = pyarrow.array(TEXTS, "string" if kind == "dictionary" else kind)
+    column = column.dictionary_encode() if kind == "dictionary" else column
+    table = pyarrow.Table.from_arrays([column, column, column], ["n", "text", "n"])
+    pyarrow.parquet.write_table(table, path)
+    assert_readable_from_anywhere(path, TEXTS)
+    found = pyarrow.parquet.ParquetFile(io.BytesIO(written(path))).read()
+    assert found.column_names == ["n", "text", "n", "translation"]
+    assert found["text"].to_pylist() == TEXTS
+
+
+BAD_COLUMNS = {
+    "must be of type string, not list": pyarrow.array([["a"]]),
+    "must be of type string, not struct": pyarrow.array([{"a": "b"}]),
+    "must be of type string, not map": pyarrow.array(
+        [[("a", "b")]], pyarrow.map_("string", "string")
+    ),
+    "has several columns 'text'": pyarrow.array(["a"]),
+}
+
+
+@pytest.mark.parametrize("words", BAD_COLUMNS)
+def test_other_parquet_columns_are_refused(tmp_path, words):
+    path, column = tmp_path / "a.parquet", BAD_COLUMNS[words]
+    columns = [column] * (2 if "several" in words else 1)
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["text"] * len(columns)), path)
+    with pytest.raises(DataError, match=words):
+        list(open_records(path, RecordFormat()).texts())
+
+
 def test_an_empty_parquet_file_gains_columns_too(tmp_path):
     path = tmp_path / "news.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), path)

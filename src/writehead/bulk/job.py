@@ -4,7 +4,7 @@ The output folder contains a hidden folder `.writehead`. Its `manifest.json` lis
 translations depend on, and the start of each shard. A finished shard is a compressed file with one
 line of output per line of input. A shard appears only when it is complete. The process that
 translates a shard locks it. When all shards are finished, they are joined into one file per input
-file and removed; the manifest stays.
+file. The file `joined` records this, and the shards are removed; the manifest stays.
 """
 
 import gzip
@@ -20,18 +20,28 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from writehead import __version__
 from writehead.data.inputs import InputFile
 from writehead.data.records import RecordFormat, Records, Text, lines_of, open_records
 from writehead.data.sources import file_identity
 from writehead.errors import DataError, shown
-from writehead.util.files import atomic_file, publish, remove_directory, sync, write_file
+from writehead.util.checksums import sha256
+from writehead.util.files import (
+    TEMPORARY,
+    abandoned,
+    atomic_file,
+    publish,
+    remove_directory,
+    sync,
+    write_file,
+)
 from writehead.util.json_files import read_json
 from writehead.util.locks import locked
 
-HOME, MANIFEST, JOIN_LOCK = ".writehead", "manifest.json", "join.lock"
+HOME, MANIFEST, JOINED = ".writehead", "manifest.json", "joined"
+JOIN_LOCK, SHARD_LOCKS = "join.lock", "locks"
 FORMAT = 1
 # maximum; a killed process loses a shard, but a GPU is not fully used at the end of each shard
 SHARD_LINES = {"cpu": 10_000, "gpu": 100_000}
@@ -52,7 +62,7 @@ Progress = Callable[[float], None]  # takes the number of finished lines
 
 
 class JobMismatch(DataError):
-    """The folder contains a job with different input or settings, which is left unchanged."""
+    """The folder contains a job that cannot be resumed, which is left unchanged."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}; {START_OVER}")
@@ -137,7 +147,7 @@ class Job:
 
     def lock(self, shard: int) -> Path:
         """Returns the file to lock while translating a shard."""
-        return self.home / "locks" / f"{shard:05}"
+        return self.home / SHARD_LOCKS / f"{shard:05}"
 
     def is_finished(self, shard: int) -> bool:
         """Returns whether a shard is finished."""
@@ -146,7 +156,9 @@ class Job:
     @property
     def is_joined(self) -> bool:
         """Whether all output files are written."""
-        return not self.folder.exists()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return (self.home / JOINED).read_bytes() == _digest(self.manifest).encode()
+        return False
 
     def texts(self, shard: int, reader: "Reader") -> Iterator[Text]:
         """Yields the texts of a shard."""
@@ -165,34 +177,65 @@ class Job:
         this job has already written are kept.
         """
         with locked(self.home / JOIN_LOCK) as acquired:
-            if acquired and not self.is_joined:
-                self._write_files(replace)
-                remove_directory(self.folder)
-            if acquired and self.missing():
-                raise DataError(f"another process has removed the job in {self.output}")
-            for path in self.home.iterdir() if acquired else ():
-                if path.name not in (MANIFEST, JOIN_LOCK):  # left by killed processes
-                    _remove(path)
+            if acquired:
+                self._check_manifest()
+                if not self.is_joined:
+                    self.check_shards()
+                    self._write_files(replace)
+                if self.missing():
+                    raise DataError(f"another process has removed the job in {self.output}")
+                if not self.is_joined:
+                    write_file(self.home / JOINED, _digest(self.manifest))
+                self._clean_up()
             return acquired
 
     def missing(self) -> list[str]:
         """Returns the names of output files that do not exist."""
         return [name for _, name in self.files if not (self.output / name).exists()]
 
+    def check_shards(self) -> None:
+        """Raises JobMismatch if the shards have been removed, but not by `join`."""
+        if not self.folder.exists() and not self.is_joined:  # in this order, as `join` may run
+            raise JobMismatch(f"the shards of the job in {self.output} have been removed")
+
+    def _check_manifest(self) -> None:
+        """Raises DataError if the folder no longer contains this job."""
+        path = self.home / MANIFEST
+        if not path.exists():
+            raise DataError(f"another process has removed the job in {self.output}")
+        if read_json(path, dict, DataError, START_OVER, max_bytes=MAX_MANIFEST) != self.manifest:
+            raise DataError(f"another process has replaced the job in {self.output}")
+
+    def _clean_up(self) -> None:
+        """Removes the shards, and what killed processes have left of this job."""
+        with suppress(FileNotFoundError):
+            remove_directory(self.folder)
+        shutil.rmtree(self.home / SHARD_LOCKS, ignore_errors=True)
+        for path, descriptor in abandoned(self.home / MANIFEST, TEMPORARY):
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
     def _write_files(self, replace: bool) -> None:
         lines = self._output_lines()
         reader = Reader(self)
         for i, (file, entry) in enumerate(zip(self.files, self.manifest["inputs"], strict=True)):
             fresh, target = self.folder / f"file-{i:05}", self.output / file.name
-            if _is_same(fresh, target):
+            done = self.folder / f"done-{i:05}"  # the hash of a file that is being published
+            if target.is_file() and done.exists() and done.read_text() == sha256(target):
                 next(islice(lines, entry["lines"], entry["lines"]), None)
                 continue
             with atomic_file(fresh) as written, closing(reader.open(i)) as records:
-                records.write(written, lambda text: [*islice(lines, len(lines_of(text)))])
+                count = _write_records(records, written, islice(lines, entry["lines"]))
+                if count != entry["records"]:
+                    raise DataError(_changed(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
+            # without hard links, `publish` first reserves the name with an empty file
+            reserved = done.exists() and target.is_file() and not target.stat().st_size
+            write_file(done, sha256(fresh))
             try:
-                publish(fresh, target, replace=replace)
+                publish(fresh, target, replace=replace or reserved)
             except FileExistsError as error:
+                done.unlink()
                 raise DataError(
                     f"{target} has been created by another process; move it away"
                 ) from error
@@ -265,21 +308,37 @@ def open_job(
     if not path.exists():
         _check_no_output(output, files, force)
         _write_manifest(path, _make_manifest(files, plan, progress))
-    manifest = read_json(path, SHAPE, DataError, START_OVER, max_bytes=MAX_MANIFEST)
+    try:
+        job = Job(output, tuple(files), plan.format, _read_manifest(path))
+        _check_job(job, plan)
+    except JobMismatch:
+        if not force:
+            raise
+    else:
+        if not (force and job.is_joined):
+            return job
+    remove_directory(home)
+    return open_job(output, files, plan, progress, force=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Reads a manifest; raises JobMismatch if it is damaged."""
+    manifest: dict[str, Any] = read_json(path, SHAPE, JobMismatch, max_bytes=MAX_MANIFEST)
     width = len(Boundary._fields)
     starts = [Boundary(*entry) for entry in manifest["starts"] if len(entry) == width]
     if starts != sorted(starts) or len(starts) < len(manifest["starts"]):
-        raise DataError(f"{path} is damaged; {START_OVER}")
-    job = Job(output, tuple(files), plan.format, manifest)
-    problem = _difference(job, plan)
-    if problem is None and job.is_joined and (missing := job.missing()):
-        problem = f"the job in {output} is finished, but {missing[0]} has been removed"
-    if force and (problem is not None or job.is_joined):
-        remove_directory(home)
-        return open_job(output, files, plan, progress, force=True)
-    if problem is not None:
+        raise JobMismatch(f"{path} is damaged")
+    return manifest
+
+
+def _check_job(job: Job, plan: Plan) -> None:
+    """Raises JobMismatch if a job cannot be resumed with the current settings and inputs."""
+    if problem := _difference(job, plan):
         raise JobMismatch(problem)
-    return job
+    if not job.is_joined:
+        job.check_shards()
+    elif missing := job.missing():
+        raise JobMismatch(f"the job in {job.output} is finished, but {missing[0]} has been removed")
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -379,25 +438,31 @@ def _changed_input(job: Job) -> str | None:
     return None
 
 
+def _write_records(records: Records, file: BinaryIO, lines: Iterator[str]) -> int:
+    """Writes records with all lines of output; returns their number."""
+    count = 0
+
+    def translate(text: Text) -> list[str]:
+        nonlocal count
+        count += 1
+        needed = len(lines_of(text))
+        found = [*islice(lines, needed)]
+        if len(found) < needed:
+            raise DataError(_changed(records.path))
+        return found
+
+    records.write(file, translate)
+    if next(lines, None) is not None:
+        raise DataError(_changed(records.path))
+    return count
+
+
 def _changed(path: Path) -> str:
     return f"{path} has changed since the job was started; {START_OVER}"
 
 
 def _damaged(path: Path, reason: str) -> str:
     return f"{path} is damaged ({reason}); delete it and run the job again"
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return os.path.samefile(path, other)
-    return False
 
 
 def _dump(manifest: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Sequence
@@ -34,16 +35,27 @@ def device_names(text: str) -> list[str]:
         return [f"cuda:{i}" for i in range(count)]
     names = [f"cuda:{name}" if name.isdecimal() else name for name in text.split(",")]
     for name in names:
-        find_device(name)  # raises if it does not exist
+        _device_type(name)  # raises if it does not exist
     return names
 
 
 def process_workers(translation: Translation, devices: Sequence[str]) -> PoolSpec:
     """Returns one worker per device; workers on CPUs share the cores."""
-    on_cpu = sum(find_device(name).type == "cpu" for name in devices)
+    on_cpu = sum(_device_type(name) == "cpu" for name in devices)
     threads = translation.threads or max(1, available_cores() // max(1, on_cpu))
     given = (replace(translation, device=name, threads=threads) for name in devices)
     return PoolSpec([partial(ProcessWorker, one) for one in given], on_cpu == len(devices))
+
+
+def _device_type(name: str) -> str:
+    """Returns the type of a device; unlike `find_device`, does not use memory of a GPU."""
+    match = re.fullmatch(r"cuda(?::(\d{1,9}))?", name)
+    if match is None:
+        return find_device(name).type
+    count = torch.cuda.device_count()
+    if int(match[1] or 0) >= count:
+        raise ConfigError(f"device {name} is not available; the number of GPUs is {count}")
+    return "cuda"
 
 
 class ProcessWorker:

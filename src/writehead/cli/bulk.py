@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
 PANEL = "Many files, with an output folder"
 BULK_ONLY = ("shards", "shard", "devices", "cluster", "field", "output_field")
 SINGLE_FILE_ONLY = ("prefix_file", "n_best")
-NOT_PLAIN = (".gz", ".xz", ".bz2", ".parquet")  # suffixes that need an output folder
+# suffixes of input files that need an output folder, and of names that are not folders
+NOT_PLAIN = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")
+FILES = (*NOT_PLAIN, ".txt", ".json", ".csv", ".tsv")
 
 Shards = Annotated[
     int | None,
@@ -78,7 +80,7 @@ def is_bulk(given: dict[str, Any]) -> bool:
     several = read != "-" and (os.path.isdir(read) or is_pattern(read))
     is_folder = output.endswith(os.sep) or os.path.isdir(output)
     if not (option or several or is_folder):
-        if read.endswith(NOT_PLAIN):
+        if read.lower().endswith(NOT_PLAIN):
             raise ConfigError(
                 f"{read} is not plain text; pass a folder as output, such as --output out/"
             )
@@ -89,6 +91,11 @@ def is_bulk(given: dict[str, Any]) -> bool:
     if read == "-":
         reason = reason if option else "an output folder"
         raise ConfigError(f"{reason} needs files to read; pass a file or folder with --input")
+    if not is_folder and output.lower().endswith(FILES):
+        raise ConfigError(
+            f"{reason} needs an output folder, but {output} is the name of a file; pass a folder, "
+            f"such as --output out/"
+        )
     for name in SINGLE_FILE_ONLY:
         if given[name] is not None:
             refused = f"--{name.replace('_', '-')}"

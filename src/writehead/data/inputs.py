@@ -36,6 +36,8 @@ def find_inputs(given: str, output: Path) -> list[InputFile]:
             problem = "is not a regular file" if os.path.exists(given) else "does not exist"
             raise DataError(f"{given} {problem}; check the path")
     files = {path.relative_to(base).as_posix(): path for path in paths if path.is_file()}
+    if any(".." in Path(name).parts for name in files):
+        raise DataError(f"{given} has .. after a wildcard; use a pattern without it")
     target = output.resolve()
     names = sorted(name for name in files if not files[name].resolve().is_relative_to(target))
     if files and not names:

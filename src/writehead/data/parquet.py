@@ -9,6 +9,16 @@ from writehead.errors import DataError
 from writehead.util.extras import requires
 
 
+def is_text(kind: Any) -> bool:
+    """Returns whether a pyarrow DataType is a string, possibly as a dictionary."""
+    from pyarrow import types  # type: ignore[import-untyped]
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    is_view = getattr(types, "is_string_view", lambda kind: False)  # from pyarrow 16
+    return bool(types.is_string(kind) or types.is_large_string(kind) or is_view(kind))
+
+
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
     """Opens a pyarrow ParquetFile; turns errors of pyarrow in the block into DataErrors."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from writehead.data.lines import decode_line
-from writehead.data.parquet import parquet_file
+from writehead.data.parquet import is_text, parquet_file
 from writehead.data.sources import OPENERS, LineFile
 from writehead.errors import DataError, shown
 from writehead.util.extras import requires
@@ -217,14 +217,18 @@ class ParquetRecords:
 
     def _check(self, schema: Any) -> None:
         """Raises DataError if the column of texts is missing, or a new column already exists."""
-        kinds = {name: str(schema.field(name).type) for name in schema.names}
+        kinds = {column.name: column.type for column in schema}
         field = self.format.field
         if field not in kinds:
             raise DataError(
                 f"{self.path} has no column {shown(field)}, only {shown([*kinds])}; choose another "
                 f"column"
             )
-        if "string" not in kinds[field]:
+        if schema.names.count(field) > 1:
+            raise DataError(
+                f"{self.path} has several columns {shown(field)}; rename all but one of them"
+            )
+        if not is_text(kinds[field]):
             raise DataError(
                 f"column {shown(field)} of {self.path} must be of type string, not "
                 f"{kinds[field]}; choose another column"
