@@ -25,6 +25,11 @@ class Projections(nn.Module):
         super().__init__()
         self.packed: dict[str, Weight] = {}
 
+    @property
+    def is_int8(self) -> bool:
+        """Whether int8 weights have replaced the parameters."""
+        return any(weight.is_quantized for weight in self.packed.values())
+
     def weight(self, names: str, norm: Norm | None = None) -> Weight:
         """Returns the named projections, with the norm of their input, as one weight."""
         packed = self.packed.get(names)

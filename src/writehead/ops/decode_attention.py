@@ -77,6 +77,7 @@ def decode_attention(
     scale: float,
     rotary: Rotary | None = None,
     deferred: DeferredRms | None = None,
+    exact: bool = False,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns the attention of n positions per row to a layer, [R beam, n, h v].
@@ -85,6 +86,8 @@ def decode_attention(
     positions; the result is 0 if there are none. For a CacheLayer, Q is [R beam, n, hk + gk + gv],
     and its K and V are appended to the cache. A position sees itself and the earlier positions of
     its row within the window. Lengths and ancestors do not change. n > 1 requires beam = 1.
+
+    exact: compute in float64, so that rounding does not depend on the batch; for the reference.
     """
     _check(Q, layer, heads)
     rows = Q.shape[1] * (heads.h // heads.g)
@@ -95,8 +98,8 @@ def decode_attention(
         return attend_triton(Q, layer, heads, scale, rotary, deferred)
     Q = Q if deferred is None else deferred.apply(Q)
     if isinstance(layer, CacheLayer):
-        return _attend_cache(Q, layer, heads, scale, rotary)
-    return _attend_memory(Q, layer, heads, scale)
+        return _attend_cache(Q, layer, heads, scale, rotary, exact)
+    return _attend_memory(Q, layer, heads, scale, exact)
 
 
 def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
@@ -212,7 +215,12 @@ def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
 
 
 def _attend_cache(
-    QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
+    QKV: Tensor,
+    cache: CacheLayer,
+    heads: Heads,
+    scale: float,
+    rotary: Rotary | None,
+    exact: bool,
 ) -> Tensor:
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
     n = QKV.shape[1]
@@ -227,16 +235,18 @@ def _attend_cache(
         return _attend_ring(Q, K, V, cache, step, scale)
     _append(cache, step, K, V)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
+    if exact:
+        Q, K, V = Q.double(), K.double(), V.double()
     if cache.ancestors is not None and cache.beam > 1:
-        return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
+        return _attend_beams(Q, K, V, step.mask, cache.beam, scale).to(QKV.dtype)
     if n == 1:
         O = _attend_next(Q.unflatten(1, (heads.g, -1)).squeeze(3), K, V, step.mask, scale)  # noqa: E741
-        return O.flatten(1).unsqueeze(1)
+        return O.flatten(1).unsqueeze(1).to(QKV.dtype)
     bias = None
     if cache.bias is not None:
         places = torch.arange(step.readable, device=Q.device)
         bias = bias_at(cache.bias, (step.positions.unsqueeze(2) - places) % cache.K.shape[2])
-    return _attend(Q, K, V, step.seen, scale, bias)
+    return _attend(Q, K, V, step.seen, scale, bias).to(QKV.dtype)
 
 
 def _attend_ring(
@@ -278,9 +288,11 @@ def _append(cache: CacheLayer, step: _Step, K: Tensor, V: Tensor) -> None:
         stored[step.at] = new if step.live is None else torch.where(step.live, new, stored[step.at])
 
 
-def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -> Tensor:
+def _attend_memory(
+    Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float, exact: bool
+) -> Tensor:
     """Computes the reference for a MemoryLayer."""
-    rows, n, _ = Q.shape
+    (rows, n, _), dtype = Q.shape, Q.dtype
     count, g, m = rows // memory.beam, heads.g, memory.K.shape[2]
     readable = m if memory.padded or memory.bound is None else min(m, max(memory.bound, 1))
     K, V, lengths = (
@@ -298,11 +310,13 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
 
     mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
+    if exact:
+        Q, K, V = Q.double(), K.double(), V.double()
     Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 2, 4, 5)
     O = _attend_next(Q.flatten(2, 4), K, V, mask, scale)  # noqa: E741
     O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
     O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
-    return O.reshape(rows, n, heads.h * heads.v)
+    return O.reshape(rows, n, heads.h * heads.v).to(dtype)
 
 
 def _attend(
@@ -321,8 +335,9 @@ def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) ->
     """
     g, q = Q.shape[1:3]
     can_flatten = g == 1 or all(T.stride(0) == g * T.stride(1) for T in (K, V))
-    if Q.dtype != torch.float32 or not can_flatten:
-        mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
+    mask = mask.to(Q.dtype)
+    if Q.dtype not in (torch.float32, torch.float64) or not can_flatten:
+        mask = mask.unflatten(0, (-1, g))
         return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
     # for few queries on a CPU, two products are faster than SDPA
     Q, K, V = Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1)
@@ -340,7 +355,8 @@ def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scal
     count, g, m, v = rows // beam, K.shape[1], K.shape[2], V.shape[3]
     Q = Q.view(count, 1, beam, g, -1, k).transpose(2, 3)  # [R, 1, g, beam, h/g, k]
     Q = Q.expand(-1, beam, -1, -1, -1, -1).reshape(rows * g, -1, k)
-    wide = mask.dtype
+    wide = torch.promote_types(mask.dtype, Q.dtype)
+    mask = mask.to(wide)
     logits = torch.baddbmm(mask, Q.to(wide), K.flatten(0, 1).to(wide).mT, alpha=scale)
     logits = logits.view(count, beam, g, -1, m)  # [R, holder, g, beam h/g, m]
     logits -= logits.amax(dim=4, keepdim=True).amax(dim=1, keepdim=True)
