@@ -41,6 +41,10 @@ class Recorder(TorchFunctionMode):
             self.weights += sum(P.nbytes for P in args[1:] if P is not None)
         elif function is F.scaled_dot_product_attention:
             self.kv += args[1].nbytes + args[2].nbytes
+        elif function is torch.bmm:
+            self.kv += args[1].nbytes
+        elif function is torch.baddbmm:
+            self.kv += args[2].nbytes
         elif function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
             self.kv += args[1].nbytes
         return function(*args, **(options or {}))

@@ -117,7 +117,7 @@ def test_a_timed_decoding_finds_what_beam_search_finds(task, beam, padded):
 def test_libraries_are_timed_with_our_sizes():
     pytest.importorskip("transformers")
     pytest.importorskip("ctranslate2")
-    place = Place(CHIP, CPU, torch.float32, 2, decode.PEERS, lambda text: None)
+    place = Place(CHIP, CPU, torch.float32, 2, decode.PEERS, lambda text: None, int8=True)
     sizes = config("translation", d=12, h=6, g=6, k=2, v=2)
     measured = decode_row(("x", sizes, Setting(2, 7, 5, beam=3)), place)["measured"]
     for label in ("CTranslate2", "Hugging Face", "CTranslate2, int8"):

@@ -267,9 +267,13 @@ def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_pat
     assert "bleu" in out
     result = json.loads((tmp_path / "record.json").read_text())
     assert result["run"] == "writehead/bundled/en-de"
-    engines = {name: engine["searches"] for name, engine in result["engines"].items()}
+    engines = {
+        name: one["searches"] for name, one in result["engines"].items() if "searches" in one
+    }
     for search in ("greedy", "beam-4"):
-        ours, theirs, int8 = (engines[name][search] for name in engines)
+        ours, theirs, int8 = (
+            engines[name][search] for name in ("ours", "CTranslate2", "CTranslate2, int8")
+        )
         assert (theirs["equal_lines"], theirs["bleu"]) == (3, ours["bleu"])
         assert int8["equal_lines"] >= 1
         assert 0 < int8["bleu"]["intl"] <= 100

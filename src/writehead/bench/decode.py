@@ -67,6 +67,7 @@ class Place:
     peers: Sequence[str]
     report: Callable[[str], None]
     sampling: bool = False  # measure sampling beside greedy search
+    int8: bool = False  # measure int8 weights beside those of `dtype`
 
     @property
     def is_gpu(self) -> bool:
@@ -120,7 +121,7 @@ def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> 
     measured: dict[str, Any] = {}
     sampled = SAMPLED if place.sampling and setting.beam == 1 else ()
     labels = [*(OURS[kind] for kind in lengths), *sampled, *place.peers]
-    if not place.is_gpu:
+    if place.int8:
         labels += [OURS_INT8, *([CTRANSLATE2_INT8] if CTRANSLATE2 in place.peers else [])]
     for label in labels:
         place.report(f"{name}, batch {setting.batch:,}, beam {setting.beam}: {label}")

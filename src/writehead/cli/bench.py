@@ -112,7 +112,8 @@ def decode_command(
     element = record.dtype.itemsize
     settings = [Setting(b, n, n, width, element) for n, b, width in sizes]
     jobs = decode.plan(_models(presets or [family], record.on_gpu), settings)
-    record.measure(partial(decode.bench_decode, jobs), repeats, peers, sampling)
+    int8 = record.device.type == "cpu"
+    record.measure(partial(decode.bench_decode, jobs), repeats, peers, sampling, int8)
 
 
 @bench_app.command(name="translate")
@@ -379,6 +380,7 @@ class _Record:
         repeats: int,
         peers: bool = False,
         sampling: bool = False,
+        int8: bool = False,
     ) -> None:
         """Measures the chip and runs a benchmark; writes the results after each row."""
         from writehead.bench.decode import PEERS, Place
@@ -389,7 +391,7 @@ class _Record:
             chip = measure_chip(self.device, self.dtype)
             self.result |= {"chip": asdict(chip), "rows": []}
             chosen = PEERS if peers else ()
-            place = Place(chip, self.device, self.dtype, repeats, chosen, report, sampling)
+            place = Place(chip, self.device, self.dtype, repeats, chosen, report, sampling, int8)
             for row in bench(place):
                 self.result["rows"].append(row)
                 if self.file is not None:

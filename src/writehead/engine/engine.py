@@ -115,7 +115,7 @@ class Engine:
         if not isinstance(run, str | Path):
             raise ConfigError(f"run must be a path, not {type(run).__name__}")
         if quantize not in QUANTIZE:
-            known = nearest(quantize, QUANTIZE)
+            known = nearest(str(quantize), QUANTIZE)
             raise ConfigError(f"unknown quantization {shown(quantize)}; {known}")
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
