@@ -158,8 +158,7 @@ class Transformer(nn.Module):
     def pack(self, *, int8: bool = False) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it.
 
-        int8: replace the weights by int8 weights, to save memory and time on a CPU. This cannot be
-        undone.
+        int8: replace the weights by int8 weights, to save memory on a CPU. This cannot be undone.
         """
         if self.is_int8:
             return self
