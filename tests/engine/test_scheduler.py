@@ -29,6 +29,7 @@ from writehead.cost import Setting, sentence_bytes
 from writehead.engine import Engine, runner
 from writehead.engine import scheduler as scheduling
 from writehead.errors import OutOfRoom, SearchError
+from writehead.ops.cpu_weights import why_not_int8
 
 ALL = [GREEDY, *SAMPLING, *BEAMS]
 KINDS = {
@@ -44,6 +45,15 @@ TASKS = ("translation", "language")
 FEW_SLOTS = 5 * (19 + 23)  # tokens in a lane: five slots, or two of beam 2, or one of beam 3
 
 every_task = pytest.mark.parametrize("task", TASKS)
+
+
+@pytest.fixture
+def two_threads():
+    """Two threads divide even a single product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 # with a dense fraction of 0, steps never list their slots, and with 2, always
@@ -99,6 +109,29 @@ def test_sizes_of_lanes_and_of_the_vocabulary_change_nothing(monkeypatch):
     for tokens in (None, 1, 400):
         for done in run_mixed(scheduler(made, vocab_size=21, batch_tokens=tokens), tasks):
             alone.check(*done)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or why_not_int8(torch.zeros(1)) is not None, reason="needs fbgemm"
+)
+@pytest.mark.parametrize("kind", ["multi-query", "multi-head, layer norm", "local"])
+@pytest.mark.usefixtures("two_threads")
+@every_task
+def test_batches_do_not_change_a_bit_with_int8_weights(monkeypatch, kind, task):
+    monkeypatch.setattr(scheduling, "PREFILL_TOKENS", {"cpu": 60})
+    sizes = {"d": 48, "f": 96, "k": 32, "v": 32, "target_positions": 110}
+    if task == "translation":
+        sizes["source_positions"] = 100
+    made = make(task, **(KINDS[kind] | sizes)).pack(int8=True)
+    tasks = draw_tasks(made, [GREEDY, SAMPLING[1], BEAMS[1]], 21, longest=70, limit=40)
+    results = []
+    for tokens in (None, 1, 600):
+        loop, requests = scheduler(made, batch_tokens=tokens), [one.request() for one in tasks]
+        loop.submit(requests)
+        run(loop, requests)
+        results.append([request.result() for request in requests])
+    assert results[0] == results[1] == results[2]
+    assert len({len(result[0].tokens) for result in results[0]}) > 5
 
 
 def test_a_larger_request_waits_for_a_larger_lane(monkeypatch):

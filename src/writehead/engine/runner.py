@@ -158,9 +158,10 @@ class Lane:
     @torch.no_grad()
     def copy_prompts(self, slots: Sequence[int], prompts: KVCache) -> None:
         """Copies K and V of prompts, one row per slot, to the rows of the first beams."""
-        rows, size = send(np.array(slots), self.model.device) * self.shape.beam, prompts.size
+        rows = send(np.array(slots), self.model.device) * self.shape.beam
+        size = min(prompts.size, self.cache.size)
         for own, theirs in ((self.cache.K, prompts.K), (self.cache.V, prompts.V)):
-            own[:, :, :, :size].index_copy_(1, rows, theirs)
+            own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
 
     def admit(
         self,

@@ -98,12 +98,10 @@ class Attention(Projections):
     def _attend_whole(self, projected: Tensor, context: WholeSequence | Memory) -> Tensor:
         """Computes O [b, n, h v] of whole sequences from their projected QKV or Q [b, n, …]."""
         options: dict[str, Any] = {"scale": self.scale, "implementation": self.backend}
-        dtype = projected.dtype
-        if self.is_int8:  # as in `_attend_next`
-            projected = projected.double()
+        # other rounding would be quantized to other integers
+        options["batch_invariant"] = self.is_int8
         if isinstance(context, Memory):
             Q, K, V = split_heads(projected, self.heads.h), context.K, context.V
-            K, V = K.to(Q.dtype), V.to(Q.dtype)
         else:
             Q, K, V = self.heads.split(projected)
             options["bias"] = context.bias
@@ -117,14 +115,12 @@ class Attention(Projections):
         if self.training and self.dropout > 0.0:  # the noise is the same for all queries
             options["noise"] = dropout_factors(K.shape[:3], self.dropout, K.device)
         O = attend(Q, K, V, context.visibility, **options)  # noqa: E741
-        return O.transpose(1, 2).flatten(2).to(dtype)  # [b, h, n, v] -> [b, n, h v]
+        return O.transpose(1, 2).flatten(2)  # [b, h, n, v] -> [b, n, h v]
 
     def _attend_next(self, X: Tensor, weight: Weight, context: MemoryLayer) -> Tensor:
         """Computes O [rows, n, h v] of the next positions X [rows, n, d]."""
         backend = "auto" if self.backend == "auto" else "reference"
         options: dict[str, Any] = {"scale": self.scale, "implementation": backend}
-        # other rounding would be quantized to other integers, so tokens would depend on the batch
-        options["exact"] = self.is_int8
         if X.shape[1] == 1 and (deferred := deferred_norm(X, weight)):
             options["deferred"], weight = deferred, replace(weight, norm=None)
         rotary = None if self.rotary is None else self.rotary.on(X.device)

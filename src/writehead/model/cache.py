@@ -23,7 +23,7 @@ from torch import Tensor
 
 from writehead.config import AttentionConfig
 from writehead.errors import CacheError, CacheFull, ShapeError, WriteheadError
-from writehead.ops.decode_attention import CacheLayer, MemoryLayer
+from writehead.ops.decode_attention import INVARIANT_POSITIONS, CacheLayer, MemoryLayer, round_up
 
 
 def check_integers(
@@ -57,7 +57,8 @@ class KVCache:
 
     `size` is the capacity, or the window if that is smaller. `lengths` [rows] counts the positions
     of each row, and `live` [rows] is 0 for a row that has stopped. The `beam` rows of a sentence
-    are adjacent. If `padded`, each step reads all `size` positions, as in the paper (§4.3).
+    are adjacent. If `padded`, each step reads all `size` positions, as in the paper (§4.3). If
+    `batch_invariant`, a row's results are the same in any batch; see `CacheLayer`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class KVCache:
         capacity: int,
         beam: int = 1,
         padded: bool = False,
+        batch_invariant: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -77,7 +79,11 @@ class KVCache:
             if count < 1:
                 raise CacheError(f"{name}={count} must be at least 1")
         self.attention, self.capacity, self.beam, self.padded = attention, capacity, beam, padded
-        self.size = min(capacity, attention.window or capacity)
+        self.batch_invariant = batch_invariant
+        size = round_up(capacity, INVARIANT_POSITIONS) if batch_invariant else capacity
+        is_ring = attention.window is not None and attention.window < capacity
+        self.window = attention.window if is_ring else None
+        self.size = self.window or size
         g, k, v = attention.g, attention.k, attention.v
         self.K = torch.zeros(layers, rows, g, self.size, k, dtype=dtype, device=device)
         self.V = torch.zeros(layers, rows, g, self.size, v, dtype=dtype, device=device)
@@ -115,10 +121,10 @@ class KVCache:
 
         shared: a dict that the layers of one step share; pass a new one for each step.
         """
-        window = self.attention.window if self.size < self.capacity else None
         rows = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
-        own = self.ancestors, window, counts, bias
-        return CacheLayer(self.K[index], self.V[index], *rows, shared, *own)
+        own = self.ancestors, self.window, counts, bias
+        K, V = self.K[index], self.V[index]
+        return CacheLayer(K, V, *rows, shared, self.batch_invariant, *own)
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
@@ -185,12 +191,14 @@ class KVCache:
 class EncoderMemory:
     """The encoder's K [layers, sentences, g, m, k] and V [layers, sentences, g, m, v].
 
-    The heads of a position are adjacent in memory, as the projection writes them.
+    On a GPU, the heads of a position are adjacent in memory, as the projection writes them; on a
+    CPU, the positions of a head are, for products of all heads at once.
     """
 
     K: Tensor
     V: Tensor
     lengths: Tensor  # [sentences]
+    batch_invariant: bool = False  # see `MemoryLayer`
     bound: int | None = None  # upper bound of `lengths`, known to the host
 
     def write(self, KV: Sequence[tuple[Tensor, Tensor]], rows: Tensor, positions: Tensor) -> None:
@@ -201,8 +209,11 @@ class EncoderMemory:
         places = (rows * self.K.shape[3] + positions).flatten()
         for i, both in enumerate(KV):
             for own, new in zip((self.K[i], self.V[i]), both, strict=True):
-                by_place = own.transpose(1, 2).flatten(0, 1)  # a view
-                by_place.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
+                own, new = own.transpose(1, 2), new.transpose(1, 2)  # [sentences, m, g, k]
+                if own.device.type == "cpu":
+                    own[rows, positions] = new
+                else:  # the same, faster
+                    own.flatten(0, 1).index_copy_(0, places, new.flatten(0, 1))
 
     def layer(
         self,
@@ -213,7 +224,7 @@ class EncoderMemory:
     ) -> MemoryLayer:
         """Returns the memory of decoder layer `index` for the sentences in `slots`."""
         rows = self.lengths, cache.live, cache.beam, slots, cache.padded, self.bound
-        return MemoryLayer(self.K[index], self.V[index], *rows, shared)
+        return MemoryLayer(self.K[index], self.V[index], *rows, shared, self.batch_invariant)
 
 
 @dataclass(frozen=True, eq=False)

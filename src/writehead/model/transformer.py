@@ -15,6 +15,7 @@ from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_in
 from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.cpu_weights import int8_name, why_not_int8
+from writehead.ops.decode_attention import INVARIANT_POSITIONS, round_up
 from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
 from writehead.ops.norm import Norm
@@ -97,6 +98,7 @@ class Transformer(nn.Module):
             capacity=capacity,
             beam=beam,
             padded=padded,
+            batch_invariant=self.is_int8,
             dtype=self.dtype,
             device=self.device,
         )
@@ -425,12 +427,18 @@ class TranslationModel(Transformer):
     def new_memory(self, sentences: int, positions: int) -> EncoderMemory:
         """Returns an empty memory for the encoder's K and V."""
         attention, layers = self.config.cross_attention, self.config.decoder_layers
-        shape = (layers, sentences, positions, attention.g)
+        if self.is_int8:
+            positions = round_up(positions, INVARIANT_POSITIONS)
+        heads_first = self.device.type == "cpu"
+        inner = (attention.g, positions) if heads_first else (positions, attention.g)
         K, V = (
-            torch.zeros(*shape, depth, dtype=self.dtype, device=self.device).transpose(2, 3)
+            torch.zeros(layers, sentences, *inner, depth, dtype=self.dtype, device=self.device)
             for depth in (attention.k, attention.v)
         )
-        return EncoderMemory(K, V, torch.ones(sentences, dtype=torch.long, device=self.device))
+        if not heads_first:
+            K, V = K.transpose(2, 3), V.transpose(2, 3)
+        lengths = torch.ones(sentences, dtype=torch.long, device=self.device)
+        return EncoderMemory(K, V, lengths, batch_invariant=self.is_int8)
 
 
 class LanguageModel(Transformer):
@@ -460,10 +468,12 @@ class LanguageModel(Transformer):
         """
         self._check_tokens("prompt", prompt, self.config.vocab_size)
         b, n = prompt.shape
-        counts, lengths = None, torch.full_like(prompt[:, 0], n)
+        lengths = torch.full_like(prompt[:, 0], n)
         if prompt_lengths is not None:
             check_integers("prompt_lengths", prompt_lengths, [b], prompt.device, least=1, most=n)
-            counts, lengths = prompt_lengths - 1, prompt_lengths
+            lengths = prompt_lengths
+        # with int8 weights, a prompt of one token must be computed as in a batch of longer ones
+        counts = None if prompt_lengths is None and not self.is_int8 else lengths - 1
         state = self.new_state(b, max_length, padded=padded)
         if n > max_length:
             raise ConfigError(f"a prompt of {n} tokens exceeds max_length={max_length}; raise it")

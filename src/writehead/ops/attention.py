@@ -7,7 +7,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from writehead.errors import ConfigError, ShapeError
 from writehead.ops import packed_attention
@@ -15,6 +15,9 @@ from writehead.ops.available import choose_implementation
 from writehead.ops.relative import bias_at
 from writehead.ops.visibility import Visibility
 
+# If the queries and positions are multiples of this, PyTorch's float32 kernels on a CPU round the
+# results of a row alike in any batch.
+INVARIANT_MULTIPLE = 16
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
 
@@ -28,6 +31,7 @@ def attend(
     bias: Tensor | None = None,
     noise: Tensor | None = None,
     fused: Tensor | None = None,
+    batch_invariant: bool = False,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns softmax(scale Q K^T) V: [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, h, n, v].
@@ -37,6 +41,8 @@ def attend(
     added to the logits (`ops/relative.py`). noise [b, g, m] multiplies the weights of each memory
     position; it has no gradient. fused [b, n, hk + gk + gv], if given, is the projection of which
     Q, K and V are views; its gradient may then be computed as one tensor.
+
+    batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, in float32.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, visibility, scale, noise)
@@ -59,7 +65,14 @@ def attend(
         i, j = visibility.query_positions, torch.arange(K.shape[2], device=Q.device)
         i = torch.arange(Q.shape[2], device=Q.device) if i is None else i
         added = bias_at(bias, i.unsqueeze(-1) - j)
-    return (_attend_sdpa if chosen == "sdpa" else _attend_eager)(Q, K, V, visibility, scale, added)
+    n, m = Q.shape[2], K.shape[2]
+    if batch_invariant:
+        more_n, more_m = -n % INVARIANT_MULTIPLE, -m % INVARIANT_MULTIPLE
+        Q, K, V = (pad(T, (0, 0, 0, more)) for T, more in ((Q, more_n), (K, more_m), (V, more_m)))
+        added = None if added is None else pad(added, (0, more_m, 0, more_n))
+        visibility = visibility.padded(n, m)
+    compute = _attend_sdpa if chosen == "sdpa" else _attend_eager
+    return compute(Q, K, V, visibility, scale, added)[:, :, :n]
 
 
 def check_implementation(name: str) -> None:

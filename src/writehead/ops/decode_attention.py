@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.errors import ShapeError
-from writehead.ops.attention import add_bias, attend_sdpa
+from writehead.ops.attention import INVARIANT_MULTIPLE, add_bias, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
@@ -35,6 +35,9 @@ from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
 
+# If the positions are a multiple of this, PyTorch's float32 products, softmax and sums on a CPU
+# round the results of a row alike in any batch.
+INVARIANT_POSITIONS = 2 * INVARIANT_MULTIPLE
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
 # The tiles and these limits were chosen by measurements on an H200.
 PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
@@ -57,6 +60,17 @@ class MemoryLayer:
     padded: bool = False  # read all positions, whatever the lengths
     bound: int | None = None  # upper bound of lengths, known to the host; for the reference
     shared: dict[str, Any] | None = None  # results that all layers of a step share
+    batch_invariant: bool = False  # a row has the same result in any batch; for the reference
+
+    def readable(self, bound: int) -> int:
+        """Returns how many positions to read if all lengths are up to `bound`."""
+        size = self.K.shape[2]
+        if self.padded or self.bound is None:
+            return size
+        if self.batch_invariant:
+            whole = size % INVARIANT_POSITIONS != 0  # a ring
+            return size if whole else min(size, round_up(bound, INVARIANT_POSITIONS))
+        return min(size, bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +91,6 @@ def decode_attention(
     scale: float,
     rotary: Rotary | None = None,
     deferred: DeferredRms | None = None,
-    exact: bool = False,
     implementation: str = "auto",
 ) -> Tensor:
     """Returns the attention of n positions per row to a layer, [R beam, n, h v].
@@ -86,8 +99,6 @@ def decode_attention(
     positions; the result is 0 if there are none. For a CacheLayer, Q is [R beam, n, hk + gk + gv],
     and its K and V are appended to the cache. A position sees itself and the earlier positions of
     its row within the window. Lengths and ancestors do not change. n > 1 requires beam = 1.
-
-    exact: compute in float64, so that rounding does not depend on the batch; for the reference.
     """
     _check(Q, layer, heads)
     rows = Q.shape[1] * (heads.h // heads.g)
@@ -98,8 +109,13 @@ def decode_attention(
         return attend_triton(Q, layer, heads, scale, rotary, deferred)
     Q = Q if deferred is None else deferred.apply(Q)
     if isinstance(layer, CacheLayer):
-        return _attend_cache(Q, layer, heads, scale, rotary, exact)
-    return _attend_memory(Q, layer, heads, scale, exact)
+        return _attend_cache(Q, layer, heads, scale, rotary)
+    return _attend_memory(Q, layer, heads, scale)
+
+
+def round_up(positions: int, multiple: int) -> int:
+    """Rounds up to a positive multiple."""
+    return max(1, -(-positions // multiple)) * multiple
 
 
 def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
@@ -148,7 +164,7 @@ class _Step:
     live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
     readable: int  # m, positions of the cache to read
     seen: Tensor  # [R beam, n, m], whether a query attends to a position
-    mask: Tensor  # [R beam g, h/g, m], added to the logits; for n = 1
+    mask: Tensor  # [R beam g, h/g, m], added to the logits; for n = 1 without counts
 
     @classmethod
     def of(cls, cache: CacheLayer, heads: Heads, count: int, n: int, dtype: torch.dtype) -> "_Step":
@@ -162,7 +178,7 @@ class _Step:
         at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
         all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
         stopped = None if all_live else live.bool()[:, None, None, None]
-        readable = size if cache.padded or cache.bound is None else min(size, cache.bound + n)
+        readable = cache.readable((cache.bound or 0) + n)
         places = torch.arange(readable, device=device)
         seen = places <= positions.unsqueeze(2)
         if cache.ancestors is not None and cache.beam > 1:
@@ -215,12 +231,7 @@ def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
 
 
 def _attend_cache(
-    QKV: Tensor,
-    cache: CacheLayer,
-    heads: Heads,
-    scale: float,
-    rotary: Rotary | None,
-    exact: bool,
+    QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
 ) -> Tensor:
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
     n = QKV.shape[1]
@@ -235,18 +246,17 @@ def _attend_cache(
         return _attend_ring(Q, K, V, cache, step, scale)
     _append(cache, step, K, V)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
-    if exact:
-        Q, K, V = Q.double(), K.double(), V.double()
     if cache.ancestors is not None and cache.beam > 1:
-        return _attend_beams(Q, K, V, step.mask, cache.beam, scale).to(QKV.dtype)
-    if n == 1:
-        O = _attend_next(Q.unflatten(1, (heads.g, -1)).squeeze(3), K, V, step.mask, scale)  # noqa: E741
-        return O.flatten(1).unsqueeze(1).to(QKV.dtype)
+        return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
+    if n == 1 and cache.counts is None:
+        Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
+        O = _attend_next(Q, K, V, step.mask, cache, scale)  # noqa: E741
+        return O.flatten(1).unsqueeze(1)
     bias = None
     if cache.bias is not None:
         places = torch.arange(step.readable, device=Q.device)
         bias = bias_at(cache.bias, (step.positions.unsqueeze(2) - places) % cache.K.shape[2])
-    return _attend(Q, K, V, step.seen, scale, bias).to(QKV.dtype)
+    return _attend(Q, K, V, step.seen, cache, scale, bias)
 
 
 def _attend_ring(
@@ -265,7 +275,7 @@ def _attend_ring(
     held = torch.cat([held, step.positions], dim=1).unsqueeze(1)
     seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
     bias = None if cache.bias is None else bias_at(cache.bias, last - held)
-    return _attend(Q, memory[0], memory[1], seen, scale, bias)
+    return _attend(Q, memory[0], memory[1], seen, cache, scale, bias)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -288,13 +298,10 @@ def _append(cache: CacheLayer, step: _Step, K: Tensor, V: Tensor) -> None:
         stored[step.at] = new if step.live is None else torch.where(step.live, new, stored[step.at])
 
 
-def _attend_memory(
-    Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float, exact: bool
-) -> Tensor:
+def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -> Tensor:
     """Computes the reference for a MemoryLayer."""
-    (rows, n, _), dtype = Q.shape, Q.dtype
-    count, g, m = rows // memory.beam, heads.g, memory.K.shape[2]
-    readable = m if memory.padded or memory.bound is None else min(m, max(memory.bound, 1))
+    rows, n, _ = Q.shape
+    count, g, readable = rows // memory.beam, heads.g, memory.readable(max(memory.bound or 0, 1))
     K, V, lengths = (
         T[:count] if memory.slots is None else T.index_select(0, memory.slots)
         for T in (memory.K[:, :, :readable], memory.V[:, :, :readable], memory.lengths)
@@ -310,39 +317,48 @@ def _attend_memory(
 
     mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
-    if exact:
-        Q, K, V = Q.double(), K.double(), V.double()
     Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 2, 4, 5)
-    O = _attend_next(Q.flatten(2, 4), K, V, mask, scale)  # noqa: E741
+    O = _attend_next(Q.flatten(2, 4), K, V, mask, memory, scale)  # noqa: E741
     O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
     O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
-    return O.reshape(rows, n, heads.h * heads.v).to(dtype)
+    return O.reshape(rows, n, heads.h * heads.v)
 
 
 def _attend(
-    Q: Tensor, K: Tensor, V: Tensor, seen: Tensor, scale: float, bias: Tensor | None = None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    seen: Tensor,
+    cache: CacheLayer,
+    scale: float,
+    bias: Tensor | None,
 ) -> Tensor:
     """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, n, h v]; seen: [b, n or 1, m]."""
-    mask = seen.unsqueeze(1)
+    mask, dtype = seen.unsqueeze(1), Q.dtype
+    if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
+        Q, K, V = Q.double(), K.double(), V.double()
     mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
-    return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2)
+    return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(dtype)
 
 
-def _attend_next(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_next(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, layer: MemoryLayer, scale: float
+) -> Tensor:
     """Computes Q [b, g, q, k], K [b, g, m, k], V [b, g, m, v] -> [b, g, q, v].
 
     `mask` [b g, 1 or q, m] is added to the logits.
     """
-    g, q = Q.shape[1:3]
+    b, g, q = Q.shape[:3]
     can_flatten = g == 1 or all(T.stride(0) == g * T.stride(1) for T in (K, V))
-    mask = mask.to(Q.dtype)
-    if Q.dtype not in (torch.float32, torch.float64) or not can_flatten:
-        mask = mask.unflatten(0, (-1, g))
+    if Q.dtype != torch.float32 or not can_flatten:
+        mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
         return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
     # for few queries on a CPU, two products are faster than SDPA
     Q, K, V = Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1)
+    if layer.batch_invariant and len(Q) == 1:  # threads would divide a single product
+        Q, K, V, mask = (T.expand(2, -1, -1) for T in (Q, K, V, mask))
     weights = torch.softmax(torch.baddbmm(mask, Q, K.mT, alpha=scale), dim=2)
-    return torch.bmm(weights, V).view(-1, g, q, V.shape[2])
+    return torch.bmm(weights, V)[: b * g].view(b, g, q, V.shape[2])
 
 
 def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scale: float) -> Tensor:
@@ -355,8 +371,7 @@ def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scal
     count, g, m, v = rows // beam, K.shape[1], K.shape[2], V.shape[3]
     Q = Q.view(count, 1, beam, g, -1, k).transpose(2, 3)  # [R, 1, g, beam, h/g, k]
     Q = Q.expand(-1, beam, -1, -1, -1, -1).reshape(rows * g, -1, k)
-    wide = torch.promote_types(mask.dtype, Q.dtype)
-    mask = mask.to(wide)
+    wide = mask.dtype
     logits = torch.baddbmm(mask, Q.to(wide), K.flatten(0, 1).to(wide).mT, alpha=scale)
     logits = logits.view(count, beam, g, -1, m)  # [R, holder, g, beam h/g, m]
     logits -= logits.amax(dim=4, keepdim=True).amax(dim=1, keepdim=True)
