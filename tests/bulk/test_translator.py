@@ -72,6 +72,7 @@ def test_bad_arguments_and_batches_are_errors(run, small_runs):
         (LINES, "must be a dict with the column 'text', not list"),
         ({"texts": LINES}, "must be a dict with the column 'text', not"),
         ({"text": LINES, "translation": []}, "already has the column 'translation'"),
+        ({"text": "two words"}, "must be a list of texts, not one text"),
         ({"text": ["a", 5]}, "text 2 of a batch must be a str, not int"),
         ({"text": ["a", float("nan")]}, "text 2 of a batch must be a str, not float"),
         ({"text": ["\ud800"]}, "is not UTF-8"),

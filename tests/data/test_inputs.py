@@ -1,5 +1,8 @@
 """The files of a bulk job: a file, a folder or a pattern."""
 
+import errno
+import os
+
 import pytest
 
 from writehead.data.inputs import find_inputs, is_pattern
@@ -64,3 +67,26 @@ def test_missing_input_is_an_error(folder, tmp_path):
         with pytest.raises(DataError, match=words):
             find_inputs(given, tmp_path / "out")
     assert [is_pattern(text) for text in ("data/[x].txt", "data/[x]*", "data")] == [0, 1, 0]
+
+
+def test_nothing_in_a_folder_is_skipped_silently(folder, tmp_path, monkeypatch):
+    strange = folder / "a" / "z"
+    for make, words in (
+        (lambda: os.mkfifo(strange), "z is not a regular file"),
+        (lambda: strange.symlink_to("nowhere"), "z is not a regular file"),
+        (lambda: strange.symlink_to(tmp_path), "z is a link to a folder"),
+    ):
+        make()
+        with pytest.raises(DataError, match=words):
+            find_inputs("data", tmp_path / "out")
+        strange.unlink()
+    scandir = os.scandir
+
+    def deny(path):
+        if os.fspath(path).endswith("a"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    with pytest.raises(DataError, match=r"a cannot be read \(Permission denied\)"):
+        find_inputs("data", tmp_path / "out")

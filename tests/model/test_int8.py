@@ -98,7 +98,8 @@ def test_int8_weights_replace_the_original_ones_permanently(tmp_path):
         with torch.autocast("cpu", torch.bfloat16):
             assert (made(source, fed).float() - logits).norm() < 0.1 * logits.norm()
     changes = (made.train, made.double, lambda: made.load_state_dict({}), made.state_dict)
-    for change in (*changes, lambda: save_run(tmp_path / "run", made)):
+    saves = lambda: torch.save(made, tmp_path / "model"), lambda: save_run(tmp_path / "run", made)
+    for change in (*changes, *saves):
         with pytest.raises(ConfigError, match="quantize='none'"):
             change()
     assert not (tmp_path / "run").exists()

@@ -303,11 +303,19 @@ def open_job(
     have changed, raises JobMismatch or, with `force`, starts over.
     """
     home = output / HOME
-    home.mkdir(parents=True, exist_ok=True)
     path = home / MANIFEST
     if not path.exists():
-        _check_no_output(output, files, force)
-        _write_manifest(path, _make_manifest(files, plan, progress))
+        check_output(output, files, force=force)
+        is_new = not output.exists()
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_manifest(path, _make_manifest(files, plan, progress))
+        except BaseException:
+            with suppress(OSError):  # if they are not empty
+                home.rmdir()
+                if is_new:
+                    output.rmdir()
+            raise
     try:
         job = Job(output, tuple(files), plan.format, _read_manifest(path))
         _check_job(job, plan)
@@ -355,7 +363,10 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
                 folder.rmdir()
 
 
-def _check_no_output(output: Path, files: Sequence[InputFile], force: bool) -> None:
+def check_output(output: Path, files: Sequence[InputFile], *, force: bool) -> None:
+    """Raises DataError if a new job would overwrite files."""
+    if (output / HOME / MANIFEST).exists():
+        return
     for file in files:
         target = output / file.name
         if target.exists() and not (force and target.is_file()):
@@ -415,8 +426,10 @@ def _difference(job: Job, plan: Plan) -> str | None:
     if (old["format"], old["writehead"]) != (FORMAT, __version__):
         return f"{started} another version of writehead, {shown(old['writehead'])}"
     if old["model"] != new["model"]:
-        dtype = {"dtype": new["model"].get("dtype")}
-        return f"{started} another {'dtype' if old['model'] | dtype == new['model'] else 'model'}"
+        before, now = old["model"].get("dtype"), new["model"].get("dtype")
+        if old["model"] | {"dtype": now} != new["model"]:
+            return f"{started} another model"
+        return f"{started} {before} weights, not {now}"
     for name, value in new["options"].items():
         if old["options"].get(name) != value:
             return f"{started} {name}={shown(old['options'].get(name))}, not {shown(value)}"

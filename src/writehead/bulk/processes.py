@@ -95,6 +95,7 @@ class ProcessWorker:
                 if report is not None:
                     report(message)
         except (EOFError, ConnectionError) as error:
+            self.process.join(STOP_SECONDS)  # until its exit code is known
             raise WorkerDied(f"exit code {self.process.exitcode}") from error
         return message.unwrap()
 

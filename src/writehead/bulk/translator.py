@@ -123,6 +123,8 @@ class BatchTranslator:
             raise DataError(
                 f"a batch already has the column {clash[0]!r}; choose another output_column"
             )
+        if isinstance(batch[column], str | bytes):
+            raise DataError(f"column {column!r} of a batch must be a list of texts, not one text")
         texts = list(batch[column])
         for i, text in enumerate(texts, start=1):
             if not isinstance(text, str | None):

@@ -110,7 +110,7 @@ def is_bulk(given: dict[str, Any]) -> bool:
 
 def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
     """Translates files in shards, or resumes an interrupted job."""
-    from writehead.bulk.job import JobMismatch, Plan, open_job
+    from writehead.bulk.job import JobMismatch, Plan, check_output, open_job
     from writehead.bulk.pool import WorkerPool
     from writehead.cli.textio import plural
     from writehead.data.records import RecordFormat
@@ -125,6 +125,7 @@ def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
         errors=given["errors"],
     )
     with ExitStack() as stack, _write_errors(output):
+        check_output(output, files, force=given["force"])  # before the model is loaded
         translation = _translation(given, config)
         spec = _workers_for(given, translation, stack)
         pool = stack.enter_context(WorkerPool(spec))
@@ -139,15 +140,16 @@ def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
         try:
             with report.stage("reading the input") as progress:
                 job = open_job(output, files, plan, progress, force=given["force"])
+            if job.is_joined and job.join():
+                report.say(f"{output} is complete; there is nothing to do")
+                return
+            if invalid := sum(entry["invalid"] for entry in job.manifest["inputs"]):
+                lines = plural(invalid, "line")
+                report.say(f"{lines} with invalid UTF-8: --errors {format.errors}")
+            with _reported_on_error(job, report):
+                _run(job, pool, job.shards[part], report, replace=given["force"])
         except JobMismatch as error:
             raise DataError(f"{error} with --force") from error
-        if job.is_joined and job.join():
-            report.say(f"{output} is complete; there is nothing to do")
-            return
-        if invalid := sum(entry["invalid"] for entry in job.manifest["inputs"]):
-            report.say(f"{plural(invalid, 'line')} with invalid UTF-8: --errors {format.errors}")
-        with _reported_on_error(job, report):
-            _run(job, pool, job.shards[part], report, replace=given["force"])
 
 
 def _run(

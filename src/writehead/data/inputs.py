@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +27,7 @@ def find_inputs(given: str, output: Path) -> list[InputFile]:
     Names are relative to the folder or, for a pattern, to the folder before its first wildcard.
     """
     if os.path.isdir(given):
-        base = Path(given)
-        paths = [path for path in base.rglob("*") if not _is_hidden(path.relative_to(base))]
+        base, paths = Path(given), [*_walk(given)]
     elif is_pattern(given):
         base, paths = _fixed_part(given), [*map(Path, glob.iglob(given, recursive=True))]
     else:
@@ -35,7 +35,7 @@ def find_inputs(given: str, output: Path) -> list[InputFile]:
         if not os.path.isfile(given):
             problem = "is not a regular file" if os.path.exists(given) else "does not exist"
             raise DataError(f"{given} {problem}; check the path")
-    files = {path.relative_to(base).as_posix(): path for path in paths if path.is_file()}
+    files = {path.relative_to(base).as_posix(): path for path in paths if not path.is_dir()}
     if any(".." in Path(name).parts for name in files):
         raise DataError(f"{given} has .. after a wildcard; use a pattern without it")
     target = output.resolve()
@@ -44,11 +44,26 @@ def find_inputs(given: str, output: Path) -> list[InputFile]:
         raise DataError(f"{output} is also the input; choose another folder for the output")
     if not names:
         raise DataError(f"there are no files to translate in {given}; check the path")
+    for name in names:
+        if not files[name].is_file():
+            raise DataError(f"{files[name]} is not a regular file; move it out of the input")
     return [InputFile(files[name].absolute(), name) for name in names]
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _walk(folder: str) -> Iterator[Path]:
+    """Yields all files in a folder and its subfolders that are not hidden."""
+    for place, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            if (link := Path(place, name)).is_symlink():
+                raise DataError(f"{link} is a link to a folder; replace it with the folder itself")
+        yield from (Path(place, name) for name in names if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(
+        f"{error.filename} cannot be read ({error.strerror}); check its permissions"
+    ) from error
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -226,6 +226,10 @@ class Transformer(nn.Module):
             self.unpack()
         return super().train(mode)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_has_floats()
+        return self.__dict__
+
     def _save_to_state_dict(self, *args: Any) -> None:
         self.check_has_floats()
         super()._save_to_state_dict(*args)
