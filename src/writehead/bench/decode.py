@@ -179,8 +179,7 @@ def lane_search(
 
     def run() -> object:
         lane.admit(range(b), options, model.config.bos, skipped)
-        for _ in range(steps):
-            lane.step(slots)
+        lane.step(slots, steps)
         return lane.collect(range(b), options).numpy()
 
     return start, run

@@ -1,8 +1,8 @@
 """A lane: slots of one beam size, their buffers on the device, and the steps that advance them.
 
-A step runs the model and the search for the sequences in some slots. On a GPU, it is a CUDA graph
-for 1, 16, 64, 256, … slots. All graphs of a lane use the same buffers, and a list of slots on the
-device selects the rows. Results are copied to the host asynchronously.
+A step runs the model and the search for the sequences in some slots. On a GPU, a CUDA graph runs
+one step, or several, for 1, 16, 64, 256, … slots. All graphs of a lane use the same buffers, and a
+list of slots on the device selects the rows. Results are copied to the host asynchronously.
 """
 
 import logging
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
+GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -109,7 +110,7 @@ class Lane:
         self._lengths, self._sources = np.zeros((2, slots), np.int64)  # on the host, by slot
         self._listed = torch.full((slots,), shape.slots, dtype=torch.int32, device=model.device)
         self._slots: NDArray[np.int32] | None = None  # the slots in `_listed`
-        self._key = (0, False)  # of their graph: its slots, and whether any of them samples
+        self._sizes = (0, False)  # of their graphs: slots, and whether any of them samples
 
     def _make_graphs(self) -> "Graphs | None":
         """Returns the graphs of this lane, or None if its steps cannot be captured."""
@@ -185,22 +186,26 @@ class Lane:
             self.memory.K.index_fill_(1, index, 0.0)
             self.memory.V.index_fill_(1, index, 0.0)
 
-    def step(self, slots: NDArray[np.int32]) -> None:
-        """Feeds one token of each sequence in `slots`, and chooses the next.
+    def step(self, slots: NDArray[np.int32], steps: int = 1) -> None:
+        """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times.
 
         Passing the same array again is faster, so its content must not change.
         """
         if self.graphs is None:
-            self._step_eagerly(slots)
+            for _ in range(steps):
+                self._step_eagerly(slots)
             return
         if slots is not self._slots:
             count = min(graph_slots(len(slots)), self.shape.slots)
-            self._key = count, bool(self.search.samples[slots].any())
-            if self._key not in self.graphs:
+            self._sizes = count, bool(self.search.samples[slots].any())
+        for each in (GRAPH_STEPS,) * (steps // GRAPH_STEPS) + (1,) * (steps % GRAPH_STEPS):
+            key = (*self._sizes, each)
+            if key not in self.graphs:
                 self._list(slots[:0])  # only the unused slot, on which steps have no effect
-                self.graphs.capture(self._key, partial(self._run, self._listed[:count], *self._key))
-            self._list(slots)
-        self.graphs.replay(self._key)
+                self.graphs.capture(key, partial(self._run_listed, *key))
+            if slots is not self._slots:
+                self._list(slots)
+            self.graphs.replay(key)
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> HostCopy:
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
@@ -248,6 +253,10 @@ class Lane:
             if len(self._suppressed):
                 logits.index_fill_(1, self._suppressed, -math.inf)
             self.search.advance(logits, listed, sampling=samples)
+
+    def _run_listed(self, count: int, samples: bool, steps: int) -> None:
+        for _ in range(steps):
+            self._run(self._listed[:count], count, samples)
 
     def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""

@@ -19,7 +19,7 @@ import torch
 
 from writehead import cost
 from writehead.data.tokenizer import Tokens
-from writehead.engine.runner import Lane, Model, Shape
+from writehead.engine.runner import GRAPH_STEPS, Lane, Model, Shape
 from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
@@ -27,7 +27,7 @@ from writehead.util.devices import available_memory, steady_modes
 from writehead.util.transfer import HostCopy, send
 
 # steps between checks for ended sequences, if no request waits or is streamed
-POLL_STEPS = {"cpu": 1, "cuda": 3}
+POLL_STEPS = {"cpu": 1, "cuda": GRAPH_STEPS}
 # fraction of the slots that must be free before waiting requests are admitted
 ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
 ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted together
@@ -400,8 +400,7 @@ class _Queue:
 
     def _run(self, lane: Lane, steps: int) -> None:
         """Runs steps of all active slots."""
-        for _ in range(steps):
-            lane.step(self._slots)
+        lane.step(self._slots, steps)
         self._steps += steps
         slots = steps * lane.shape.slots if self.waiting else 0
         tokens = lane.copy(lane.search.tokens) if self._streams else None
