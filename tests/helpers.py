@@ -22,7 +22,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32][DEVICE == "cpu" :]
 
 # every kernel that decoding and training launch
 KERNELS = {
-    *("embed_kernel", "linear_kernel", "_gate_kernel", "_normalize_kernel"),
+    *("embed_kernel", "linear_kernel", "_gate_kernel", "_sum_kernel", "_normalize_kernel"),
     *(
         "attend_kernel",
         "combine_kernel",

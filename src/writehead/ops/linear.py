@@ -8,15 +8,14 @@
       rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
       layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
 
-- "split_depth": the same kernel for 2 to 128 rows and a weight with more depth than columns. One
-  program for each tile of the result would not fill a GPU, so several divide its depth among
-  themselves, and the last one to end sums their parts.
+- "split_depth": for 2 to 128 rows and a weight with more depth than columns. One program for each
+  tile of the result would not fill a GPU, so several divide its depth among themselves, and a
+  second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
 - "onednn" and "int8": for weights that `Weight.pack` has packed for a CPU; see `cpu_weights.py`.
 - "reference": plain PyTorch, with gradients.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +48,6 @@ MANY_COLUMNS = 16_384  # of a weight, for 1 row
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
-MAX_TILES = 64  # of 64 columns, in a product whose depth is split
 UNSUPPORTED = "it supports neither a deferred norm nor an activation of its input"
 CACHE_LINE = 128  # bytes
 GATE_COLUMNS = 1024  # per program of `_gate`
@@ -66,7 +64,6 @@ class Weight:
     column_sums: Tensor | None = None  # [columns] float32, for a folded layer norm
     streamed: bool = False  # W does not stay in the L2 cache until the next step
     packed: PackedWeight | None = None  # W in the layout of a CPU library
-    counters: Tensor | None = None  # [MAX_TILES] int32 zeros, for "split_depth"
 
     @property
     def is_quantized(self) -> bool:
@@ -89,13 +86,6 @@ class Weight:
             return True
         has_sums = norm.kind == "rms" or self.column_sums is not None
         return norm.gain is None and norm.bias is None and has_sums
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether "split_depth" is faster than the library, if it can run."""
-        columns, depth = self.W.shape
-        is_deep = columns <= MAX_SMALL_COLUMNS and depth > max(columns, MAX_SMALL_DEPTH)
-        return is_deep and self.W.dtype != torch.float32
 
     @torch.no_grad()
     def fold(self, *, scale: float = 1.0, zero_bias: bool = False) -> "Weight":
@@ -126,12 +116,7 @@ class Weight:
         """
         if int8:
             packed = pack_int8(self.W)
-        elif runs_triton(self.W):
-            if not self.is_deep:
-                return self
-            counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=self.W.device)
-            return replace(self, counters=counters)
-        elif why_not_onednn(self.W):
+        elif runs_triton(self.W) or why_not_onednn(self.W):
             return self
         else:
             packed = pack_onednn(self.W)
@@ -198,7 +183,7 @@ def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
         **dict.fromkeys(("onednn", "int8"), "the weight is not packed for it; call Weight.pack"),
     }
     if name == "auto":
-        unwanted = {"small_rows": not is_small, "split_depth": not weight.is_deep}
+        unwanted = {"small_rows": not is_small, "split_depth": not _is_deep(weight)}
         reasons = {key: reason for key, reason in reasons.items() if not unwanted.get(key)}
     return choose_implementation("linear", name, reasons)
 
@@ -213,6 +198,13 @@ def _choose_packed(name: str, packed: PackedWeight, epilogue: Epilogue) -> str:
     )
     reasons[packed.kind] = None if is_supported else UNSUPPORTED
     return choose_implementation("linear", packed.kind if name == "auto" else name, reasons)
+
+
+def _is_deep(weight: Weight) -> bool:
+    """Returns whether "split_depth" is faster than the library, if it can run."""
+    columns, depth = weight.W.shape
+    is_deep = columns <= MAX_SMALL_COLUMNS and depth > max(columns, MAX_SMALL_DEPTH)
+    return is_deep and weight.W.dtype != torch.float32
 
 
 def _why_not_library(X: Tensor, weight: Weight, residual: Tensor | None) -> str | None:
@@ -253,7 +245,7 @@ def _why_not_split_depth(rows: int, weight: Weight, gated: bool) -> str | None:
 def can_split_depth(X: Tensor, weight: Weight) -> bool:
     """Returns whether a product with as many rows as X applies a deferred norm at no cost."""
     rows = X.numel() // X.shape[-1]
-    return weight.is_deep and _why_not_split_depth(rows, weight, gated=False) is None
+    return _is_deep(weight) and _why_not_split_depth(rows, weight, gated=False) is None
 
 
 def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
@@ -408,33 +400,8 @@ def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None 
     return Y
 
 
-def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
-    """Computes `linear` with one kernel, whose programs each read a part of the depth."""
-    columns = len(weight.W)
-    Y = torch.empty(*X.shape[:-1], columns, dtype=X.dtype, device=X.device)
-    X = X.reshape(-1, X.shape[-1]).contiguous()
-    rows = 16 if len(X) <= 16 else 64  # of a tile; tuned on an H200, as are the splits
-    splits = 12 if 16 < len(X) <= 64 else 8
-    tile = tile or Tile("tile", rows, 64, 128, 4, 4, splits=splits)
-    grid = triton.cdiv(len(X), tile.rows), triton.cdiv(columns, tile.columns)
-    counters = weight.counters
-    if counters is None:
-        counters = torch.zeros(math.prod(grid), dtype=torch.int32, device=X.device)
-    parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
-    squares = torch.empty(tile.splits, grid[1], len(X), dtype=torch.float32, device=X.device)
-    _multiply(X, weight, epilogue, tile, Y, (parts, squares, counters))
-    return Y
-
-
-def _multiply(
-    X: Tensor,
-    weight: Weight,
-    epilogue: Epilogue,
-    tile: Tile,
-    Y: Tensor,
-    split: tuple[Tensor, ...] | None = None,
-) -> None:
-    """Launches the product of X [rows, depth]; `split` is for parts of the depth, see `_sum`."""
+def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tensor) -> None:
+    """Launches the product of X [rows, depth], with an epilogue unless the depth is split."""
     W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
     (rows, depth), columns = X.shape, Y.shape[-1]
     own = tile.columns // 2 if gated else tile.columns  # columns of Y per program
@@ -446,28 +413,48 @@ def _multiply(
         w_tiles = TensorDescriptor.from_tensor(W, [own, tile.depth])
         each = (tile.rows + tile.columns) * tile.depth * X.element_size()  # bytes of a stage
         stages = max(1, int(min(stages, shared_memory(X.device) / each)))
-    deferred: Any = None
-    if epilogue.deferred is not None:
-        T, epsilon = epilogue.deferred.X, epilogue.deferred.epsilon
-        size = triton.next_power_of_2(triton.cdiv(T.shape[-1], tile.splits))
-        deferred = T.reshape(rows, -1).contiguous(), T.shape[-1], epsilon, tl.constexpr(size)
-    constants: Any = (epilogue.activation or "", gated, epilogue.relu_input)
-    activation, is_gated, relu = map(tl.constexpr, constants)
+    constants = tl.constexpr(epilogue.activation or ""), tl.constexpr(gated)
+    relu: Any = tl.constexpr(epilogue.relu_input)
     residual = None if residual is None else residual.contiguous()
     lines = triton.cdiv(min(tile.prefetch, depth) * W.element_size(), CACHE_LINE)
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(columns, own), tile.splits
     launch_pdl(linear_kernel, grid, X)(
         *(X, W, x_tiles, w_tiles, weight.bias, weight.column_sums, Y, rows, columns, depth),
         0.0 if norm is None else norm.epsilon,
-        Epilogue(activation, is_gated, residual, float(epilogue.scale), deferred, relu),
+        Epilogue(*constants, residual, float(epilogue.scale), None, relu),
         Tile(*map(tl.constexpr, tile)),
-        split,
         NORM="" if norm is None else norm.kind,
         LINES=triton.next_power_of_2(lines) if tile.splits == 1 else 0,
         EVICTION="evict_first" if weight.streamed and rows == 1 else "",
         num_warps=tile.warps,
         num_stages=stages,
     )
+
+
+def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
+    """Computes `linear` by programs that each read a part of the depth, and a sum."""
+    columns, shape = len(weight.W), X.shape[:-1]
+    X = X.reshape(-1, X.shape[-1]).contiguous()
+    rows = 16 if len(X) <= 16 else 64  # of a tile; tuned on an H200, as are the splits
+    splits = 12 if 16 < len(X) <= 64 else 8
+    tile = tile or Tile("tile", rows, 64, 128, 4, 4, splits=splits)
+    parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
+    product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
+    _multiply(X, Weight(weight.W), product, tile, parts)
+    Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
+    norm, residual = epilogue.deferred, epilogue.residual
+    given = None
+    if norm is not None:
+        d = norm.X.shape[-1]
+        size = tl.constexpr(triton.next_power_of_2(d))
+        given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
+    launch_pdl(_sum_kernel, (len(X),), X)(
+        *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
+        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
+        num_warps=4,
+    )
+    return Y
 
 
 IMPLEMENTATIONS = {
@@ -488,14 +475,13 @@ def linear_kernel(
     w_tiles,
     bias,
     column_sums,
-    Y,  # [rows, columns]
+    Y,  # [rows, columns], or parts [splits, rows, columns]
     rows,
     columns,
     depth,
     epsilon,
     epilogue,
     tile,
-    split,  # if the depth is split: parts, squares and counters; see `_sum`
     NORM: tl.constexpr,
     LINES: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -546,29 +532,26 @@ def linear_kernel(
         first = first_row, first_column
         y, total, squares = _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM)
 
-    if split is not None:
-        y, factors, is_last = _sum(y, split, epilogue, row, out, is_out, rows, columns, tile)
-        if not is_last:
-            return
-        if epilogue.deferred is not None:
-            y = y * factors[:, None]
-    if NORM == "layer":
-        mean = total / depth
-        y = y - mean[:, None] * w_sum[None, :]
-        squares = tl.maximum(squares - total * mean, 0.0)
-    if NORM != "":
-        y = y * tl.rsqrt(squares / depth + epsilon)[:, None]
-    y = y * epilogue.scale
-    if bias is not None:
-        y += b[None, :]
-    if epilogue.gated:
-        y, gate = tl.split(tl.reshape(y, [tile.rows, OWN, 2]))
-        y = _activate_tile(y, epilogue.activation) * gate
+    if tile.splits > 1:
+        tl.store(Y + tl.program_id(2).to(tl.int64) * rows * columns + out, y, mask=is_out)
     else:
-        y = _activate_tile(y, epilogue.activation)
-    if epilogue.residual is not None:
-        y += r.to(tl.float32)
-    tl.store(Y + out, y.to(Y.dtype.element_ty), mask=is_out)
+        if NORM == "layer":
+            mean = total / depth
+            y = y - mean[:, None] * w_sum[None, :]
+            squares = tl.maximum(squares - total * mean, 0.0)
+        if NORM != "":
+            y = y * tl.rsqrt(squares / depth + epsilon)[:, None]
+        y = y * epilogue.scale
+        if bias is not None:
+            y += b[None, :]
+        if epilogue.gated:
+            y, gate = tl.split(tl.reshape(y, [tile.rows, OWN, 2]))
+            y = _activate_tile(y, epilogue.activation) * gate
+        else:
+            y = _activate_tile(y, epilogue.activation)
+        if epilogue.residual is not None:
+            y += r.to(tl.float32)
+        tl.store(Y + out, y.to(Y.dtype.element_ty), mask=is_out)
 
 
 @triton.jit
@@ -653,43 +636,6 @@ def _tile(x_tiles, w_tiles, first, columns, depth, tile, epilogue, NORM: tl.cons
 
 
 @triton.jit
-def _sum(y, split, epilogue, row, out, is_out, rows, columns, tile):
-    """Adds the parts of a tile in the program that ends last; returns whether it is this one.
-
-    parts [splits, rows, columns] and squares [splits, column tiles, rows], those of the deferred
-    norm, pass through memory. A counter per tile counts the programs that have ended.
-    """
-    parts, squares, counters = split
-    part, column_tile, tiles = tl.program_id(2), tl.program_id(1), tl.num_programs(1)
-    tl.store(parts + part.to(tl.int64) * rows * columns + out, y, mask=is_out)
-    at = squares + column_tile * rows + row
-    factors = tl.zeros([tile.rows], tl.float32)
-    if epilogue.deferred is not None:
-        X, d, epsilon = epilogue.deferred[0], epilogue.deferred[1], epilogue.deferred[2]
-        SIZE: tl.constexpr = epilogue.deferred[3]
-        i = part * SIZE + tl.arange(0, SIZE)
-        is_x = (row < rows)[:, None] & (i < d)[None, :]
-        x = tl.load(X + row[:, None] * d + i[None, :], mask=is_x, other=0.0).to(tl.float32)
-        tl.store(at + part * tiles * rows, tl.sum(x * x, axis=1), mask=row < rows)
-    counter = counters + tl.program_id(0) * tiles + column_tile
-    tl.debug_barrier()  # all threads have stored before one of them counts
-    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == tile.splits - 1
-    if is_last:
-        tl.store(counter, 0)
-        y = tl.zeros_like(y)
-        for other in tl.static_range(tile.splits):
-            # from L2, because stores of other multiprocessors do not reach this one's L1
-            from_part = parts + other * rows * columns + out
-            y += tl.load(from_part, mask=is_out, other=0.0, cache_modifier=".cg")
-            if epilogue.deferred is not None:
-                from_part = at + other * tiles * rows
-                factors += tl.load(from_part, mask=row < rows, other=0.0, cache_modifier=".cg")
-        if epilogue.deferred is not None:
-            factors = tl.rsqrt(factors / d + epsilon)
-    return y, factors, is_last
-
-
-@triton.jit
 def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
     """Fetches the first LINES cache lines of each row `w_row` of W into L2."""
     LINE: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
@@ -703,6 +649,30 @@ def _prefetch(W, w_row, last_row, depth, LINES: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _sum_kernel(
+    parts, bias, deferred, residual, Y, columns, scale, SPLITS, SIZE, ACTIVATION, PDL: tl.constexpr
+):
+    """Sums the parts of one row per program; deferred: X, d and epsilon of an RMS norm."""
+    wait_for_previous(PDL)
+    row, rows, at = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, SIZE)
+    mask = at < columns
+    y = tl.zeros([SIZE], tl.float32)
+    for part in tl.static_range(SPLITS):
+        y += tl.load(parts + (part * rows + row) * columns + at, mask=mask, other=0.0)
+    y = y * scale
+    if deferred is not None:
+        X, d, epsilon, i = deferred[0], deferred[1], deferred[2], tl.arange(0, deferred[3])
+        x = tl.load(X + row * d + i, mask=i < d, other=0.0).to(tl.float32)
+        y = y * tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+    if bias is not None:
+        y += tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
+    y = _activate_tile(y, ACTIVATION)
+    if residual is not None:
+        y += tl.load(residual + row * columns + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(Y + row * columns + at, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
