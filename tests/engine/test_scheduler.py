@@ -172,6 +172,25 @@ def test_prompts_are_prefilled_in_pieces_between_steps(monkeypatch, tokens, chan
         alone.check(task, request)
 
 
+def test_the_first_token_is_streamed_within_two_steps_of_the_prefill(monkeypatch):
+    made = make("language").to(DEVICE)
+    monkeypatch.setitem(scheduling.PREFILL_TOKENS, made.device.type, 4)
+    steps, streamed, original = [], [], runner.Lane.step
+
+    def count(lane: runner.Lane, slots: object, times: int = 1) -> None:
+        steps.append(times)
+        original(lane, slots, times)
+
+    monkeypatch.setattr(runner.Lane, "step", count)
+    asked = Task(tuple(range(2, 13)), DecodeConfig(min_length=8), 8).request()
+    asked.on_tokens = lambda tokens: streamed.append(sum(steps))
+    loop = scheduler(made)
+    loop.submit([asked])
+    run(loop, [asked])
+    assert streamed[0] <= 2
+    assert len(streamed) == 8
+
+
 @every_task
 def test_a_cancelled_request_frees_its_slot(task):
     made = make(task, torch.float64)
