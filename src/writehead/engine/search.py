@@ -31,10 +31,13 @@ from writehead.schema import INT32
 from writehead.util.transfer import send
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
-PACKED = struct.Struct("=6i5f")  # the fields of `SlotOptions`
+PACKED = struct.Struct("=6i5f4xq")  # the fields of `SlotOptions`
 HEADER = 4  # columns of a packed hypothesis before its tokens
 CHUNK = 128  # logits per chunk, of which `_top_k` computes the maximum first
 CACHED_LOGITS = 2**19  # logits that fit in the L2 caches of a few cores
+# constants of SplitMix64: the increment, then shifts and factors, as signed integers
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIXERS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
 
 
@@ -67,7 +70,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class SlotOptions:
-    """The options of each slot, and `count`, its tokens so far: [S], int32 or float32."""
+    """The options of each slot, and `count`, its tokens so far: [S] int32, float32 or int64."""
 
     max_length: Tensor
     min_length: Tensor
@@ -80,10 +83,12 @@ class SlotOptions:
     top_p: Tensor
     min_p: Tensor
     repetition_penalty: Tensor
+    seed: Tensor
 
 
-# columns of the table of options
+# columns of the table of options, as int32 or float32, and of its int64 view
 MAX_LENGTH, PREFIX_LENGTH, N_BEST, TEMPERATURE, PENALTY = 0, 2, 3, 7, 10
+SEED = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +139,13 @@ class Search:
         self.lengths = zeros(rows, dtype=torch.long) if cache is None else cache.lengths
         self.ancestors = None if cache is None else cache.ancestors
         self._all = torch.arange(slots, dtype=torch.int32, device=device)
-        # one table of int32 and float32 columns, which the kernels read
-        self.option_table = zeros(slots, 11)
-        numbers = self.option_table.view(torch.float32)[:, 6:]
-        self.options = SlotOptions(*self.option_table[:, :6].unbind(1), *numbers.unbind(1))
+        # one table of int32, float32 and int64 columns, which the kernels read
+        self.option_table = zeros(slots, PACKED.size // 4)
+        numbers = self.option_table.view(torch.float32)[:, 6:11]
+        seeds = self.option_table.view(torch.int64)[:, SEED]
+        columns = (*self.option_table[:, :6].unbind(1), *numbers.unbind(1), seeds)
+        self.options = SlotOptions(*columns)
         self.prefix = zeros(slots, capacity)
-        self.draws = zeros(slots if sampling else 0, capacity, dtype=torch.float32)
         self.seen = zeros(slots if sampling else 0, vocab_size, dtype=torch.uint8)
         self.history_tokens, self.history_parents = zeros(2, slots, capacity, beam)
         self.pool_table = zeros(slots, beam, 7)
@@ -184,8 +190,10 @@ class Search:
             start(rows)
         else:
             self.start(self._send(rows))
-        if samples.any() or table[:, PREFIX_LENGTH].any():
-            self._send_sequences(slots, options)
+        if table[:, PREFIX_LENGTH].any():
+            self._send_prefixes(slots, options)
+        if (table.view(np.float32)[:, PENALTY] != 1.0).any():
+            self.seen.index_fill_(0, self._send(np.array(slots, np.int64)), 0)
 
     def start(self, rows: Tensor) -> None:
         """Starts the searches of `rows` [R, …]: slot, first token, length, live, and options."""
@@ -197,16 +205,12 @@ class Search:
         if self.ancestors is not None:  # prompts are in the rows of the first beams
             self.ancestors.view(self.slots, -1).index_fill_(0, index, 0)
 
-    def _send_sequences(self, slots: Sequence[int], options: Sequence[Options]) -> None:
-        """Copies forced prefixes and random numbers, which few requests have."""
+    def _send_prefixes(self, slots: Sequence[int], options: Sequence[Options]) -> None:
+        """Copies forced prefixes, which few requests have."""
         index = self._send(np.array(slots, np.int64))
-        if width := max(len(one.prefix) for one in options):
-            padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
-            self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
-        if self.samples[[*slots]].any():
-            self.seen.index_fill_(0, index, 0)
-            draws = self._send(_draws(options))
-            self.draws[:, : draws.shape[1]].index_copy_(0, index, draws)
+        width = max(len(one.prefix) for one in options)
+        padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
+        self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
 
     def release(self, slots: Sequence[int]) -> None:
         """Ends the searches in `slots`; their results can still be collected."""
@@ -286,7 +290,7 @@ class Search:
 
 
 def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
-    """Returns the fields of `SlotOptions` for each request, int32 [R, 11]."""
+    """Returns the fields of `SlotOptions` for each request, int32 [R, 14]."""
     keys = [id(one.config) for one in options]
     # most requests share their config
     packed = {key: _pack_config(options[keys.index(key)].config) for key in {*keys}}
@@ -294,6 +298,7 @@ def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
     table = np.frombuffer(joined, np.int32).reshape(len(options), -1)
     table[:, MAX_LENGTH] = [one.max_length for one in options]
     table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
+    table.view(np.uint64)[:, SEED] = [one.seed for one in options]
     return table
 
 
@@ -305,22 +310,8 @@ def _pack_config(config: DecodeConfig) -> bytes:
     return PACKED.pack(
         *(0, config.min_length, 0, config.n_best, min(config.top_k or 0, INT32), 0),
         *(config.alpha, temperature, config.top_p or 1.0, config.min_p or 0.0),
-        config.repetition_penalty or 1.0,
+        *(config.repetition_penalty or 1.0, 0),
     )
-
-
-def _draws(options: Sequence[Options]) -> NDArray[np.float32]:
-    """Returns uniform random numbers [R, longest], one per token, from the seed of each request.
-
-    SplitMix64 (Steele et al., 2014) computes all of them at once.
-    """
-    seeds = np.array([one.seed for one in options], np.uint64)[:, None]
-    counts = np.arange(1, max(one.max_length for one in options) + 1, dtype=np.uint64)
-    z = seeds + counts * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    draws: NDArray[np.float32] = ((z ^ (z >> np.uint64(31))) >> np.uint64(40)).astype(np.float32)
-    return draws * np.float32(2**-24)
 
 
 def make_hypotheses(
@@ -475,11 +466,27 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
         kept &= ordered >= min_p.log()
         mass *= torch.zeros_like(kept).scatter(1, tokens, kept)
     cumulative = mass.cumsum(dim=1)
-    draw = search.draws[at, t].unsqueeze(1) * cumulative[:, -1:]
+    draw = _random(options.seed[at], t).unsqueeze(1) * cumulative[:, -1:]
     # rounding may leave a gap at the end; for a row of NaN, any token will do
     last = (mass > 0.0).int().cumsum(dim=1).argmax(dim=1)
     token = torch.minimum((cumulative <= draw).sum(dim=1), last)
     return torch.where(temperature.squeeze(1) > 0.0, token, likeliest)
+
+
+def _random(seed: Tensor, t: Tensor) -> Tensor:
+    """Returns a uniform random number for token t of each sequence, float32, from its seed.
+
+    Like SplitMix64 (Steele et al., 2014), it hashes a counter, so that no state is needed.
+    """
+    z = seed + (t + 1) * GOLDEN
+    for shift, factor in MIXERS:
+        z = (z ^ _shift_right(z, shift)) * factor
+    return _shift_right(z ^ _shift_right(z, 31), 40).float() * 2.0**-24
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Shifts int64 as if it were unsigned."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _extend(search: Search, x: Tensor, at: Tensor) -> None:

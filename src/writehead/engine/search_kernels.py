@@ -27,7 +27,8 @@ TILE = 32768  # logits that a sampling program holds at once
 # the columns of `Search.option_table`, in the order of `SlotOptions`
 MAX_LENGTH, MIN_LENGTH, PREFIX_LENGTH, N_BEST = (tl.constexpr(i) for i in range(4))
 TOP_K, COUNT, ALPHA, TEMPERATURE, TOP_P, MIN_P, PENALTY = (tl.constexpr(i) for i in range(4, 11))
-OPTIONS = tl.constexpr(11)
+OPTIONS = tl.constexpr(14)
+SEED, SEEDS = tl.constexpr(6), tl.constexpr(7)  # as int64
 # the columns of `Search.pool_table`, in the order of `Pool`
 LENGTH, FINISHED, SCORE, LOG_P, PARENT, TOKEN, LIVE = (tl.constexpr(i) for i in range(7))
 POOL = tl.constexpr(7)
@@ -37,14 +38,17 @@ FINITE = tl.constexpr(-3.4e38)  # a base for rows of -inf; -inf - -inf would be 
 
 
 class State(NamedTuple):
-    """The tensors of a `Search`; `numbers` and `pool_numbers` are float32 views of the tables."""
+    """The tensors of a `Search`.
+
+    `numbers` and `pool_numbers` are float32 views of the tables, and `seeds` is an int64 view.
+    """
 
     options: Tensor
     numbers: Tensor
+    seeds: Tensor
     pool: Tensor
     pool_numbers: Tensor
     prefix: Tensor
-    draws: Tensor
     seen: Tensor
     tokens: Tensor
     parents: Tensor
@@ -59,8 +63,8 @@ class State(NamedTuple):
         """Returns the tensors of a search."""
         options, pool = search.option_table, search.pool_table
         numbers, pool_numbers = options.view(torch.float32), pool.view(torch.float32)
-        others = (getattr(search, name) for name in cls._fields[4:])
-        return cls(options, numbers, pool, pool_numbers, *others)
+        others = (getattr(search, name) for name in cls._fields[5:])
+        return cls(options, numbers, options.view(torch.int64), pool, pool_numbers, *others)
 
 
 class Scratch(NamedTuple):
@@ -407,6 +411,15 @@ def _kept(y, earlier, theta, ties, floor, peak, rate):
 
 
 @triton.jit
+def _random(seed, t):
+    """Returns the same uniform random number as in `search.py`."""
+    z = seed.to(tl.uint64) + (t + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return ((z ^ (z >> 31)) >> 40).to(tl.float32) * 2.0**-24
+
+
+@triton.jit
 def _draw(x, row, peak, draw, options, numbers, sizes):
     """Returns the token at which the cumulative mass exceeds draw × the mass of kept tokens."""
     temperature = tl.load(numbers + TEMPERATURE)
@@ -464,7 +477,7 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
         if count < tl.load(options + PREFIX_LENGTH):
             token = tl.load(state.prefix + slot * capacity + count)
         elif temperature > 0.0:
-            draw = tl.load(state.draws + slot * capacity + count)
+            draw = _random(tl.load(state.seeds + slot * SEEDS + SEED), count)
             token = _draw(x, row, peak, draw, options, numbers, sizes)
         token = tl.where((token >= 0) & (token < vocab_size), token, eos)
         value = tl.load(logits + r * stride + token).to(tl.float32)
