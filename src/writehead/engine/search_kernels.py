@@ -169,10 +169,10 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, sizes.CHUNK)
     tokens = part * sizes.PART + chunks[:, None] * sizes.CHUNK + within[None, :]
     x = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
-    peak = tl.max(tl.max(x, axis=1), axis=0)
+    peak = tl.max(x)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     tl.store(scratch.statistics + place * 2, peak)
-    tl.store(scratch.statistics + place * 2 + 1, tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0))
+    tl.store(scratch.statistics + place * 2 + 1, tl.sum(tl.exp(x - base)))
     maxima = tl.max(tl.where(tokens == banned, float("-inf"), x), axis=1)
     tl.store(scratch.peaks + place * CHUNKS + chunks, maxima)
     if sizes.BEAM == 1:
@@ -242,9 +242,9 @@ def _best_of_row(row, peaks, sizes, TOP: tl.constexpr, SIZE_C: tl.constexpr):
     values = tl.full([SIZE_C], float("-inf"), tl.float32)
     tokens = tl.full([SIZE_C], NONE, tl.int32)
     for i in tl.static_range(TOP):
-        value = tl.max(tl.max(x, axis=1), axis=0)
+        value = tl.max(x)
         is_best = (x == value) & (x > float("-inf"))
-        token = tl.min(tl.min(tl.where(is_best, at, NONE), axis=1), axis=0)
+        token = tl.min(tl.where(is_best, at, NONE))
         values = tl.where(candidates == i, value, values)
         tokens = tl.where(candidates == i, token, tokens)
         x = tl.where(at == token, float("-inf"), x)
@@ -324,10 +324,10 @@ def _read_tile(row, tile, sizes):
     They are the largest logit, the sum of exponentials, the largest allowed logit and its token.
     """
     x, y, tokens = _load_tile(row, tile, sizes)
-    highest = tl.max(tl.max(x, axis=1), axis=0)
-    total = tl.sum(tl.sum(tl.exp(x - tl.maximum(highest, FINITE)), axis=1), axis=0)
-    peak = tl.max(tl.max(y, axis=1), axis=0)
-    token = tl.min(tl.min(tl.where(y == peak, tokens, NONE), axis=1), axis=0)
+    highest = tl.max(x)
+    total = tl.sum(tl.exp(x - tl.maximum(highest, FINITE)))
+    peak = tl.max(y)
+    token = tl.min(tl.where(y == peak, tokens, NONE))
     return y, highest, total, peak, token
 
 
@@ -346,7 +346,7 @@ def _reach(x, row, bound, peak, rate, sizes, BY_MASS: tl.constexpr):
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
         each = _mass(y, peak, rate) if BY_MASS else tl.full(y.shape, 1.0, tl.float32)
-        total += tl.sum(tl.sum(tl.where(y >= bound, each, 0.0), axis=1), axis=0)
+        total += tl.sum(tl.where(y >= bound, each, 0.0))
     return total
 
 
@@ -369,7 +369,7 @@ def _threshold(x, row, goal, lowest, peak, rate, sizes, BY_MASS: tl.constexpr):
     bound, theta = _number(tl.maximum(low << shift, _key(lowest))), float("inf")
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
-        theta = tl.minimum(theta, tl.min(tl.min(tl.where(y >= bound, y, theta), axis=1), axis=0))
+        theta = tl.minimum(theta, tl.min(tl.where(y >= bound, y, theta)))
     return theta
 
 

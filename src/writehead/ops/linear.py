@@ -435,9 +435,11 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    rows = 16 if len(X) <= 16 else 64  # of a tile; tuned on an H200, as are the splits
-    splits = 12 if 16 < len(X) <= 64 else 8
-    tile = tile or Tile("tile", rows, 64, 128, 4, 4, splits=splits)
+    if tile is None:  # tuned on an H200
+        rows, splits = (16, 8) if len(X) <= 16 else (64, 12)
+        tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
+        if len(X) > 64:
+            tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
     product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
     _multiply(X, Weight(weight.W), product, tile, parts)
