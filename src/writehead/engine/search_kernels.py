@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CHUNK = 32  # logits whose largest is stored
 PART = 4096  # logits that one program reads
 TILE = 32768  # logits that a sampling program holds at once
+NUMBER_STEPS = tl.constexpr(4)  # of a bisection, before it bisects keys
 
 # the columns of `Search.option_table`, in the order of `SlotOptions`
 MAX_LENGTH, MIN_LENGTH, PREFIX_LENGTH, N_BEST = (tl.constexpr(i) for i in range(4))
@@ -354,13 +355,18 @@ def _reach(x, row, bound, peak, rate, sizes, BY_MASS: tl.constexpr):
 def _threshold(x, row, goal, lowest, peak, rate, sizes, BY_MASS: tl.constexpr):
     """Returns the highest logit, from `lowest` up, at which tokens reach the goal.
 
-    Bisects the keys of numbers, without the low bits that are the same in all logits.
+    Bisects the keys of numbers, without the low bits that are the same in all logits. The first
+    steps bisect the numbers themselves, because most keys are those of numbers near zero.
     """
     _, _, _, penalty, _ = row
     shift = tl.where(penalty == 1.0, sizes.SHIFT, 0)
-    low, high = _key(lowest) >> shift, _key(peak) >> shift
+    low, high, steps = _key(lowest) >> shift, _key(peak) >> shift, 0
     while low < high:
         middle = (low >> 1) + (high >> 1) + (low & high & 1) + 1  # their sum may overflow
+        if (steps < NUMBER_STEPS) & (lowest > float("-inf")):
+            bound = 0.5 * _number(low << shift) + 0.5 * _number(high << shift)
+            middle = tl.minimum(tl.maximum(_key(bound) >> shift, low + 1), high)
+        steps += 1
         bound = _number(middle << shift)
         reached = _reach(x, row, bound, peak, rate, sizes, BY_MASS) >= goal
         low = tl.where(reached, middle, low)
@@ -385,8 +391,13 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
         ties = top_k - _reach(x, row, above, peak, rate, sizes, False)
     if top_p < 1.0:
         mass = _reach(x, row, _number(_key(theta) + 1), peak, rate, sizes, True)
-        goal = top_p * (mass + ties * _mass(theta, peak, rate))
-        higher = _threshold(x, row, goal, theta, peak, rate, sizes, True)
+        whole = mass + ties * _mass(theta, peak, rate)
+        goal = top_p * whole
+        _, _, _, _, vocab_size = row
+        # all tokens below this logit together have less mass than may be left out
+        lowest = peak + tl.log2(tl.maximum(0.5 * (whole - goal), 1e-30) / vocab_size) / rate
+        lowest = tl.maximum(lowest, theta)
+        higher = _threshold(x, row, goal, lowest, peak, rate, sizes, True)
         mass = _reach(x, row, _number(_key(higher) + 1), peak, rate, sizes, True)
         more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, rate), 1e-37))
         ties = tl.where(higher == theta, tl.minimum(ties, more), more)
