@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobs import Upper, complete, open_in, plan
 from texts import sentences
+from writehead.bench.translate import TranslateJob, measure_ray_data
 from writehead.bulk import BatchTranslator, cluster
 from writehead.bulk.pool import PoolSpec
 from writehead.bulk.translator import Translation
@@ -73,3 +75,10 @@ def test_a_ray_dataset_is_translated_in_batches(small_runs):
     assert [row["text"] for row in found] == LINES[:8]
     expected = BatchTranslator(**options)({"text": LINES[:8]})["translation"]
     assert [row["translation"] for row in found] == expected
+    # a benchmark times all batches but the first
+    place = {"device": torch.device("cpu"), "dtype": torch.float32, "repeats": 1, "peers": False}
+    job = TranslateJob(small_runs / "translation", LINES[:8], beams=(1,), map_batches=3, **place)
+    timed = measure_ray_data(job, 3, {"greedy": expected})["searches"]["greedy"]
+    assert timed["equal_lines"] == 8
+    assert 0 < timed["lines"] < 8
+    assert timed["sentences_per_second"] == pytest.approx(timed["lines"] / timed["seconds"])

@@ -53,7 +53,7 @@ def _table(result: dict[str, Any]) -> tuple[list[str], Rows]:
         return _served(result)
     if result["bench"] == "translate":
         rows = [
-            [name, search, engine["load_s"], *map(figures.get, TRANSLATED)]
+            [name, search, engine.get("load_s"), *map(figures.get, TRANSLATED)]
             for name, engine in result["engines"].items()
             for search, figures in engine.get("searches", {}).items()
         ]

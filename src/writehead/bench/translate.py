@@ -11,12 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
 from writehead.bench.timing import idle_fraction, time_work
+from writehead.bulk.cluster import connected
+from writehead.bulk.translator import BatchTranslator
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
@@ -32,6 +35,7 @@ from writehead.util.devices import wait_for
 from writehead.util.garbage import frozen_objects
 
 OURS, FLOAT32, OURS_INT8, INT8 = "ours", "ours, float32", "ours, int8", f"{CTRANSLATE2}, int8"
+RAY_DATA = "ours, Ray Data"
 ALPHA = 0.6  # as in §4.2
 ONE_LINE = 10  # repeats of the translation of one line
 PROFILED = 9_000  # lines whose kernels are recorded
@@ -65,12 +69,18 @@ class TranslateJob:
     references: list[str] | None = None
     source_lang: str | None = None
     target_lang: str | None = None
+    map_batches: int | None = None  # lines per batch; None: do not measure Ray Data
 
     def __post_init__(self) -> None:
         for beam in self.beams:
             check_beam(beam, read_config(self.run).vocab_size, self.run)
         if not any(line.strip() for line in self.lines):
             raise DataError("there is no line to translate; use a file with text in it")
+        if self.map_batches is not None and self.map_batches >= len(self.lines):
+            raise DataError(
+                f"{len(self.lines):,} lines are one batch of {self.map_batches:,}, but the first "
+                f"batch is not timed; use smaller batches"
+            )
         if self.references is not None:
             load_sacrebleu()  # fails now, not after minutes of decoding
             if len(self.references) != len(self.lines):
@@ -87,7 +97,7 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
     `start_up` times new processes.
     Our float32 translations are compared too if the dtype is not float32, and those with int8
-    weights on a CPU.
+    weights on a CPU, and those of Ray Data if the job has `map_batches`.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
@@ -107,6 +117,9 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
             engines[name] = {"absent": reason}
         else:
             engines[name] = attempt(measure) if name in (CTRANSLATE2, INT8) else measure()
+    if job.map_batches is not None:
+        report(f"{RAY_DATA}: {len(job.lines):,} lines of text")
+        engines[RAY_DATA] = measure_ray_data(job, job.map_batches, ours)
     return {
         "run": name_of(job.run),
         **run_facts(job.run),
@@ -247,3 +260,52 @@ def _utilisation(
         work = partial(translate, job.lines[:PROFILED], beam)
         figures["device_idle"] = idle_fraction(work, job.device)
     return figures
+
+
+class _TimedTranslator(BatchTranslator):
+    """Also adds columns with the times at which the batch began and ended."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        begin, result = time.time(), super().__call__(batch)
+        times = {"begin": begin, "end": time.time()}
+        count = len(batch["text"])
+        return result | {name: np.full(count, value) for name, value in times.items()}
+
+
+def measure_ray_data(job: TranslateJob, batch: int, ours: dict[str, list[str]]) -> dict[str, Any]:
+    """Times `map_batches` of Ray Data with one worker, from the end of its first batch."""
+    with connected():
+        import ray
+
+        searches = {}
+        rows = [{"line": i, "text": line} for i, line in enumerate(job.lines)]
+        for beam in job.beams:
+            options: dict[str, Any] = {
+                "run": str(job.run),
+                "options": DecodeConfig(beam=beam, alpha=ALPHA),
+                "source_lang": job.source_lang,
+                "target_lang": job.target_lang,
+                "device": job.device.type,
+                "dtype": str(job.dtype).removeprefix("torch."),
+                "threads": torch.get_num_threads(),
+            }
+            dataset = ray.data.from_items(rows).map_batches(
+                _TimedTranslator,
+                fn_constructor_kwargs=options,
+                batch_size=batch,
+                num_gpus=float(job.device.type == "cuda"),
+                compute=ray.data.ActorPoolStrategy(size=1),
+            )
+            found = sorted(dataset.take_all(), key=lambda row: row["line"])
+            search = search_name(beam).replace(" ", "-")
+            first = min(row["end"] for row in found)
+            timed = sum(row["end"] > first for row in found)  # lines of the other batches
+            seconds = max(row["end"] for row in found) - first
+            pairs = zip((row["translation"] for row in found), ours[search], strict=True)
+            searches[search] = {
+                "seconds": seconds,
+                "lines": timed,
+                "sentences_per_second": timed / seconds,
+                "equal_lines": sum(one == other for one, other in pairs),
+            }
+    return {"batch": batch, "searches": searches}

@@ -130,6 +130,10 @@ def translate_command(
         int, typer.Option(min=1, help="Number of timed passes after the first pass.")
     ] = 2,
     peers: Peers = True,
+    map_batches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also measure Ray Data, with this number of lines per batch."),
+    ] = None,
     dtype: Dtype = None,
     output: Output = None,
     force: Force = False,
@@ -157,6 +161,7 @@ def translate_command(
         references=list(read_lines(str(reference))) if reference else None,
         source_lang=source_lang,
         target_lang=target_lang,
+        map_batches=map_batches,
     )
     with record.writing() as report:
         record.result |= bench_translate(job, report)
