@@ -110,7 +110,13 @@ def evaluate_command(
     run: Annotated[str | None, Argument(help=options.A_RUN + options.DEFAULT)] = None,
     source: Annotated[Path | None, Option(help="Sentences to translate.")] = None,
     reference: Annotated[Path | None, Option(help="Reference translations.")] = None,
-    test_set: Annotated[str | None, Option(help="A sacrebleu test set, such as wmt14.")] = None,
+    test_set: Annotated[
+        str | None,
+        Option(
+            help="A sacrebleu test set, such as wmt14, or first-lines: a hundred English lines "
+            "that people type first, with German references."
+        ),
+    ] = None,
     text: Annotated[Path | None, Option(help="Text to score with a language model.")] = None,
     dataset: Annotated[Path | None, Option(help="Dataset with the split to score.")] = None,
     split: Annotated[str | None, Option(help="With --dataset: test or dev. Default: test.")] = None,
@@ -142,7 +148,7 @@ def evaluate_command(
     from writehead.engine import Engine
     from writehead.runs.bundled import bundled_run, name_of
     from writehead.runs.folder import FILES
-    from writehead.training import evaluate
+    from writehead.training import evaluate, first_lines
     from writehead.util.environment import environment
 
     folder = bundled_run() if run is None else find_folder(run)
@@ -161,6 +167,8 @@ def evaluate_command(
         if data.tokenizer.fingerprint == engine.tokenizer.fingerprint:
             source_lang = source_lang or data.vocabulary.source_lang
             target_lang = target_lang or data.vocabulary.target_lang
+    elif test_set == first_lines.NAME:
+        sources, references = [], []  # it has several references per line
     elif test_set is not None:
         sources, references = evaluate.named_test_set(test_set)
     else:
@@ -168,19 +176,16 @@ def evaluate_command(
         references = list(textio.read_lines(str(text or reference)))
     used = engine.model.weights_name
     result: dict[str, Any] = {"run": name_of(folder), **facts, "dtype": used, "on": given[0]}
+    languages = {"source_lang": source_lang, "target_lang": target_lang}
     if sources is None:
         result |= evaluate.evaluate_text(engine, references)
     else:
         with textio.counting(not as_json) as show:
-            result |= evaluate.evaluate_translation(
-                engine,
-                sources,
-                references,
-                search,
-                source_lang=source_lang,
-                target_lang=target_lang,
-                show=show,
-            )
+            arguments: dict[str, Any] = {"searches": search, "show": show, **languages}
+            if test_set == first_lines.NAME:
+                result |= first_lines.evaluate_first_lines(engine, **arguments)
+            else:
+                result |= evaluate.evaluate_translation(engine, sources, references, **arguments)
     result |= environment(engine.model.device)
     if file is not None:
         file.write(result)
@@ -192,7 +197,10 @@ def evaluate_command(
 
 
 def _print_scores(result: dict[str, Any]) -> None:
-    rows = [("ln(PPL)", f"{result['ln_ppl']:.4f}", f"per token, {result['tokens']:,} tokens")]
+    rows = []
+    if "ln_ppl" in result:
+        details = f"per token, {result['tokens']:,} tokens"
+        rows.append(("ln(PPL)", f"{result['ln_ppl']:.4f}", details))
     if "ppl_per_word" in result:
         words = f"per word, {result['words']:,} words including line ends"
         rows.append(("perplexity", f"{result['ppl_per_word']:.2f}", words))
@@ -200,6 +208,10 @@ def _print_scores(result: dict[str, Any]) -> None:
         for tokenizer in ("intl", "13a"):
             signature = scores[f"{tokenizer}_signature"]
             rows.append((f"BLEU, {search}", f"{scores[tokenizer]:.2f}", signature))
+    for search, scores in result.get("first_lines", {}).items():
+        rows.append((f"chrF, {search}", f"{scores['chrf']:.2f}", result["chrf_signature"]))
+        details = f"of {scores['to_keep']} numbers and names are in the translations"
+        rows.append((f"kept, {search}", str(scores["kept"]), details))
     if result.get("skipped"):
         rows.append(("skipped", str(result["skipped"]), "pairs too long for the model"))
     for name, value, details in rows:

@@ -122,19 +122,16 @@ def evaluate_translation(
     """Returns the ln(PPL) per subword token of the references, and the BLEU of each search."""
     if not isinstance(engine.model, TranslationModel):
         raise DataError("a language model is scored on text; pass text without sources")
-    chosen = list(SEARCHES if searches is None else searches)
-    for name in chosen:
-        if name not in SEARCHES:
-            raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
+    chosen = check_searches(searches)
     load_sacrebleu()  # raises if it is missing, before minutes of decoding
     result = text_likelihood(
         engine, references, sources, source_lang=source_lang, target_lang=target_lang
     )
     scores = {}
-    for name in chosen:
+    for name, options in chosen.items():
         outputs = engine.translate(
             sources,
-            SEARCHES[name],
+            options,
             source_lang=source_lang,
             target_lang=target_lang,
             progress=show,
@@ -147,6 +144,15 @@ def evaluate_translation(
         "ln_ppl": result.ln_ppl,
         "bleu": scores,
     }
+
+
+def check_searches(names: Iterable[str] | None) -> dict[str, DecodeConfig]:
+    """Returns the named searches, by default all; raises if one is unknown."""
+    chosen = list(SEARCHES if names is None else names)
+    for name in chosen:
+        if name not in SEARCHES:
+            raise ConfigError(f"unknown search {name!r}; {nearest(name, SEARCHES)}")
+    return {name: SEARCHES[name] for name in chosen}
 
 
 def load_sacrebleu(extra: str = "evaluate") -> ModuleType:
