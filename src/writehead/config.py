@@ -8,7 +8,7 @@ of K and V.
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from writehead.errors import ConfigError, shown
 from writehead.schema import INT32, JsonConfig, check_bounds, check_sizes, check_types
@@ -228,6 +228,7 @@ class PrepareConfig(JsonConfig):
     keep_duplicates: bool = False
     dev: int = 2000  # lines to hold out if there is no dev text, at most one in twenty
     seed: int = 0
+    split_digits: bool = False  # each digit is a token, so that models copy numbers reliably
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -235,6 +236,11 @@ class PrepareConfig(JsonConfig):
         check_bounds(self, "seed", ge=0, lt=2**32)  # the limit of sentencepiece
         check_bounds(self, "max_ratio", ge=1)
         check_bounds(self, "dev", ge=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values; older datasets do not have `split_digits`."""
+        fields = super().to_json()
+        return {name: fields[name] for name in fields if name != "split_digits" or fields[name]}
 
     @property
     def token_limit(self) -> int | None:

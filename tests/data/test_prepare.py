@@ -93,6 +93,7 @@ def test_only_an_empty_folder_is_replaced_and_an_error_leaves_nothing(tmp_path):
     write(tmp_path / "full" / "precious", ["x"])
     for place, given, config, words in (
         ("ds", inputs, replace(SMALL, vocab_size=410), "another vocab_size"),
+        ("ds", inputs, replace(SMALL, split_digits=True), "another split_digits"),
         ("ds", Inputs((other,)), SMALL, "another text"),
         ("full", inputs, SMALL, "not a dataset"),
         ("full/precious", inputs, SMALL, "not a dataset"),

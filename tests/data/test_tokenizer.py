@@ -1,5 +1,6 @@
 """Normalisation and the tokenizer."""
 
+import re
 import unicodedata
 
 import pytest
@@ -43,6 +44,14 @@ def test_any_text_is_normalised_once_and_survives_the_tokenizer(tokenizer, text)
     assert normalise(once) == once == once.strip() == tokenizer.decode(tokenizer.encode(text))
     assert "  " not in once
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in once)
+
+
+def test_with_split_digits_each_digit_is_a_token():
+    texts = [f"{line} in 2025, {i % 10}00 of 2025" for i, line in enumerate(sentences(300, seed=3))]
+    joined, split = (BPETokenizer.train(texts, 420, split_digits=on) for on in (False, True))
+    assert any(re.search(r"\d\d", piece) for piece in joined.pieces)
+    assert not any(re.search(r"\d.", piece) for piece in split.pieces if len(piece) < 6)
+    assert split.decode(split.encode("20,25 of 2025")) == "20,25 of 2025"
 
 
 def test_the_tokenizer_is_deterministic_and_encodes_batches_like_single_texts(tokenizer, tmp_path):

@@ -62,6 +62,13 @@ def prepare_command(
     ] = None,
     max_ratio: Annotated[float, Option(help="Maximum length ratio of a sentence pair.")] = 2.0,
     keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep duplicates.")] = False,
+    split_digits: Annotated[
+        bool,
+        Option(
+            "--split-digits",
+            help="Make each digit a token, so that models copy numbers more reliably.",
+        ),
+    ] = False,
     dev: Annotated[
         int, Option(help="Lines to hold out if no dev text is given, at most 5%.")
     ] = 2000,
@@ -81,7 +88,7 @@ def prepare_command(
     from writehead.data.prepare import prepare
     from writehead.util.progress import Reporter
 
-    names = ("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed")
+    names = ("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed", "split_digits")
     config = PrepareConfig(
         task="translation" if inputs.sides == 2 else "language",
         vocab_size=(2_000 if embedded else 32_000) if vocab_size is None else vocab_size,
@@ -135,8 +142,10 @@ def _find_tokenizer(given: dict[str, Any]) -> "ModelTokenizer | None":
         if languages != (None, None):
             raise ConfigError("--source-lang and --target-lang require --tokenizer")
         return None
-    if given["vocab_size"] is not None:
-        raise ConfigError("--tokenizer has its own vocabulary; leave --vocab-size out")
+    for option in ("vocab_size", "split_digits"):
+        if given[option]:
+            flag = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"--tokenizer has its own vocabulary; leave {flag} out")
     from writehead.data.prepare import ModelTokenizer
     from writehead.data.tokenizer import load_tokenizer
     from writehead.interop.hub import find_folder

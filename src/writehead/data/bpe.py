@@ -99,24 +99,27 @@ class BPETokenizer(Tokenizer):
         *,
         seed: int = 0,
         fit_vocab_size: bool = False,
+        split_digits: bool = False,
     ) -> "BPETokenizer":
         """Trains a tokenizer with `vocab_size` ids; the result is deterministic.
 
         If the text is too small for so many ids, raises DataError or, with `fit_vocab_size`, uses
-        as many as possible.
+        as many as possible. With `split_digits`, each digit is a token.
         """
         check_vocab_size(vocab_size)
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
         # the model file, and so its fingerprint, records each option that is passed, even a default
-        limit: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
+        options: dict[str, Any] = {"hard_vocab_limit": False} if fit_vocab_size else {}
+        if split_digits:
+            options["split_digits"] = True
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=map(normalise, sentences),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
-                **limit,
+                **options,
                 byte_fallback=True,
                 character_coverage=0.9999,
                 normalization_rule_name="identity",

@@ -151,7 +151,8 @@ def _is_prepared(directory: Path, job: _Job) -> bool:
     theirs |= {name: info.get(name) for name in job.facts}
     if not job.fit_vocab_size:
         theirs["vocab_size"] = info["vocab_size"]
-    if changed := [name for name in ours if theirs.get(name) != ours[name]]:
+    names = dict.fromkeys((*ours, *theirs))
+    if changed := [name for name in names if theirs.get(name) != ours.get(name)]:
         raise DataError(
             f"{directory} is a dataset with another {' and '.join(changed)}; choose another path, "
             f"or remove it first"
@@ -162,8 +163,9 @@ def _is_prepared(directory: Path, job: _Job) -> bool:
 def _tokenizer_key(job: _Job) -> str:
     """Identifies everything that the tokenizer depends on."""
     config = job.config
-    sizes = (config.vocab_size, config.sample, config.seed, job.fit_vocab_size, job.inputs.sides)
-    return hashlib.sha256(json.dumps([sizes, job.sources]).encode()).hexdigest()[:16]
+    settings = config.vocab_size, config.sample, config.seed, config.split_digits
+    key = [settings, job.fit_vocab_size, job.inputs.sides, job.sources]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
 def _make(job: _Job, folder: Path, kept: Path) -> None:
@@ -219,8 +221,13 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
 def _train(job: _Job, sample: list[str]) -> BPETokenizer:
     vocab_size = job.config.vocab_size
     job.report.say(f"training a tokenizer with a vocabulary of {vocab_size:,} …")
-    texts, seed = filter(None, map(normalise, sample)), job.config.seed
-    tokenizer = BPETokenizer.train(texts, vocab_size, seed=seed, fit_vocab_size=job.fit_vocab_size)
+    tokenizer = BPETokenizer.train(
+        filter(None, map(normalise, sample)),
+        vocab_size,
+        seed=job.config.seed,
+        fit_vocab_size=job.fit_vocab_size,
+        split_digits=job.config.split_digits,
+    )
     if tokenizer.vocab_size < vocab_size:
         job.report.say(
             f"the text is too small for a vocabulary of {vocab_size:,}; using the largest possible "
