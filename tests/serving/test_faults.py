@@ -264,10 +264,10 @@ def test_a_step_that_raises_fails_its_requests_only(monkeypatch, caplog):
     served = models()
     step, lines = Lane.step, sentences(12, seed=2)
 
-    def broken(lane, slots):
+    def broken(lane, slots, steps):
         if lane.shape.beam == 2:
             raise RuntimeError("a fault of the device")
-        step(lane, slots)
+        step(lane, slots, steps)
 
     monkeypatch.setattr(Lane, "step", broken)
     with client(served) as http, ThreadPoolExecutor(12) as pool:
@@ -296,10 +296,10 @@ def test_a_lack_of_memory_makes_batches_smaller(monkeypatch):
     served = models()
     step, lines = Lane.step, sentences(24, seed=3, longest=12)
 
-    def limited(lane, slots):
+    def limited(lane, slots, steps):
         if lane.shape.slots * lane.shape.beam > 8:
             raise torch.OutOfMemoryError("out of memory")
-        step(lane, slots)
+        step(lane, slots, steps)
 
     monkeypatch.setattr(Lane, "step", limited)
     with client(served) as http:
