@@ -7,13 +7,17 @@ import torch
 from helpers import config, model
 from writehead import cost
 from writehead.bench import decode
-from writehead.bench.decode import Place, decode_row, lane_search
+from writehead.bench.decode import Job, Place, decode_row, lane_search
 from writehead.bench.floor import decode_floor
-from writehead.bench.plain_torch import PlainDecoder
+from writehead.bench.peers import Subject
+from writehead.bench.plain_torch import PlainDecoder, check_plain
+from writehead.bench.plots import markdown_table
 from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.engine import beam_search
 from writehead.engine.search import Options, make_hypotheses
+from writehead.errors import BackendError
+from writehead.interop.pretrained import load_run
 from writehead.ops.cpu_weights import why_not_int8
 
 CPU = torch.device("cpu")
@@ -119,7 +123,7 @@ def test_libraries_are_timed_with_our_sizes():
     pytest.importorskip("ctranslate2")
     place = Place(CHIP, CPU, torch.float32, 2, decode.PEERS, lambda text: None, int8=True)
     sizes = config("translation", d=12, h=6, g=6, k=2, v=2)
-    measured = decode_row(("x", sizes, Setting(2, 7, 5, beam=3)), place)["measured"]
+    measured = decode_row(Job("x", Subject(sizes), Setting(2, 7, 5, beam=3)), place)["measured"]
     for label in ("CTranslate2", "Hugging Face", "CTranslate2, int8"):
         calls = ("call_ms", "one_token_call_ms")
         whole, first = (measured[label][name]["median"] for name in calls)
@@ -132,10 +136,54 @@ def test_libraries_are_timed_with_our_sizes():
         ({"d": 14}, {"Hugging Face": "h × k = d"}),
     ):
         other = dataclasses.replace(sizes, **changes)
-        measured = decode_row(("x", other, Setting(2, 3, 4)), place, ("true",))["measured"]
+        job = Job("x", Subject(other), Setting(2, 3, 4))
+        measured = decode_row(job, place, ("true",))["measured"]
         for label in ("Hugging Face", "CTranslate2"):
             assert words.get(label, "") in measured[label].get("absent", "")
             assert ("step_ms" in measured[label]) == (label not in words)
+
+
+def test_a_run_is_timed_with_its_weights(bench, writehead, tmp_path):
+    witnesses = pytest.importorskip("witnesses", reason="needs transformers")
+    pytest.importorskip("ctranslate2")
+    folder, converted, run = (tmp_path / name for name in ("opus", "opus-multi-query", "run"))
+    for name in ("marian", "marian-two-vocabularies"):
+        theirs = witnesses.saved(folder, name, dtype=torch.float32)
+        assert writehead("convert", folder, converted, "--write-heads=1", "--force")[0] == 0
+        assert writehead("import", folder, run, "--force")[0] == 0
+        sizes = ("--device=cpu", "--repeats=1", "--length=6", "--batch=2", "--beam=2")
+        runs = [f"--run={one}" for one in (folder, converted, run)]
+        rows = bench("decode", *sizes, *runs)["rows"]
+        assert [row["preset"] for row in rows] == ["opus", "opus-multi-query", "run"]
+        assert [row["model"]["g"] for row in rows] == [4, 1, 4]
+        assert [row["run"] for row in rows] == [str(one) for one in (folder, converted, run)]
+        for row in rows:
+            found = row["measured"]
+            assert "step_ms" in found["ours, true lengths"]
+            assert "step_ms" in found["CTranslate2"]
+            assert ("step_ms" in found["Hugging Face"]) == (row["preset"] != "opus-multi-query")
+            assert "GPU" in found["PyTorch, torch.compile"]["absent"]
+        table = markdown_table({"rows": rows})
+        assert "| CTranslate2, opus-multi-query |" in table
+        assert "| Hugging Face, opus |" in table
+        assert "multi-head" not in table
+        ours = Subject(load_run(folder).model.config, folder).load(CPU, torch.float32)
+        tokens = torch.randint(3, 50, (2, 5))
+        with torch.no_grad():
+            logits = theirs(input_ids=tokens, decoder_input_ids=tokens).logits
+            assert torch.allclose(ours(tokens, tokens), logits, atol=1e-4)
+    other = tmp_path / "other" / "opus"
+    witnesses.saved(other, "m2m_100")
+    code, _, err = writehead("bench", "decode", f"--run={folder}", f"--run={other}")
+    assert (code, "two models are named opus" in err) == (2, True)
+    code, _, err = writehead("bench", "decode", f"--run={folder}", "--length=100")
+    assert (code, "fewer positions than 100" in err) == (2, True)
+
+
+@pytest.mark.parametrize("changes", [{"norm_place": "post"}, {"embedding_scale": 2.0}])
+def test_the_plain_decoder_refuses_what_it_does_not_compute(changes):
+    with pytest.raises(BackendError, match=next(iter(changes))):
+        check_plain(config("translation", **changes))
 
 
 def test_the_floor_of_a_small_model_is_what_one_counts_by_hand():

@@ -1,8 +1,8 @@
 """`bench decode`: times the decoding steps of Table 2 (§4.3), beside peers and the floor.
 
-Weights are random. A translation model decodes to the full length. A language model is timed in the
-last steps before its cache, filled with random numbers, is full. Our times are those of a lane of
-the engine, including the transfer of tokens and scores to the host.
+Weights are random, or those of a run. A translation model decodes to the full length. A language
+model is timed in the last steps before its cache, filled with random numbers, is full. Our times
+are those of a lane of the engine, including the transfer of tokens and scores to the host.
 """
 
 import gc
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ import torch
 from writehead import cost
 from writehead.bench import peers
 from writehead.bench.floor import decode_floor, timed_steps
-from writehead.bench.peers import Model, random_tokens
-from writehead.bench.plain_torch import PlainDecoder
+from writehead.bench.peers import Model, Subject, random_tokens
+from writehead.bench.plain_torch import PlainDecoder, check_plain
 from writehead.bench.timing import Call, Times, clocked, time_work
-from writehead.config import DecodeConfig, ModelConfig
+from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.engine.runner import Lane, Shape
 from writehead.engine.scheduler import ADMIT_TOKENS
@@ -46,7 +46,6 @@ SAMPLED = {
     "ours, top-p 0.95": DecodeConfig(temperature=1.0, top_p=0.95),
 }
 
-Job = tuple[str, ModelConfig, Setting]  # the name of a model, its config, and the workload
 Decode = tuple[Call, Call]  # the encoder, and all steps; each can be repeated
 
 NOTES = [
@@ -54,6 +53,14 @@ NOTES = [
     "is a whole call with n tokens per sentence. PyTorch reads the whole padded cache and, with "
     "beams, is compiled for the smallest and the largest batch only."
 ]
+
+
+class Job(NamedTuple):
+    """The name of a model, the model, and the workload."""
+
+    name: str
+    subject: Subject
+    setting: Setting
 
 
 @dataclass(frozen=True)
@@ -81,20 +88,24 @@ class Place:
             torch.cuda.empty_cache()
 
 
-def plan(models: dict[str, ModelConfig], settings: Sequence[Setting]) -> list[Job]:
+def plan(models: dict[str, Subject], settings: Sequence[Setting]) -> list[Job]:
     """Returns a job per model and setting; a language model has no source and no beams."""
     jobs = []
-    for setting, (name, config) in product(settings, models.items()):
+    for setting, (name, subject) in product(settings, models.items()):
+        config = subject.config
         if config.task == "language":
             if setting.beam > 1:
                 continue
-            positions = max(setting.target, config.target_positions)
             setting = replace(setting, source=0)
-            config = replace(config, target_positions=positions)
+            if subject.run is None:
+                positions = max(setting.target, config.target_positions)
+                subject = Subject(replace(config, target_positions=positions))
+            elif setting.target > config.target_positions:
+                raise ConfigError(f"{name} has fewer positions than {setting.target} tokens")
         elif setting.target > min(config.source_positions, config.target_positions):
             raise ConfigError(f"{name} has fewer positions than {setting.target} tokens")
         check_beam(setting.beam, config.vocab_size, name)
-        jobs.append((name, config, setting))
+        jobs.append(Job(name, subject, setting))
     return jobs
 
 
@@ -106,9 +117,9 @@ def check_beam(beam: int, vocab_size: int, name: object) -> None:
 
 def bench_decode(jobs: Sequence[Job], place: Place) -> Iterator[dict[str, Any]]:
     """Yields a row per job of a plan."""
-    batches = [setting.batch for _, _, setting in jobs]
+    batches = [job.setting.batch for job in jobs]
     for job in jobs:
-        setting = job[2]
+        setting = job.setting
         is_compiled = setting.beam == 1 or setting.batch in (min(batches), max(batches))
         chosen = [peer for peer in place.peers if is_compiled or peer != COMPILED]
         here = replace(place, peers=chosen if setting.source else ())
@@ -117,7 +128,8 @@ def bench_decode(jobs: Sequence[Job], place: Place) -> Iterator[dict[str, Any]]:
 
 def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> dict[str, Any]:
     """Measures one model in one setting: ours, the peers and the floor, as JSON values."""
-    name, model, setting = job
+    name, subject, setting = job
+    model = subject.config
     measured: dict[str, Any] = {}
     sampled = SAMPLED if place.sampling and setting.beam == 1 else ()
     labels = [*(OURS[kind] for kind in lengths), *sampled, *place.peers]
@@ -136,6 +148,7 @@ def decode_row(job: Job, place: Place, lengths: Sequence[str] = tuple(OURS)) -> 
         place.free()
     return {
         "preset": name,
+        **({} if subject.run is None else {"run": str(subject.run)}),
         "model": model.to_json(),
         "kind": model.kind,
         "setting": asdict(setting),
@@ -197,8 +210,8 @@ def _time_decode(
     make: Callable[[Model, Setting], Decode], job: Job, place: Place
 ) -> dict[str, Any]:
     """Times whole decodings back to back, and the encoder after each decoding."""
-    _, config, setting = job
-    start, run = make(peers.build(config, place.device, place.dtype), setting)
+    _, subject, setting = job
+    start, run = make(subject.load(place.device, place.dtype), setting)
     start()
     steps = _repeat(run, place).over(timed_steps(setting))
     result: dict[str, Any] = {"step_ms": steps.to_json(1e-3)}
@@ -217,19 +230,20 @@ def _time_decode(
 
 def _time_peer(label: str, job: Job, place: Place) -> dict[str, Any]:
     """Times a peer: PyTorch as ours, a library by its whole calls; see NOTES."""
-    _, config, setting = job
+    _, subject, setting = job
     n = setting.target
     if n < 2:
         raise BackendError("peers need at least 2 target tokens")
     if label == COMPILED:
         if not place.is_gpu:
             raise BackendError("CUDA graphs need a GPU; on a CPU, ours is plain PyTorch")
+        check_plain(subject.config)
         return _time_decode(compiled_search, job, place)
     if label == HUGGING_FACE:
-        generate = peers.marian_generate(config, setting, place.device, place.dtype)
+        generate = peers.hugging_face_generate(subject, setting, place.device, place.dtype)
     else:
         kind = "int8" if label == CTRANSLATE2_INT8 else None
-        generate = peers.ctranslate2_generate(config, setting, place.device, place.dtype, kind)
+        generate = peers.ctranslate2_generate(subject, setting, place.device, place.dtype, kind)
     generate(1)  # initializes the library
     whole, first = (_repeat(partial(generate, count), place) for count in (n, 1))
     steps = Times(tuple((seconds - first.median) / (n - 1) for seconds in whole.repeats))

@@ -5,7 +5,8 @@ If a peer is not installed or fails, the result contains the reason.
 
 import importlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,8 @@ from writehead.config import ModelConfig
 from writehead.cost import Setting
 from writehead.errors import BackendError, WriteheadError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
+from writehead.interop.huggingface import export_model
+from writehead.interop.pretrained import is_pretrained, load_run
 from writehead.model import LanguageModel, TranslationModel, make_model
 from writehead.util.extras import requires
 
@@ -44,36 +47,83 @@ def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"absent": f"{name}{lines[0]}"[:300]}
 
 
-def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """Returns a model in evaluation mode, with random weights that are the same each time."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = make_model(config)
-    return model.to(device=device, dtype=dtype).eval()
+@dataclass(frozen=True)
+class Subject:
+    """The model to time: one with random weights or, if `run` is given, a run of that config."""
+
+    config: ModelConfig
+    run: Path | None = None  # or a Hugging Face model
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Model:
+        """Returns the model in evaluation mode; random weights are the same each time."""
+        if self.run is not None:
+            return load_run(self.run, device=device, dtype=dtype).model
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = make_model(self.config)
+        return model.to(device=device, dtype=dtype).eval()
 
 
 def random_tokens(model: Any, setting: Setting) -> Tensor:
     """Returns random sources [b, m], or prompts [b, 1] for a language model."""
     shape = (setting.batch, setting.source or 1)
-    return torch.randint(NUM_SPECIAL_TOKENS, model.config.vocab_size, shape, device=model.device)
+    vocab_size = getattr(model.config, "source_vocab_size", None) or model.config.vocab_size
+    return torch.randint(NUM_SPECIAL_TOKENS, vocab_size, shape, device=model.device)
 
 
-def marian_generate(
-    config: ModelConfig, setting: Setting, device: torch.device, dtype: torch.dtype
+def hugging_face_generate(
+    subject: Subject, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
-    """Returns a call of `generate` of Hugging Face's Marian with random weights."""
-    if config.kind != "multi-head" or config.window is not None:
-        raise BackendError("Marian supports only multi-head attention without a window")
-    if (config.h * config.k, config.k) != (config.d, config.v):
-        raise BackendError("Marian needs h × k = d and k = v")
+    """Returns a call of `generate` of Hugging Face: of the run, or of Marian with our sizes."""
     with requires("interop"):
         library: Any = importlib.import_module("transformers")
     library.logging.set_verbosity_error()
+    config = subject.config
     special = {
         "pad_token_id": config.pad,
         "eos_token_id": config.eos,
         "decoder_start_token_id": config.bos,
     }
+    if subject.run is None:
+        model = _marian(library, config, setting, special, device)
+    else:
+        model = _their_model(library, subject.run)
+    model = model.to(device=device, dtype=dtype).eval()
+    source = random_tokens(model, setting)
+    mask = torch.ones_like(source)
+
+    @torch.no_grad()
+    def run(n: int) -> None:
+        lengths = {"min_new_tokens": n, "max_new_tokens": n}
+        options = library.GenerationConfig(num_beams=setting.beam, **lengths, **special)
+        tokens = model.generate(source, attention_mask=mask, generation_config=options)
+        assert tokens.shape[1] == n + 1, "the output begins with the start token"
+
+    return run
+
+
+def _their_model(library: Any, run: Path) -> Any:
+    """Loads a Hugging Face model, or a run that is exported to one."""
+    with TemporaryDirectory(prefix="writehead-huggingface-") as folder:
+        if not is_pretrained(run):
+            export_model(run, path := Path(folder) / "model")
+            run = path
+        library.utils.logging.disable_progress_bar()
+        return library.AutoModelForSeq2SeqLM.from_pretrained(run)
+
+
+def _marian(
+    library: Any,
+    config: ModelConfig,
+    setting: Setting,
+    special: Mapping[str, int],
+    device: torch.device,
+) -> Any:
+    """Returns a Marian model of our sizes, with random weights."""
+    if config.kind != "multi-head" or config.window is not None:
+        raise BackendError("Marian supports only multi-head attention without a window")
+    if (config.h * config.k, config.k) != (config.d, config.v):
+        raise BackendError("Marian needs h × k = d and k = v")
     sizes = library.MarianConfig(
         vocab_size=config.vocab_size,
         d_model=config.d,
@@ -89,35 +139,25 @@ def marian_generate(
         **special,
     )
     with torch.device(device):
-        marian = library.MarianMTModel(sizes).to(dtype=dtype).eval()
-    source = random_tokens(marian, setting)
-    mask = torch.ones_like(source)
-
-    @torch.no_grad()
-    def run(n: int) -> None:
-        lengths = {"min_new_tokens": n, "max_new_tokens": n}
-        options = library.GenerationConfig(num_beams=setting.beam, **lengths, **special)
-        tokens = marian.generate(source, attention_mask=mask, generation_config=options)
-        assert tokens.shape[1] == n + 1, "the output begins with the start token"
-
-    return run
+        return library.MarianMTModel(sizes)
 
 
 def ctranslate2_generate(
-    config: ModelConfig,
+    subject: Subject,
     setting: Setting,
     device: torch.device,
     dtype: torch.dtype,
     compute_type: str | None = None,
 ) -> Generate:
-    """Returns a call of `translate_batch` of CTranslate2 with our random weights, in one batch.
+    """Returns a call of `translate_batch` of CTranslate2 with our weights, in one batch.
 
     compute_type: how CTranslate2 computes, such as "int8"; by default in `dtype`.
     """
     name = compute_type or str(dtype).removeprefix("torch.")
-    translator = load_translator(_exported(config, device, dtype).name, device, name)
+    translator = load_translator(_exported(subject, device, dtype).name, device, name)
     length = max(1, setting.source - 1)  # CTranslate2 appends eos
-    tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, config.vocab_size)]
+    vocab_size = subject.config.source_vocab_size or subject.config.vocab_size
+    tokens = [f"t{i}" for i in range(NUM_SPECIAL_TOKENS, vocab_size)]
     sources = [random.choices(tokens, k=length) for _ in range(setting.batch)]
 
     def run(n: int) -> None:
@@ -143,12 +183,14 @@ def load_translator(folder: str, device: torch.device, compute_type: str) -> Any
 
 @lru_cache(maxsize=4)
 def _exported(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
+    subject: Subject, device: torch.device, dtype: torch.dtype
 ) -> TemporaryDirectory[str]:
-    """Exports a model with random weights to `model` in a folder; returns the folder."""
+    """Exports a model to `model` in a folder; returns the folder."""
     folder = TemporaryDirectory(prefix="writehead-ctranslate2-")
-    model = build(config, device, dtype)
+    model, name = subject.load(device, dtype), str(dtype).removeprefix("torch.")
     assert isinstance(model, TranslationModel)
-    tokens, name = [f"t{i}" for i in range(config.vocab_size)], str(dtype).removeprefix("torch.")
-    export_ctranslate2(model, Vocabulary(tokens), Path(folder.name) / "model", quantization=name)
+    target, separate = subject.config.vocab_size, subject.config.source_vocab_size
+    tokens = [f"t{i}" for i in range(max(target, separate or 0))]
+    vocabulary = Vocabulary(tokens[:target], separate and tokens[:separate])
+    export_ctranslate2(model, vocabulary, Path(folder.name) / "model", quantization=name)
     return folder

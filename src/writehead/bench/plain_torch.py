@@ -12,13 +12,26 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from writehead.bench.timing import Call, capture
+from writehead.config import ModelConfig
+from writehead.errors import BackendError
 from writehead.model import TranslationModel
 from writehead.model.attention import Attention
 from writehead.model.layers import Layer
 
 MAX_AUTOTUNED_ROWS = 32  # cuBLAS computes larger products: autotuning takes a minute
 
+# what the decoder expects of a config
+PLAIN = {"norm_place": "pre", "positions": "learned", "position_offset": 0}
+PLAIN |= {"embedding_scale": None, "attention_scale": None, "output_bias": False}
+
 Cache = list[tuple[Tensor, Tensor]]  # K [rows, g, m, k] and V [rows, g, m, v] of each layer
+
+
+def check_plain(config: ModelConfig) -> None:
+    """Raises BackendError if `PlainDecoder` does not support a model of this config."""
+    for name, value in PLAIN.items():
+        if getattr(config, name) != value:
+            raise BackendError(f"the plain decoder needs {name}={value!r}")
 
 
 class PlainDecoder:

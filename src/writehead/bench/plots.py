@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ COLUMNS = ("sentences/s", "BLEU")
 LABEL_GAP = 0.056  # of the height of the chart, between two labels
 FONT_SIZE = 10  # points
 ROW = {
+    "preset": str,
+    "run?": str,
     "kind": str,
     "model": dict,
     "setting": dict.fromkeys(("batch", "source", "target", "beam"), range(2**63)),
@@ -99,12 +102,11 @@ def markdown_table(record: dict[str, Any]) -> str:
     cells = [(batch, beam) for batch in batches for beam in beams]
     heads = [f"batch {batch:,}, {search_name(beam)}" for batch, beam in cells]
     lines = [["ms per decoding step", *heads], ["-", *["-:"] * len(heads)]]
-    for label, name, kinds in SYSTEMS:
-        for kind in kinds:
-            times = [_points(record, label, kind, beam).get(batch) for batch, beam in cells]
-            if any(times):
-                texts = ["–" if ms is None else f"{ms:.3g}" for ms in times]
-                lines.append([f"{name}, {kind}", *texts])
+    for label, name, model in _lines(record):
+        times = [_points(record, label, model, beam).get(batch) for batch, beam in cells]
+        if any(times):
+            texts = ["–" if ms is None else f"{ms:.3g}" for ms in times]
+            lines.append([name, *texts])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -165,11 +167,25 @@ def draw_latencies(record: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def _points(record: dict[str, Any], label: str, kind: str, beam: int) -> Points:
+def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yields the label of each system in the record, a name, and a model of `_model_name`."""
+    names = dict.fromkeys(_model_name(row) for row in record["rows"] if "run" in row)
+    for label, system, kinds in SYSTEMS:
+        for model in (*kinds, *names):
+            yield label, f"{system}, {model}", model
+
+
+def _model_name(row: dict[str, Any]) -> str | None:
+    """Returns the name of a run or the kind of a preset; None with local attention."""
+    if "run" in row:
+        return str(row["preset"])
+    return None if row["model"].get("window") is not None else str(row["kind"])
+
+
+def _points(record: dict[str, Any], label: str, model: str, beam: int) -> Points:
     points = {}
     for row in record["rows"]:
-        is_local = row["model"].get("window") is not None
-        if (row["kind"], row["setting"]["beam"], is_local) == (kind, beam, False):
+        if (_model_name(row), row["setting"]["beam"]) == (model, beam):
             ms = row["floor"]["step_ms"]["true"] if label == FLOOR else median(row, label)
             if ms is not None:
                 points[row["setting"]["batch"]] = ms
@@ -186,13 +202,15 @@ def _figure(record: dict[str, Any], theme: str) -> Figure:
         patch.set_alpha(0.0)
     axes.set(xscale="log", yscale="log")
     labels: list[Label] = []
-    for (label, name, kinds), colour in zip(SYSTEMS, colours, strict=True):
-        for kind in kinds:
-            if points := _points(record, label, kind, setting["beam"]):
-                style = ":" if label == FLOOR else "--" if kind == MULTI_HEAD else "o-"
-                width, times = 2.8 if name == "writehead" else 1.6, list(points.values())
-                axes.plot(list(points), times, style, color=colour, linewidth=width, ms=4)
-                labels.append((times[-1], f"{name}, {kind}", colour))
+    colour_of = dict(zip((label for label, _, _ in SYSTEMS), colours, strict=True))
+    kinds = {_model_name(row): row["kind"] for row in record["rows"]}
+    for label, name, model in _lines(record):
+        if points := _points(record, label, model, setting["beam"]):
+            dash = "--" if kinds[model] == MULTI_HEAD else "o-"
+            style, times = ":" if label == FLOOR else dash, list(points.values())
+            width = 2.8 if label == OURS["true"] else 1.6
+            axes.plot(list(points), times, style, color=colour_of[label], linewidth=width, ms=4)
+            labels.append((times[-1], name, colour_of[label]))
     ticks = sorted({row["setting"]["batch"] for row in record["rows"]})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())

@@ -78,6 +78,10 @@ def decode_command(
         list[str] | None,
         typer.Option("--preset", help="A preset, or a family for its rows in Table 2. Repeatable."),
     ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", help=f"{A_RUN} Repeatable. Default: presets, with random weights."),
+    ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(help="Batch size. Repeatable. Default: 1024, or 16 on a CPU."),
@@ -100,18 +104,27 @@ def decode_command(
 ) -> None:
     """Time decoding steps of Table 2's models in writehead, CTranslate2, Hugging Face and PyTorch.
 
-    The output file is updated after each row. An incomplete file is replaced without --force.
+    With --run, time other models. The output file is updated after each row. An incomplete file is
+    replaced without --force.
 
     Example: writehead bench decode --batch 1 --batch 1024 --output results/decode.json
     """
     from writehead.bench import decode
+    from writehead.bench.peers import Subject
+    from writehead.interop.hub import find_folder
+    from writehead.interop.pretrained import read_config
 
     record = _Record("decode", device, output, force, notes=decode.NOTES)
     default, family = (decode.ON_GPU, "wmt14") if record.on_gpu else (decode.ON_CPU, "tiny")
     sizes = product(length or [default.target], batch or [default.batch], beam or [1, 4])
     element = record.dtype.itemsize
     settings = [Setting(b, n, n, width, element) for n, b, width in sizes]
-    jobs = decode.plan(_models(presets or [family], record.on_gpu), settings)
+    known = _models(presets or ([] if runs else [family]), record.on_gpu)
+    models = {name: Subject(config) for name, config in known.items()}
+    for folder in map(find_folder, runs or []):
+        if models.setdefault(folder.name, one := Subject(read_config(folder), folder)) != one:
+            raise ConfigError(f"two models are named {folder.name}; rename one of the folders")
+    jobs = decode.plan(models, settings)
     int8 = record.device.type == "cpu"
     record.measure(partial(decode.bench_decode, jobs), repeats, peers, sampling, int8)
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from writehead import cost
+from writehead.bench.decode import Job as DecodeJob
 from writehead.bench.decode import Place, decode_row
 from writehead.bench.floor import measure_chip
+from writehead.bench.peers import Subject
 from writehead.bench.record import check_writable
 from writehead.config import ModelConfig, TrainConfig
 from writehead.data.dataset import Dataset
@@ -278,7 +280,8 @@ def _time(conversion: Conversion, report: Reporter) -> Result:
         "dtype": str(dtype).removeprefix("torch."),
         "chip": asdict(place.chip),
         "decode": [
-            decode_row((name, one, setting), place, ("true",)) for (name, one), setting in jobs
+            decode_row(DecodeJob(name, Subject(one), setting), place, ("true",))
+            for (name, one), setting in jobs
         ],
         "environment": environment(device),
     }

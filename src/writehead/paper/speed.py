@@ -4,8 +4,9 @@ import platform
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from writehead.bench.decode import ON_CPU, Place, decode_row
+from writehead.bench.decode import ON_CPU, Job, Place, decode_row
 from writehead.bench.floor import measure_chip
+from writehead.bench.peers import Subject
 from writehead.bench.train import TrainJob, bench_train
 from writehead.config import TrainConfig
 from writehead.cost import Setting
@@ -65,7 +66,7 @@ def _time(scale: str, load: Workload, place: Place, row: Row) -> Result:
     """Times one row; returns its result."""
     name, config = f"{load.family}/{row.name}", rows(load.family)[row.name]
     settings = [replace(load.setting, beam=beam, element=place.dtype.itemsize) for beam in (1, 4)]
-    decode = [decode_row((name, config, setting), place) for setting in settings]
+    decode = [decode_row(Job(name, Subject(config), setting), place) for setting in settings]
     free_memory(place.device)
     job = TrainJob(name, config, load.train, place.device, load.steps, WARMUP)
     training = bench_train(job, None, place.report)
