@@ -1,18 +1,23 @@
 """Records of training and translation, and the chart and the table of a record."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from texts import sentences
 from trainings import CONFIG, MODEL, SETTINGS, pair_dataset
 from writehead import __version__, cost
 from writehead.bench.plots import markdown_table, translate_table
+from writehead.bench.translate import step_clock
 from writehead.config import DecodeConfig
 from writehead.data.batches import PackedBatches
 from writehead.data.dataset import Dataset
 from writehead.engine import Engine
+from writehead.engine.runner import Lane
+from writehead.engine.scheduler import Stats
 from writehead.interop.pretrained import RunFacts
 
 
@@ -63,11 +68,47 @@ def test_a_file_is_timed_from_loading_to_the_last_line(bench, small_runs, tmp_pa
         assert len(one["seconds"]["repeats"]) == 2
         assert one["sentences_per_second"] == pytest.approx(8 / one["seconds"]["median"])
         assert one["tokens_per_second"] == pytest.approx(tokens / one["seconds"]["median"])
+        assert 0 < one["step_share"] < 1
     half = bench("translate", run, *options, "--dtype=bfloat16", "--beam=1")
     searches = {name: one["searches"] for name, one in half["engines"].items()}
     equal = {name: one["greedy"]["equal_lines"] for name, one in searches.items()}
     assert equal["ours"] == 8
     assert 1 <= equal["ours, float32"] <= 8  # one line is empty
+
+
+def test_steps_are_clocked_alone(small_runs, monkeypatch):
+    engine, lines = Engine.load(small_runs / "translation", "cpu"), sentences(5)
+    step, encode = Lane.step, Lane.encode
+
+    def slow(lane, slots, steps=1):
+        time.sleep(0.01 * steps)
+        step(lane, slots, steps)
+
+    def slow_encode(lane, *arguments):
+        time.sleep(1.0)
+        encode(lane, *arguments)
+
+    monkeypatch.setattr(Lane, "step", slow)
+    monkeypatch.setattr(Lane, "encode", slow_encode)
+    engine.scheduler.stats = Stats()
+    begin = time.perf_counter()
+    with step_clock(torch.device("cpu")) as seconds:
+        list(engine.translate(lines, DecodeConfig(beam=1, max_length=30)))
+    whole, steps = time.perf_counter() - begin, engine.scheduler.stats.steps
+    assert 0.01 * steps <= seconds() <= whole - 1.0
+    clocked = seconds()
+    list(engine.translate(lines, DecodeConfig(beam=1, max_length=30)))
+    assert seconds() == clocked
+
+
+@pytest.mark.gpu
+def test_steps_of_cuda_graphs_are_clocked_on_the_device(small_runs):
+    engine, lines = Engine.load(small_runs / "translation", "cuda"), sentences(50)
+    list(engine.translate(lines))  # captures the graphs
+    begin = time.perf_counter()
+    with step_clock(torch.device("cuda")) as seconds:
+        list(engine.translate(lines))
+    assert 0 < seconds() < time.perf_counter() - begin
 
 
 ROOT = Path(__file__).parents[2]

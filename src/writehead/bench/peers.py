@@ -191,6 +191,7 @@ def _exported(
     assert isinstance(model, TranslationModel)
     target, separate = subject.config.vocab_size, subject.config.source_vocab_size
     tokens = [f"t{i}" for i in range(max(target, separate or 0))]
-    vocabulary = Vocabulary(tokens[:target], separate and tokens[:separate])
+    source = None if separate is None else tokens[:separate]
+    vocabulary = Vocabulary(tokens[:target], source)
     export_ctranslate2(model, vocabulary, Path(folder.name) / "model", quantization=name)
     return folder

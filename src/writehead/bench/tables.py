@@ -12,7 +12,10 @@ MEASURED = {
     "decode": (("preset", "target", "batch", "beam"), "step_ms"),
 }
 TRAINED = ("name", "step_ms", "us_per_token", "floor_us_per_token", "utilisation", "fill")
-TRANSLATED = ("sentences_per_second", "occupancy", "device_idle", "equal_lines", "bleu")
+TRANSLATED = (
+    *("sentences_per_second", "occupancy", "step_share", "device_idle"),
+    *("equal_lines", "bleu"),
+)
 
 Rows = list[list[Any]]
 

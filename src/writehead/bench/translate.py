@@ -4,25 +4,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
 from writehead.bench.record import run_facts
-from writehead.bench.timing import idle_fraction, time_work
+from writehead.bench.timing import clocked, idle_fraction, time_work
 from writehead.bulk.cluster import connected
 from writehead.bulk.translator import BatchTranslator
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
+from writehead.engine.runner import Graphs, Lane, is_step
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import BackendError, DataError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
@@ -250,16 +254,57 @@ def _measure(
 def _utilisation(
     stats: Stats, translate: Translate, job: TranslateJob, beam: int
 ) -> dict[str, Any]:
-    """Returns the steps of one pass, the sequences in them, and how long a GPU is idle."""
+    """Returns the steps of one pass, the sequences in them, and how long a GPU is idle.
+
+    `step_share` is the time of the steps alone, as a fraction of the whole pass.
+    """
     figures: dict[str, Any] = {
         "steps": stats.steps // job.repeats,
         "rows_per_step": stats.rows / max(stats.steps, 1),
         "occupancy": stats.loaded_rows / stats.loaded_slots if stats.loaded_slots else 1.0,
     }
+    work = partial(translate, job.lines, beam)
+    with frozen_objects(), step_clock(job.device) as step_seconds:
+        seconds = clocked(work, job.device)
+    figures["step_share"] = step_seconds() / seconds
     if job.device.type == "cuda":
         work = partial(translate, job.lines[:PROFILED], beam)
         figures["device_idle"] = idle_fraction(work, job.device)
     return figures
+
+
+@contextmanager
+def step_clock(device: torch.device) -> Iterator[Callable[[], float]]:
+    """Clocks all decoding steps in the block; yields a function that returns their seconds.
+
+    Steps include the search, but not the encoder. On a GPU, their time is that of their graphs on
+    the device.
+    """
+    seconds, events = [0.0], list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+    step, replay = Lane.step, Graphs.replay
+
+    def clocked_step(lane: Lane, slots: NDArray[np.int32], steps: int = 1) -> None:
+        seconds[0] += clocked(partial(step, lane, slots, steps), device)
+
+    def clocked_replay(graphs: Graphs, key: Hashable) -> None:
+        if not is_step(key):
+            replay(graphs, key)
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        replay(graphs, key)
+        end.record()
+        events.append((start, end))
+
+    def total() -> float:
+        wait_for(device)
+        milliseconds: float = sum(start.elapsed_time(end) for start, end in events)
+        return seconds[0] + milliseconds / 1e3
+
+    patch = mock.patch.object
+    on_gpu = device.type == "cuda"
+    with patch(Graphs, "replay", clocked_replay) if on_gpu else patch(Lane, "step", clocked_step):
+        yield total
 
 
 class _TimedTranslator(BatchTranslator):
