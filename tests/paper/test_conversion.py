@@ -8,9 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from writehead import load_run, save_run
 from writehead.bench import decode
 from writehead.cost import Setting
+from writehead.interop.pretrained import RunFacts
 from writehead.paper import speed
 from writehead.paper.conversion import ROWS, SPEED, VARIANTS
 from writehead.training.step import Stepper
@@ -71,6 +74,40 @@ def test_rows_are_converted_trained_scored_and_resumed(run, tmp_path, monkeypatc
     shutil.rmtree(tmp_path / "runs")
     code, err = run(*ONLY[:-1], "--only=g4-mean", "--steps=3")
     assert (code, "was converted from another multi-head model" in err) == (2, True)
+
+
+def test_rows_are_made_on_another_machine_with_a_copy_of_the_model(run, tmp_path):
+    base = tmp_path / "runs/table1/tiny/multi-head-seed0"
+    options = ("--only=g4-mean", "--only=g1-first-5", "--steps=20")
+    assert run("--only=multi-head", options[-1])[0] == 0
+    # the copy has no checkpoints, and may have rounded weights
+    copy, model = tmp_path / "copy", load_run(base, dtype=torch.float16).model
+    save_run(copy, model, tokenizer=base)
+    shutil.copy(base / "train.json", copy)
+    shutil.rmtree(tmp_path / "runs")
+    code, err = run(*options)
+    assert (code, "copy it there" in err, "encoding" in err) == (2, True, False)
+    shutil.copytree(copy, base)
+    code, err = run(*options)
+    assert (code, "was converted from another multi-head model" in err) == (2, True)
+    (tmp_path / FOLDER / "multi-head-seed0.json").unlink()
+    code, err = run(*options)
+    assert (code, "2 of 2 results exist" in err) == (0, True)
+    fingerprint = result(tmp_path, "g4-mean-seed0")["base"]
+    assert fingerprint == result(tmp_path, "g1-first-5-seed0")["base"]
+    assert fingerprint == RunFacts.read(copy).fingerprint
+    # finished rows need neither the runs nor the text
+    shutil.rmtree(tmp_path / "runs")
+    assert run(*options)[0] == 0
+    assert not list((tmp_path / "runs").rglob("*.safetensors"))
+    plan = json.loads((copy / "train.json").read_text(encoding="utf-8"))
+    plans = {"another dataset": plan | {"dataset": "ab"}}
+    plans["train.steps is 7"] = plan | {"train": plan["train"] | {"steps": 7}}
+    for words, changed in plans.items():
+        shutil.copytree(copy, base, dirs_exist_ok=True)
+        (base / "train.json").write_text(json.dumps(changed), encoding="utf-8")
+        code, err = run("--only=g2-mean", options[-1])
+        assert (code, words in err) == (2, True)
 
 
 def test_the_time_of_each_model_is_measured_and_predicted(run, tmp_path, quick_chip, monkeypatch):

@@ -39,11 +39,13 @@ from writehead.paper.reproduce import (
 )
 from writehead.paper.results import ENVIRONMENT, FORMAT, SCORED, SIZE, Result, result_path
 from writehead.paper.speed import WORKLOADS
-from writehead.runs.folder import read_config
+from writehead.runs.folder import CONFIG, read_config
 from writehead.schema import with_settings
+from writehead.training.checkpoint import list_checkpoints
 from writehead.training.evaluate import load_sacrebleu
 from writehead.training.journal import read_log
 from writehead.training.origin import Origin
+from writehead.training.plan import read_plan
 from writehead.util.devices import find_device, find_dtype
 from writehead.util.environment import environment
 from writehead.util.json_files import read_json
@@ -181,6 +183,7 @@ def reproduce_conversion(conversion: Conversion, report: Reporter | None = None)
     if scored:
         load_sacrebleu()  # fails now, not after minutes of training
         check_started(job, conversion.base)
+        _check_copied(conversion)
         text, data = prepare_text(job, report)
         base = _train_base(conversion, data)
         check_base(job.results, conversion.scale, RunFacts.read(base).fingerprint)
@@ -199,6 +202,19 @@ def check_base(results: Path, scale: str, base: str | None = None) -> None:
             )
 
 
+def _check_copied(conversion: Conversion) -> None:
+    """Raises RunError if there are rows, but the model they were converted from is not here."""
+    job, run = conversion.job, conversion.job.run(conversion.base)
+    if (run / CONFIG).is_file():
+        check_base(job.results, conversion.scale, RunFacts.read(run).fingerprint)
+        return
+    for path in sorted((job.results / TABLE / conversion.scale).glob("*-seed*.json")):
+        raise RunError(
+            f"{path} was converted from another multi-head model, which is not at {run}; copy it "
+            f"there, or use another folder for results"
+        )
+
+
 def read_row(path: Path) -> Result:
     """Reads the result of a row."""
     shape = SPEEDS if path.stem == SPEED else QUALITY
@@ -207,10 +223,17 @@ def read_row(path: Path) -> Result:
 
 
 def _train_base(conversion: Conversion, data: Dataset) -> Path:
-    """Returns the finished run of the multi-head model, which Table 1 shares."""
+    """Returns the finished run of the multi-head model, which Table 1 shares.
+
+    A finished run without checkpoints, such as a copy from another machine, is used as it is.
+    """
     job, row = conversion.job, conversion.base
     run, config = job.run(row), replace(job.train, seed=row.seed)
     with waiting(row.lock):
+        if (run / CONFIG).is_file() and not list_checkpoints(run):
+            if read_plan(run)["dataset"] != data.fingerprint:
+                raise RunError(f"{run} was trained on another dataset; use another folder for runs")
+            return run
         train_or_stop(data, run, job.experiment.rows[BASE], config, device=job.device)
     return run
 
