@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the decoding figures of README and docs again on one GPU, in about 17 minutes.
+# Measures the decoding figures of README and docs again on one GPU, in about 25 minutes.
 #
 # Usage: results/measure.sh TEXT [OUTPUT]
 #
@@ -27,8 +27,8 @@ long=$(mktemp)
 trap 'rm -f "$long"' EXIT
 for _ in {1..20}; do cat "$text"; done | shuf --random-source="$text" > "$long"
 measure translate translate --input "$long" --no-peers
+PYTHONPATH=src python3 -m writehead reproduce table2 --results "$output"
 measure decode-systems decode --preset wmt14/multi-head --preset wmt14/multi-query \
   --batch 1024 --batch 1 --batch 128 --batch 8 --beam 1 --beam 4 --repeats 3
 measure decode-context decode --preset lm1b --length 8192 --length 32768 --batch 16
 measure attention attention
-PYTHONPATH=src python3 -m writehead reproduce table2 --results "$output"
