@@ -17,7 +17,7 @@ from writehead.data.continuations import StreamedText, decode_groups
 from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, paired_texts
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Hypothesis, length_penalty
+from writehead.engine.search import Hypothesis, TargetTokens, length_penalty
 from writehead.errors import ConfigError, DataError, RunError, nearest, shown
 from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
@@ -78,15 +78,10 @@ class Engine:
         config = model.config
         tokenizer.check_fits(config)
         self.model, self.tokenizer, self.batching = model, tokenizer, batching or Batching()
-        self.scheduler = Scheduler(
-            model,
-            vocab_size=tokenizer.target.vocab_size,
-            eos=config.eos,
-            suppressed=tokenizer.suppressed,
-            ends=tokenizer.ends,
-            batch_tokens=self.batching.tokens,
-            graphs=graphs,
-        )
+        vocab_size, suppressed = tokenizer.target.vocab_size, tokenizer.suppressed
+        targets = TargetTokens(vocab_size, config.eos, suppressed, tokenizer.ends)
+        tokens = self.batching.tokens
+        self.scheduler = Scheduler(model, targets, batch_tokens=tokens, graphs=graphs)
 
     @classmethod
     def load(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.data.tokenizer import Tokens
-from writehead.engine.search import Options, Search
+from writehead.engine.search import Options, Search, TargetTokens
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
@@ -65,23 +65,11 @@ def graph_slots(count: int) -> int:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences.
-
-    Tokens in `suppressed`, and those from `vocab_size` on, are never chosen. All of `ends` act as
-    eos.
-    """
+    """Buffers and steps for `shape.slots` sequences."""
 
     @torch.no_grad()
     def __init__(
-        self,
-        model: Model,
-        shape: Shape,
-        *,
-        vocab_size: int,
-        eos: int,
-        suppressed: Sequence[int] = (),
-        ends: Sequence[int] = (),
-        graphs: bool = True,
+        self, model: Model, shape: Shape, targets: TargetTokens, *, graphs: bool = True
     ) -> None:
         self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
@@ -91,15 +79,17 @@ class Lane:
             slots,
             shape.beam,
             shape.capacity,
-            vocab_size=vocab_size,
-            eos=eos,
+            vocab_size=targets.vocab_size,
+            eos=targets.eos,
             device=model.device,
             cache=self.cache,
             sampling=shape.beam == 1,
         )
-        never, ends = sorted({*suppressed, *ends} - {eos}), sorted({eos, *ends})
+        ends = {targets.eos, *targets.ends}
+        never = {*targets.suppressed, *ends} - {targets.eos}
         self._suppressed, self._ends = (
-            torch.tensor(ids, dtype=torch.long, device=model.device) for ids in (never, ends)
+            torch.tensor(sorted(ids), dtype=torch.long, device=model.device)
+            for ids in (never, ends)
         )
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
         self.memory = None

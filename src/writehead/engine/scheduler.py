@@ -4,7 +4,6 @@ Requests with the same beam size share a lane; greedy search and sampling use be
 requests are encoded or prefilled between steps, a limited number of tokens at a time.
 """
 
-import heapq
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -20,7 +19,7 @@ import torch
 from writehead import cost
 from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import GRAPH_STEPS, Lane, Model, Shape
-from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
+from writehead.engine.search import Hypothesis, Options, TargetTokens, make_hypotheses, no_token
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import DecoderState, LanguageModel
 from writehead.util.devices import available_memory, steady_modes
@@ -33,7 +32,8 @@ ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
 ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted together
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 256, "cuda": 4096}  # in a lane
-NOT_ADMITTED = np.iinfo(np.int64).max
+FREE = np.iinfo(np.int64).max  # as a step of admission
+ENTERING = FREE - 1
 MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 
 
@@ -92,25 +92,13 @@ class Scheduler:
     def __init__(
         self,
         model: Model,
+        targets: TargetTokens,
         *,
-        vocab_size: int,
-        eos: int,
-        suppressed: Sequence[int] = (),
-        ends: Sequence[int] = (),
         batch_tokens: int | None = None,
         graphs: bool = True,
     ) -> None:
-        self.model, self.vocab_size, self.eos = model, vocab_size, eos
-        self.make_lane = partial(
-            Lane,
-            model,
-            vocab_size=vocab_size,
-            eos=eos,
-            suppressed=suppressed,
-            ends=ends,
-            graphs=graphs,
-        )
-        self.batch_tokens = batch_tokens
+        self.model, self.targets = model, targets
+        self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
         self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
         self.stats = Stats()
@@ -145,12 +133,12 @@ class Scheduler:
 
         Repeating this in one call, `times` times, has less overhead than several calls.
         """
-        remains = True
         with self._lock, steady_modes(self.model.device):
-            while remains and times > 0:
-                remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
-                times -= 1
-        return remains
+            for _ in range(times):
+                remain = [self._step(queue) for queue in [*self._queues.values()]]
+                if not any(remain):
+                    return False
+        return True
 
     @property
     def load(self) -> Load:
@@ -161,16 +149,17 @@ class Scheduler:
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
         queues = self._queues.values()
-        if self.memory - sum(queue.lane_bytes for queue in queues) < wanted:
+        if self.memory - sum(queue.load.bytes for queue in queues) < wanted:
             for queue in queues:
                 queue.drop_idle_lane()
-        return self.memory - sum(queue.lane_bytes for queue in queues)
+        return self.memory - sum(queue.load.bytes for queue in queues)
 
     def _step(self, queue: "_Queue") -> bool:
         try:
             return queue.step()
         except BaseException as error:
-            queue.abandon()  # the state of its lane is unknown
+            self._queues.pop(queue.beam, None)  # the state of its lane is unknown
+            queue.fail()
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfRoom(
                     "the device ran out of memory while decoding; use a smaller beam or fewer "
@@ -186,10 +175,10 @@ class Scheduler:
                 raise ConfigError("the model is in training mode; call model.eval() first")
             with torch.inference_mode(False):
                 model.pack()
-        if self._packed is not None and self._packed is not model.packed_output:
-            for queue in self._queues.values():
-                queue.abandon()
         if self._packed is not model.packed_output:
+            queues, self._queues = self._queues, {}
+            for queue in queues.values():
+                queue.fail()
             self._packed, self.memory = model.packed_output, available_memory(model.device)
 
 
@@ -238,27 +227,25 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self._reset()
-
-    def _reset(self) -> None:
         self.waiting = _Waiting()
         self.lane: Lane | None = None
         self.has_cancelled = False
         self.active: dict[int, Request] = {}  # by slot
-        self._free: list[int] = []  # slots, as a heap
+        self._steps = 0
+        self._admitted = np.zeros(0, np.int64)  # by slot: `_steps` then, or FREE, or ENTERING
+        self._free = np.zeros(0, np.int64)  # slots, sorted
         self._slots = np.zeros(0, np.int32)  # the active ones, sorted
         self._streams = 0  # active requests that are streamed
-        self._steps = 0
-        self._admitted = np.zeros(0, np.int64)  # by slot: `_steps` at its admission
         self._entering: list[Request] = []  # on their way from `waiting` to `active`
         self._prefill: _Prefill | None = None
         self._polls: deque[_Poll] = deque()
         self._ended: list[int] = []  # active slots whose sequences have ended
-        self._collected: deque[_Collected] = deque()
+        # slots, requests that have ended, and their results, which are being copied to the host
+        self._collected: deque[tuple[list[int], list[Request], HostCopy]] = deque()
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises if a prefix is outside the vocabulary, or a request needs too much memory."""
-        vocab_size = self.scheduler.vocab_size
+        vocab_size = self.scheduler.targets.vocab_size
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
@@ -288,27 +275,21 @@ class _Queue:
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
-    def abandon(self) -> None:
-        """Ends all requests with an error, and drops the lane, which can no longer be used."""
+    def fail(self) -> None:
+        """Ends all requests with an error."""
         lost = [*self.active.values(), *self._entering, *self.waiting]
-        lost += [request for collected in self._collected for request in collected.requests]
-        self._reset()
+        lost += chain.from_iterable(requests for _, requests, _ in self._collected)
         for request in lost:
             if not request.is_done:
                 request.finish(error=SearchError("the request was interrupted; submit it again"))
 
     @property
     def load(self) -> Load:
-        """See `Scheduler.load`."""
-        lane, size, running = self.lane, self.lane_bytes, len(self.active)
-        used = size * running / lane.shape.slots if lane is not None else 0.0
-        return Load(running + len(self._entering), len(self.waiting), used, size)
-
-    @property
-    def lane_bytes(self) -> float:
-        """The planned bytes of the lane."""
-        shape = None if self.lane is None else self.lane.shape
-        return shape.slots * self._slot_bytes(shape.source, shape.capacity) if shape else 0.0
+        """See `Scheduler.load`; the bytes of a lane are those that were planned."""
+        lane, running, slots, each = self.lane, len(self.active), 0, 0
+        if lane is not None:
+            slots, each = lane.shape.slots, self._slot_bytes(lane.shape.source, lane.shape.capacity)
+        return Load(running + len(self._entering), len(self.waiting), running * each, slots * each)
 
     def drop_idle_lane(self) -> None:
         """Frees the memory of the lane if it has no requests."""
@@ -320,7 +301,7 @@ class _Queue:
             return
         self.waiting.drop_cancelled()
         if self._prefill is not None and all(one.is_cancelled for one in self._entering):
-            self._give_back(self._prefill.slots)
+            self._mark(self._prefill.slots, FREE)
             self._prefill, self._entering = None, []
         # the others are dropped when they are active
         self.has_cancelled = any(one.is_cancelled for one in self._entering)
@@ -329,26 +310,22 @@ class _Queue:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
-            self._ended = []  # the next poll finds the remaining slots again
-        if not self.active:
-            self._polls.clear()
 
-    def _give_back(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            heapq.heappush(self._free, slot)
-
-    def _release(self, slots: Sequence[int]) -> list[Request]:
+    def _release(self, slots: list[int]) -> list[Request]:
         """Frees active slots; returns their requests."""
         requests = [self.active.pop(slot) for slot in slots]
-        self._give_back(slots)
-        self._mark(slots, NOT_ADMITTED)
+        self._mark(slots, FREE)
         self._streams -= sum(one.on_tokens is not None for one in requests)
+        self._ended = []  # the next poll finds the remaining slots again
+        if not self.active:
+            self._polls.clear()
         return requests
 
-    def _mark(self, slots: Sequence[int], step: int) -> None:
-        """Sets the step at which slots were admitted, and updates the list of active slots."""
-        self._admitted[[*slots]] = step
-        self._slots = np.flatnonzero(self._admitted != NOT_ADMITTED).astype(np.int32)
+    def _mark(self, slots: list[int], step: int) -> None:
+        """Sets the step at which slots were admitted, and updates the lists of slots."""
+        self._admitted[slots] = step
+        self._free = np.flatnonzero(self._admitted == FREE)
+        self._slots = np.flatnonzero(self._admitted < ENTERING).astype(np.int32)
 
     def _admit(self) -> None:
         """Moves waiting requests to free slots, once enough slots are free for a batch."""
@@ -359,7 +336,7 @@ class _Queue:
         lane = self._prepare_lane()
         if lane is None:  # the lanes of other beam sizes use the memory
             return
-        if self.active and len(self._free) < self._least_to_admit(lane):
+        if self.active and len(self._free) < self._least_to_admit():
             return
         # a larger request waits for a larger lane, which is made when this one is empty
         self._entering = self.waiting.take(
@@ -370,17 +347,18 @@ class _Queue:
         for request in self._entering:
             if request.on_start is not None:
                 request.on_start()
-        slots = [heapq.heappop(self._free) for _ in self._entering]
+        slots = self._free[: len(self._entering)].tolist()
         if isinstance(self.model, LanguageModel):
+            self._mark(slots, ENTERING)
             self._prefill = _Prefill(self.model, self._entering, slots)
             self._continue_prefill(lane, self._prefill)
         else:
             lane.encode(slots, [request.tokens for request in self._entering])
             self._start(lane, slots, self.model.config.bos)
 
-    def _least_to_admit(self, lane: Lane) -> int:
+    def _least_to_admit(self) -> int:
         """The number of slots that must be free before waiting requests are admitted."""
-        batch = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
+        batch = max(1, int(len(self._admitted) * ADMIT_FRACTION[self.kind]))
         return min(batch, len(self.waiting))
 
     def _continue_prefill(self, lane: Lane, prefill: "_Prefill") -> None:
@@ -390,7 +368,7 @@ class _Queue:
             lane.copy_prompts(prefill.slots, prefill.state.cache)
             self._start(lane, prefill.slots, prefill.last, prefill.lengths)
 
-    def _start(self, lane: Lane, slots: Sequence[int], *first: Sequence[int] | int) -> None:
+    def _start(self, lane: Lane, slots: list[int], *first: Sequence[int] | int) -> None:
         """Starts the searches of the entering requests; `first` are arguments of `Lane.admit`."""
         requests, self._entering = self._entering, []
         lane.admit(slots, requests, *first)
@@ -432,21 +410,17 @@ class _Queue:
 
         While requests wait, slots are released once enough of them are free to admit a batch.
         """
-        free = len(self._free) + len(self._ended)
-        few = not self._streams and free < self._least_to_admit(lane)
-        if few or not self._ended:
-            return
-        requests = self._release(self._ended)
-        packed = lane.collect(self._ended, requests)
-        self._collected.append(_Collected(self._ended, requests, packed))
-        self._ended = []
-        if not self.active:
-            self._polls.clear()
+        few = len(self._free) + len(self._ended) < self._least_to_admit()
+        if self._ended and (self._streams or not few):
+            slots = self._ended
+            requests = self._release(slots)
+            self._collected.append((slots, requests, lane.collect(slots, requests)))
 
     def _stream(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        eos = self.scheduler.targets.eos
         for slot in slots:
             request, token = self.active[slot], int(tokens[slot * self.beam])
-            if token != self.scheduler.eos and request.on_tokens and not request.is_cancelled:
+            if token != eos and request.on_tokens and not request.is_cancelled:
                 request.on_tokens([token])
 
     def _deliver(self) -> None:
@@ -457,7 +431,7 @@ class _Queue:
             slots, requests, packed = self._collected.popleft()
             found = make_hypotheses(packed.numpy(), requests)
             for slot, request, hypotheses in zip(slots, requests, found, strict=True):
-                request.finish(hypotheses, None if hypotheses else no_hypothesis())
+                request.finish(hypotheses, None if hypotheses else no_token())
                 if not hypotheses and slot in self._free and self.lane is not None:
                     self.lane.erase([slot])
 
@@ -486,9 +460,10 @@ class _Queue:
             if each > self.scheduler.make_room(each):
                 return None
         slots = self._plan_slots(source, capacity)
-        self.lane = self.scheduler.make_lane(Shape(slots, self.beam, source, capacity))
-        self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
-        self._polls.clear()
+        shape = Shape(slots, self.beam, source, capacity)
+        self.lane = Lane(self.model, shape, self.scheduler.targets, graphs=self.scheduler.graphs)
+        self._admitted = np.full(slots, FREE)
+        self._mark([], FREE)
         return self.lane
 
     def _plan_slots(self, source: int, capacity: int) -> int:
@@ -512,14 +487,6 @@ class _Poll(NamedTuple):
     loaded_slots: int  # slots × steps, if requests waited for slots
     live: HostCopy
     tokens: HostCopy | None
-
-
-class _Collected(NamedTuple):
-    """Requests that have ended, and their results, which are being copied to the host."""
-
-    slots: list[int]
-    requests: list[Request]
-    packed: HostCopy
 
 
 class _Prefill:

@@ -58,6 +58,15 @@ class Hypothesis(NamedTuple):
         return self._replace(tokens=tuple(map(int, self.tokens)))
 
 
+class TargetTokens(NamedTuple):
+    """The tokens that a search can choose: those below `vocab_size`, except `suppressed`."""
+
+    vocab_size: int
+    eos: int
+    suppressed: Sequence[int] = ()
+    ends: Sequence[int] = ()  # all act as eos
+
+
 @dataclass(eq=False, slots=True)
 class Options:
     """The search options of one request."""
@@ -335,7 +344,7 @@ def make_hypotheses(
     return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
 
 
-def no_hypothesis() -> SearchError:
+def no_token() -> SearchError:
     """Returns the error for a slot without hypotheses."""
     return SearchError(
         "the model's logits allow no token; look for NaN in its weights, or for a forced prefix, "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig, check_options
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
+from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_token
 from writehead.errors import ConfigError, ShapeError, TokenError, shown
 
 
@@ -216,5 +216,5 @@ def _search(
     packed = search.collect(torch.arange(len(options), device=tokens.device), config.n_best)
     found = make_hypotheses(packed.cpu().numpy(), options)
     if not all(found):
-        raise no_hypothesis()
+        raise no_token()
     return [[one.with_tuple() for one in some] for some in found]
