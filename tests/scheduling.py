@@ -15,7 +15,7 @@ from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
 from writehead.engine.runner import Model
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import TargetTokens
+from writehead.engine.search import Targets
 from writehead.model import TranslationModel
 
 EOS = 1
@@ -120,7 +120,7 @@ class Alone:
 
 
 def scheduler(made: Model, vocab_size: int | None = None, **options: object) -> Scheduler:
-    return Scheduler(made, TargetTokens(vocab_size or made.config.vocab_size, EOS), **options)
+    return Scheduler(made, Targets(vocab_size or made.config.vocab_size, EOS), **options)
 
 
 def run(loop: Scheduler, requests: Sequence[Request]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from search_toys import Toy, assert_same, hypothesis, random_toy
 from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
-from writehead.engine.search import Options, Search
+from writehead.engine.search import Options, Search, Targets
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, WriteheadError
 
 SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search}
@@ -261,7 +261,7 @@ def test_invalid_input_is_rejected_by_the_first_step(name, options, given, error
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_step_without_live_slots_changes_nothing(beam):
-    search = Search(3, beam, 5, vocab_size=11, eos=1, device="cpu", implementation="reference")
+    search = Search(3, beam, 5, Targets(11, 1), device="cpu", implementation="reference")
     search.admit([0, 2], [Options(DecodeConfig(beam=beam), 5)] * 2)
     search.release([0, 2])
     before = search.tokens.clone()

@@ -6,7 +6,6 @@ list of slots on the device selects the rows. Results are copied to the host asy
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.data.tokenizer import Tokens
-from writehead.engine.search import Options, Search, TargetTokens
+from writehead.engine.search import Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
@@ -54,12 +53,9 @@ class Shape:
 
 
 def graph_slots(count: int) -> int:
-    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …
-
-    The sizes are coarse, because capturing more graphs takes more time than finer sizes save.
-    """
+    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …"""
     size = 1
-    while size < count:
+    while size < count:  # capturing more graphs takes more time than finer sizes save
         size = max(MIN_GRAPH_SLOTS, 4 * size)
     return size
 
@@ -69,7 +65,7 @@ class Lane:
 
     @torch.no_grad()
     def __init__(
-        self, model: Model, shape: Shape, targets: TargetTokens, *, graphs: bool = True
+        self, model: Model, shape: Shape, targets: Targets, *, graphs: bool = True
     ) -> None:
         self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
@@ -79,17 +75,10 @@ class Lane:
             slots,
             shape.beam,
             shape.capacity,
-            vocab_size=targets.vocab_size,
-            eos=targets.eos,
+            targets,
             device=model.device,
             cache=self.cache,
             sampling=shape.beam == 1,
-        )
-        ends = {targets.eos, *targets.ends}
-        never = {*targets.suppressed, *ends} - {targets.eos}
-        self._suppressed, self._ends = (
-            torch.tensor(sorted(ids), dtype=torch.long, device=model.device)
-            for ids in (never, ends)
         )
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
         self.memory = None
@@ -169,12 +158,11 @@ class Lane:
 
     def erase(self, slots: Sequence[int]) -> None:
         """Zeroes K and V of `slots`: the reference multiplies hidden values, even NaN, by 0."""
-        beam, index = self.shape.beam, send(np.array(slots), self.model.device)
-        for T in (self.cache.K, self.cache.V):
-            T.view(len(T), -1, beam, *T.shape[2:]).index_fill_(1, index, 0.0)
+        index, tensors = send(np.array(slots), self.model.device), [self.cache.K, self.cache.V]
         if self.memory is not None:
-            self.memory.K.index_fill_(1, index, 0.0)
-            self.memory.V.index_fill_(1, index, 0.0)
+            tensors += self.memory.K, self.memory.V
+        for T in tensors:
+            T.view(len(T), self.shape.slots + 1, -1, *T.shape[2:]).index_fill_(1, index, 0.0)
 
     def step(self, slots: NDArray[np.int32], steps: int = 1) -> None:
         """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times.
@@ -190,12 +178,12 @@ class Lane:
             self._sizes = count, bool(self.search.samples[slots].any())
         for each in (GRAPH_STEPS,) * (steps // GRAPH_STEPS) + (1,) * (steps % GRAPH_STEPS):
             key = (*self._sizes, each)
-            if key not in self.graphs:
+            if key not in self.graphs.captured:
                 self._list(slots[:0])  # only the unused slot, on which steps have no effect
-                self.graphs.capture(key, partial(self._run_listed, *key))
+                self.graphs.capture(key, partial(self._run, self._listed[: key[0]], *key))
             if slots is not self._slots:
                 self._list(slots)
-            self.graphs.replay(key)
+            self.graphs.captured[key].replay()
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> HostCopy:
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
@@ -205,18 +193,14 @@ class Lane:
 
     def copy(self, T: Tensor) -> HostCopy:
         """Starts copying a tensor of this lane to the host."""
-        if self.graphs is None:
-            return HostCopy(T)
-        return self._copies.start(T)
+        return HostCopy(T) if self.graphs is None else self._copies.start(T)
 
     def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
-        """Calls `work` with one row per slot, which starts with the slot; by a graph if possible.
-
-        Graphs have fixed sizes, so rows of the unused slot follow.
-        """
+        """Calls `work` with a row per slot, which starts with the slot; by a graph if possible."""
         if self.graphs is None:
             with launches_on(self.model.device):
                 return work(send(rows, self.model.device))
+        # graphs have fixed sizes, so rows of the unused slot follow
         padding = [self.shape.slots, *[0] * (rows.shape[1] - 1)]
         return self.graphs.call((name, graph_slots(len(rows))), work, rows, padding)
 
@@ -232,21 +216,14 @@ class Lane:
         else:
             self._run(torch.from_numpy(slots).to(self.model.device), count)
 
-    def _run(self, listed: Tensor | None, count: int, samples: bool = True) -> None:
+    def _run(self, listed: Tensor | None, count: int, samples: bool = True, steps: int = 1) -> None:
         """Runs the model and the search for the slots in `listed`, by default the first `count`."""
+        tokens = self.search.tokens
+        tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
+        given = tokens, self.cache, self.memory, listed
         with launches_on(self.model.device), torch.no_grad():
-            tokens = self.search.tokens
-            tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
-            logits = self.model.decode(tokens, self.cache, self.memory, listed)
-            if len(self._ends) > 1:  # eos gets the sum of their probabilities
-                logits[:, self.search.eos] = logits[:, self._ends].logsumexp(1)
-            if len(self._suppressed):
-                logits.index_fill_(1, self._suppressed, -math.inf)
-            self.search.advance(logits, listed, sampling=samples)
-
-    def _run_listed(self, count: int, samples: bool, steps: int) -> None:
-        for _ in range(steps):
-            self._run(self._listed[:count], count, samples)
+            for _ in range(steps):
+                self.search.advance(self.model.decode(*given), listed, sampling=samples)
 
     def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""
@@ -260,17 +237,10 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._inputs: dict[Hashable, Tensor] = {}
         self._outputs: dict[Hashable, Any] = {}
         self.staged = StagedCopies()
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._graphs
-
-    def replay(self, key: Hashable) -> None:
-        """Runs a captured graph."""
-        self._graphs[key].replay()
 
     def call(
         self,
@@ -283,12 +253,12 @@ class Graphs:
 
         The next call with this key overwrites the result. Capturing runs `work` on padding.
         """
-        if key not in self:
+        if key not in self.captured:
             row = torch.tensor(padding, dtype=torch.int32, device=self._device)
             self._inputs[key] = row.expand(key[1], -1).contiguous()
             self.capture(key, partial(work, self._inputs[key]))
         self.staged.send(rows, self._inputs[key], padding)
-        self.replay(key)
+        self.captured[key].replay()
         return self._outputs[key]
 
     def capture(self, key: Hashable, work: Callable[[], Any]) -> None:
@@ -305,4 +275,4 @@ class Graphs:
                 mode = "thread_local"
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
                     self._outputs[key] = work()
-        self._graphs[key] = graph
+        self.captured[key] = graph

@@ -4,24 +4,26 @@ Requests with the same beam size share a lane; greedy search and sampling use be
 requests are encoded or prefilled between steps, a limited number of tokens at a time.
 """
 
+import heapq
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from writehead import cost
 from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import GRAPH_STEPS, Lane, Model, Shape
-from writehead.engine.search import Hypothesis, Options, TargetTokens, make_hypotheses, no_token
+from writehead.engine.search import NO_TOKEN, Hypothesis, Options, Targets, make_hypotheses
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
-from writehead.model import DecoderState, LanguageModel
+from writehead.model import LanguageModel
 from writehead.util.devices import available_memory, steady_modes
 from writehead.util.transfer import HostCopy, send
 
@@ -92,7 +94,7 @@ class Scheduler:
     def __init__(
         self,
         model: Model,
-        targets: TargetTokens,
+        targets: Targets,
         *,
         batch_tokens: int | None = None,
         graphs: bool = True,
@@ -118,7 +120,7 @@ class Scheduler:
                     self._queues[width] = _Queue(self, width)
                 self._queues[width].check(group)
             for width, group in groups.items():
-                self._queues[width].waiting.add(group)
+                self._queues[width].add(group)
 
     def cancel(self, request: Request) -> None:
         """Drops a request; its slot becomes free at the start of the next step."""
@@ -129,10 +131,7 @@ class Scheduler:
                     queue.has_cancelled = True
 
     def step(self, times: int = 1) -> bool:
-        """Runs one or a few steps of every lane with requests; returns whether work remains.
-
-        Repeating this in one call, `times` times, has less overhead than several calls.
-        """
+        """Runs a step of every lane with requests, `times` times; returns whether work remains."""
         with self._lock, steady_modes(self.model.device):
             for _ in range(times):
                 remain = [self._step(queue) for queue in [*self._queues.values()]]
@@ -182,52 +181,14 @@ class Scheduler:
             self._packed, self.memory = model.packed_output, available_memory(model.device)
 
 
-class _Waiting:
-    """Requests that wait for a slot. Those of different `submit` calls take turns."""
-
-    def __init__(self) -> None:
-        self._groups: deque[deque[Request]] = deque()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._groups))
-
-    def __iter__(self) -> Iterator[Request]:  # starts with the request that `take` returns first
-        return chain.from_iterable(self._groups)
-
-    def add(self, requests: Iterable[Request]) -> None:
-        """Adds the requests of one call, at least one."""
-        self._groups.append(deque(requests))
-
-    def take(self, most: int, tokens: int, fits: Callable[[Request], bool]) -> list[Request]:
-        """Removes and returns up to `most` requests; stops before one that does not fit.
-
-        Together they have up to `tokens` tokens, unless the first alone has more.
-        """
-        taken: list[Request] = []
-        while self._groups and len(taken) < most:
-            group = self._groups[0]
-            tokens -= len(group[0].tokens)
-            if (taken and tokens < 0) or not fits(group[0]):
-                break
-            taken.append(group.popleft())
-            self._groups.rotate(-1)
-            if not group:
-                self._groups.pop()
-        return taken
-
-    def drop_cancelled(self) -> None:
-        """Removes cancelled requests."""
-        kept = (deque(one for one in group if not one.is_cancelled) for group in self._groups)
-        self._groups = deque(group for group in kept if group)
-
-
 class _Queue:
     """The requests of one beam size: those that wait, and those in the slots of a lane."""
 
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self.waiting = _Waiting()
+        self.waiting: list[tuple[int, int, Request]] = []  # a heap by turn and arrival
+        self._arrivals = count()
         self.lane: Lane | None = None
         self.has_cancelled = False
         self.active: dict[int, Request] = {}  # by slot
@@ -236,8 +197,8 @@ class _Queue:
         self._free = np.zeros(0, np.int64)  # slots, sorted
         self._slots = np.zeros(0, np.int32)  # the active ones, sorted
         self._streams = 0  # active requests that are streamed
-        self._entering: list[Request] = []  # on their way from `waiting` to `active`
-        self._prefill: _Prefill | None = None
+        self._entering: dict[int, Request] = {}  # by slot, on their way from `waiting` to `active`
+        self._prefill: Iterator[None] | None = None  # of the prompts in `_entering`
         self._polls: deque[_Poll] = deque()
         self._ended: list[int] = []  # active slots whose sequences have ended
         # slots, requests that have ended, and their results, which are being copied to the host
@@ -264,12 +225,18 @@ class _Queue:
                     f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
                 )
 
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queues the requests of one call, which take turns with those of other calls."""
+        turn = self.waiting[0][0] if self.waiting else 0
+        for i, request in enumerate(requests):
+            heapq.heappush(self.waiting, (turn + i, next(self._arrivals), request))
+
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
         self._drop_cancelled()
         self._admit()
         if self.lane is not None and self.active:
-            self._run(self.lane, 1 if self._streams or self.waiting else POLL_STEPS[self.kind])
+            self._run(self.lane)
             self._poll()
             self._collect(self.lane)
         self._deliver()
@@ -277,7 +244,7 @@ class _Queue:
 
     def fail(self) -> None:
         """Ends all requests with an error."""
-        lost = [*self.active.values(), *self._entering, *self.waiting]
+        lost = [*self.active.values(), *self._entering.values(), *(one for *_, one in self.waiting)]
         lost += chain.from_iterable(requests for _, requests, _ in self._collected)
         for request in lost:
             if not request.is_done:
@@ -299,12 +266,13 @@ class _Queue:
     def _drop_cancelled(self) -> None:
         if not self.has_cancelled:
             return
-        self.waiting.drop_cancelled()
-        if self._prefill is not None and all(one.is_cancelled for one in self._entering):
-            self._mark(self._prefill.slots, FREE)
-            self._prefill, self._entering = None, []
+        self.waiting = [entry for entry in self.waiting if not entry[2].is_cancelled]
+        heapq.heapify(self.waiting)
+        if all(one.is_cancelled for one in self._entering.values()):
+            self._mark([*self._entering], FREE)
+            self._prefill, self._entering = None, {}
         # the others are dropped when they are active
-        self.has_cancelled = any(one.is_cancelled for one in self._entering)
+        self.has_cancelled = any(one.is_cancelled for one in self._entering.values())
         slots = [slot for slot, request in self.active.items() if request.is_cancelled]
         if slots and self.lane is not None:
             self.lane.search.release(slots)
@@ -329,8 +297,7 @@ class _Queue:
 
     def _admit(self) -> None:
         """Moves waiting requests to free slots, once enough slots are free for a batch."""
-        if self._prefill is not None and self.lane is not None:
-            self._continue_prefill(self.lane, self._prefill)
+        self._continue_prefill()
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
@@ -338,72 +305,98 @@ class _Queue:
             return
         if self.active and len(self._free) < self._least_to_admit():
             return
-        # a larger request waits for a larger lane, which is made when this one is empty
-        self._entering = self.waiting.take(
-            len(self._free), ADMIT_TOKENS[self.kind], lambda one: lane.shape.fits(*self._sizes(one))
-        )
-        if not self._entering:
-            return
-        for request in self._entering:
+        requests = self._take(lane)
+        slots = self._free[: len(requests)].tolist()
+        self._entering = dict(zip(slots, requests, strict=True))
+        for request in requests:
             if request.on_start is not None:
                 request.on_start()
-        slots = self._free[: len(self._entering)].tolist()
-        if isinstance(self.model, LanguageModel):
+        if requests and isinstance(self.model, LanguageModel):
             self._mark(slots, ENTERING)
-            self._prefill = _Prefill(self.model, self._entering, slots)
-            self._continue_prefill(lane, self._prefill)
-        else:
-            lane.encode(slots, [request.tokens for request in self._entering])
-            self._start(lane, slots, self.model.config.bos)
+            self._prefill = self._feed_prompts(lane, self.model)
+            self._continue_prefill()
+        elif requests:
+            lane.encode(slots, [request.tokens for request in requests])
+            self._start(lane, self.model.config.bos)
+
+    def _take(self, lane: Lane) -> list[Request]:
+        """Removes and returns the waiting requests that enter next, which fit in the free slots.
+
+        Together they have a limited number of tokens, unless the first alone has more.
+        """
+        taken: list[Request] = []
+        tokens = ADMIT_TOKENS[self.kind]
+        while self.waiting and len(taken) < len(self._free):
+            request = self.waiting[0][2]
+            tokens -= len(request.tokens)
+            # a larger request waits for a larger lane, which is made when this one is empty
+            if (taken and tokens < 0) or not lane.shape.fits(*self._sizes(request)):
+                break
+            taken.append(heapq.heappop(self.waiting)[2])
+        return taken
 
     def _least_to_admit(self) -> int:
         """The number of slots that must be free before waiting requests are admitted."""
         batch = max(1, int(len(self._admitted) * ADMIT_FRACTION[self.kind]))
         return min(batch, len(self.waiting))
 
-    def _continue_prefill(self, lane: Lane, prefill: "_Prefill") -> None:
-        """Feeds one piece of the prompts; starts their searches after the last piece."""
-        if prefill.advance(PREFILL_TOKENS[self.kind]):
+    def _continue_prefill(self) -> None:
+        if self._prefill is not None and next(self._prefill, "done") == "done":
             self._prefill = None
-            lane.copy_prompts(prefill.slots, prefill.state.cache)
-            self._start(lane, prefill.slots, prefill.last, prefill.lengths)
 
-    def _start(self, lane: Lane, slots: list[int], *first: Sequence[int] | int) -> None:
+    def _feed_prompts(self, lane: Lane, model: LanguageModel) -> Iterator[None]:
+        """Feeds the entering prompts in pieces, then starts their searches; yields in between."""
+        prompts = [request.tokens for request in self._entering.values()]
+        lengths = [len(prompt) - 1 for prompt in prompts]  # the search feeds the last token
+        padded = np.full((len(prompts), max(lengths)), model.config.pad)
+        for row, prompt, length in zip(padded, prompts, lengths, strict=True):
+            row[:length] = prompt[:-1]
+        tokens, counts = send(padded, model.device), send(np.array(lengths), model.device)
+        state = model.new_state(len(prompts), max(1, max(lengths)))
+        size = max(1, PREFILL_TOKENS[self.kind] // len(prompts))
+        for begin in range(0, max(lengths), size):
+            if begin > 0:
+                yield
+            piece = tokens[:, begin : begin + size]
+            model.feed(piece, state, (counts - begin).clamp(0, piece.shape[1]))
+        lane.copy_prompts([*self._entering], state.cache)
+        self._start(lane, [int(prompt[-1]) for prompt in prompts], lengths)
+
+    def _start(self, lane: Lane, *first: Sequence[int] | int) -> None:
         """Starts the searches of the entering requests; `first` are arguments of `Lane.admit`."""
-        requests, self._entering = self._entering, []
+        slots, requests = [*self._entering], [*self._entering.values()]
         lane.admit(slots, requests, *first)
-        self.active.update(zip(slots, requests, strict=True))
+        self.active.update(self._entering)
+        self._entering = {}
         self._mark(slots, self._steps)
         self._streams += sum(one.on_tokens is not None for one in requests)
 
-    def _run(self, lane: Lane, steps: int) -> None:
-        """Runs steps of all active slots."""
+    def _run(self, lane: Lane) -> None:
+        """Runs a few steps of all active slots."""
+        steps = 1 if self._streams or self.waiting else POLL_STEPS[self.kind]
         lane.step(self._slots, steps)
         self._steps += steps
-        slots = steps * lane.shape.slots if self.waiting else 0
         tokens = lane.copy(lane.search.tokens) if self._streams else None
         live = lane.copy(lane.live)
-        self._polls.append(_Poll(self._steps, steps, slots, live, tokens))
+        self._polls.append(_Poll(self._steps, steps, bool(self.waiting), live, tokens))
 
     def _poll(self) -> None:
-        """Finds the sequences that have ended; on a GPU, one poll late.
-
-        The host reads the previous poll while the device runs the newest steps.
-        """
+        """Finds the sequences that have ended."""
         stats = self.scheduler.stats
+        # a GPU runs the newest steps while the host reads the poll of the steps before
         while len(self._polls) > (self.kind == "cuda"):
             poll = self._polls.popleft()
             live = poll.live.numpy()[: len(self._admitted)]
             seen = self._admitted < poll.step
             if poll.tokens is not None:
-                self._stream(np.flatnonzero(seen).tolist(), poll.tokens.numpy())
+                self._stream(np.flatnonzero(seen), poll.tokens.numpy())
             self._ended = np.flatnonzero(seen & (live == 0)).tolist()
             rows = poll.steps * int(np.count_nonzero(live))
             stats.steps += poll.steps
             stats.rows += rows
-            if poll.loaded_slots:
+            if poll.is_loaded:
                 stats.loaded_rows += rows
-                stats.loaded_slots += poll.loaded_slots
+                stats.loaded_slots += poll.steps * len(live)
 
     def _collect(self, lane: Lane) -> None:
         """Releases slots whose sequences have ended, and starts to copy their results.
@@ -416,10 +409,10 @@ class _Queue:
             requests = self._release(slots)
             self._collected.append((slots, requests, lane.collect(slots, requests)))
 
-    def _stream(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+    def _stream(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         eos = self.scheduler.targets.eos
-        for slot in slots:
-            request, token = self.active[slot], int(tokens[slot * self.beam])
+        for slot, token in zip(slots.tolist(), tokens[slots * self.beam].tolist(), strict=True):
+            request = self.active[slot]
             if token != eos and request.on_tokens and not request.is_cancelled:
                 request.on_tokens([token])
 
@@ -431,7 +424,7 @@ class _Queue:
             slots, requests, packed = self._collected.popleft()
             found = make_hypotheses(packed.numpy(), requests)
             for slot, request, hypotheses in zip(slots, requests, found, strict=True):
-                request.finish(hypotheses, None if hypotheses else no_token())
+                request.finish(hypotheses, None if hypotheses else SearchError(NO_TOKEN))
                 if not hypotheses and slot in self._free and self.lane is not None:
                     self.lane.erase([slot])
 
@@ -443,36 +436,33 @@ class _Queue:
 
     def _prepare_lane(self) -> Lane | None:
         """Returns the lane; replaces it if it is idle and too small for the next request."""
-        sizes = [self._sizes(next(iter(self.waiting)))]
+        sizes = [self._sizes(self.waiting[0][2])]
         if self.lane is not None:
             if self.active or self.lane.shape.fits(*sizes[0]):
                 return self.lane
             sizes.append((self.lane.shape.source, self.lane.shape.capacity))
             self.lane = None  # the new lane needs its memory
-        sizes += map(self._sizes, self.waiting)
+        sizes += [self._sizes(request) for *_, request in self.waiting]
         config = self.model.config
-        source = round_up(max(size for size, _ in sizes), config.source_positions)
-        capacity = round_up(max(size for _, size in sizes), config.target_positions)
-        each = self._slot_bytes(source, capacity)
-        if each > self.scheduler.make_room(each):  # the requests do not fit in one lane together
-            source, capacity = sizes[0]
+        longest = round_up(max(source for source, _ in sizes), config.source_positions)
+        largest = round_up(max(capacity for _, capacity in sizes), config.target_positions)
+        # the requests may not fit in one lane together
+        for source, capacity in ((longest, largest), sizes[0]):
             each = self._slot_bytes(source, capacity)
-            if each > self.scheduler.make_room(each):
-                return None
-        slots = self._plan_slots(source, capacity)
+            if each <= self.scheduler.make_room(each):
+                break
+        else:
+            return None
+        slots = self.scheduler.max_rows // self.beam
+        if self.scheduler.batch_tokens is not None:
+            slots = self.scheduler.batch_tokens // (self.beam * (source + capacity))
+        slots = min(slots, MAX_SLOTS)
+        slots = max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
         shape = Shape(slots, self.beam, source, capacity)
         self.lane = Lane(self.model, shape, self.scheduler.targets, graphs=self.scheduler.graphs)
         self._admitted = np.full(slots, FREE)
         self._mark([], FREE)
         return self.lane
-
-    def _plan_slots(self, source: int, capacity: int) -> int:
-        """Returns the default number of slots or that of `batch_tokens`, limited by free memory."""
-        slots, tokens = self.scheduler.max_rows // self.beam, self.scheduler.batch_tokens
-        if tokens is not None:
-            slots = tokens // (self.beam * (source + capacity))
-        slots, each = min(slots, MAX_SLOTS), self._slot_bytes(source, capacity)
-        return max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
 
     def _slot_bytes(self, source: int, capacity: int) -> int:
         setting = cost.Setting(1, source, capacity, self.beam, self.model.dtype.itemsize)
@@ -484,35 +474,9 @@ class _Poll(NamedTuple):
 
     step: int
     steps: int  # since the previous poll
-    loaded_slots: int  # slots × steps, if requests waited for slots
+    is_loaded: bool  # whether requests waited for slots
     live: HostCopy
     tokens: HostCopy | None
-
-
-class _Prefill:
-    """Prompts that are fed to the model in pieces before they enter their slots."""
-
-    def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
-        self.model, self.slots = model, slots
-        self.last = [int(request.tokens[-1]) for request in requests]
-        self.lengths = [len(request.tokens) - 1 for request in requests]  # without the last token
-        tokens = np.full((len(requests), max(self.lengths)), model.config.pad)
-        for row, request in zip(tokens, requests, strict=True):
-            row[: len(request.tokens) - 1] = request.tokens[:-1]
-        self._tokens = send(tokens, model.device)
-        self._counts = send(np.array(self.lengths), model.device)
-        self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
-        self._fed = 0
-
-    def advance(self, tokens: int) -> bool:
-        """Feeds up to `tokens` tokens; returns whether all prompts have been fed."""
-        rows, width = self._tokens.shape
-        end = min(width, self._fed + max(1, tokens // rows))
-        if end > self._fed:
-            counts = (self._counts - self._fed).clamp(0, end - self._fed)
-            self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
-        self._fed = end
-        return end == width
 
 
 def round_up(positions: int, most: int) -> int:
