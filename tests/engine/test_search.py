@@ -133,6 +133,13 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(options, batch):
         assert_same(batched, search([row])[0])
 
 
+def test_negative_seeds_are_seeds_modulo_two_to_the_64():
+    toy, config = random_toy(5, seed=4), DecodeConfig(max_length=9, temperature=1.0)
+    seeds = [-1, 2**64 - 1, -(2**63), 2**63]
+    drawn = sample(toy.step, toy.start(*[1] * 4), config, eos=0, seeds=seeds)
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
 FIVE = [0.05, 0.25, 0.2, 0.4, 0.1]
 
 

@@ -43,7 +43,13 @@ def make_pair(slots: int, beam: int, vocab_size: int = V, **changes: object) -> 
         for T in (cache.lengths, cache.ancestors):
             if T is not None:
                 T.fill_(77)
-        given = {"cache": cache, "device": DEVICE, "implementation": name, **changes}
+        given = {
+            "cache": cache,
+            "sampling": False,
+            "device": DEVICE,
+            "implementation": name,
+            **changes,
+        }
         made.append(Search(slots, beam, 12, Targets(vocab_size, EOS), **given))
     return made
 

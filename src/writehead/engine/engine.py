@@ -76,13 +76,11 @@ class Engine:
         graphs: bool = True,
     ) -> None:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
-        config = model.config
-        tokenizer.check_fits(config)
+        tokenizer.check_fits(model.config)
         self.model, self.tokenizer, self.batching = model, tokenizer, batching or Batching()
         vocab_size, suppressed = tokenizer.target.vocab_size, tokenizer.suppressed
-        targets = Targets(vocab_size, config.eos, suppressed, tokenizer.ends)
-        tokens = self.batching.tokens
-        self.scheduler = Scheduler(model, targets, batch_tokens=tokens, graphs=graphs)
+        targets = Targets(vocab_size, model.config.eos, suppressed, tokenizer.ends)
+        self.scheduler = Scheduler(model, targets, self.batching.tokens, graphs)
 
     @classmethod
     def load(
@@ -177,8 +175,7 @@ class Engine:
     ) -> list[Line]:
         """Returns the requests with which `translate` or `generate` would decode each text.
 
-        This is for callers that submit requests to `scheduler` and step it themselves, as a server
-        does; they pass finished requests to `outputs`.
+        Callers submit them to `scheduler`, step it, and pass finished requests to `outputs`.
         """
         if isinstance(self.model, TranslationModel):
             encode = self._line_encoder(options, source_lang, target_lang)
@@ -223,10 +220,9 @@ class Engine:
             request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
         self.scheduler.submit(requests)
         try:
-            is_done = False
-            while not is_done:
-                is_done = all(request.is_done for request in requests)
-                if not is_done:
+            remains = True
+            while remains:
+                if remains := not all(request.is_done for request in requests):
                     self.scheduler.step()
                 while arrived:
                     i, tokens = arrived.popleft()
@@ -297,11 +293,9 @@ class Engine:
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
         frame = self.tokenizer.frame(source_lang, target_lang)
-        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
-            raise ConfigError(
-                f"source_positions={self.model.config.source_positions} has no room for text; use "
-                f"a model with more"
-            )
+        m = self.model.config.source_positions
+        if m <= len(frame.before) + len(frame.after):
+            raise ConfigError(f"source_positions={m} has no room for text; use a model with more")
         options, hidden = self._checked(options, BEAM), len(frame.forced)
         most, least = options.max_length, options.min_length  # the search also counts forced tokens
         options = dataclasses.replace(

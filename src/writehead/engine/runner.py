@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.data.tokenizer import Tokens
-from writehead.engine.search import Options, Search, Targets
+from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
@@ -34,6 +34,7 @@ GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a 
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
+Work = Callable[[Tensor], Any]
 _capturing = threading.Lock()
 
 
@@ -64,22 +65,13 @@ class Lane:
     """Buffers and steps for `shape.slots` sequences."""
 
     @torch.no_grad()
-    def __init__(
-        self, model: Model, shape: Shape, targets: Targets, *, graphs: bool = True
-    ) -> None:
+    def __init__(self, model: Model, shape: Shape, targets: Targets, graphs: bool = True) -> None:
         self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
         self.cache = model.new_state(slots, shape.capacity, shape.beam, shape.padded).cache
         self.cache.live.zero_()
-        self.search = Search(
-            slots,
-            shape.beam,
-            shape.capacity,
-            targets,
-            device=model.device,
-            cache=self.cache,
-            sampling=shape.beam == 1,
-        )
+        sizes = slots, shape.beam, shape.capacity
+        self.search = Search(*sizes, targets, device=model.device, cache=self.cache)
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
         self.memory = None
         if isinstance(model, TranslationModel):
@@ -144,11 +136,7 @@ class Lane:
             own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
 
     def admit(
-        self,
-        slots: Sequence[int],
-        options: Sequence[Options],
-        first: Sequence[int] | int,
-        lengths: Sequence[int] | int = 0,
+        self, slots: Sequence[int], options: Sequence[Options], first: Ints, lengths: Ints = 0
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
         start = partial(self._call, "admit", self.search.start)
@@ -165,14 +153,12 @@ class Lane:
             T.view(len(T), self.shape.slots + 1, -1, *T.shape[2:]).index_fill_(1, index, 0.0)
 
     def step(self, slots: NDArray[np.int32], steps: int = 1) -> None:
-        """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times.
-
-        Passing the same array again is faster, so its content must not change.
-        """
+        """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times."""
         if self.graphs is None:
             for _ in range(steps):
                 self._step_eagerly(slots)
             return
+        # an array is recognized by its identity, so its content must not change
         if slots is not self._slots:
             count = min(graph_slots(len(slots)), self.shape.slots)
             self._sizes = count, bool(self.search.samples[slots].any())
@@ -195,7 +181,7 @@ class Lane:
         """Starts copying a tensor of this lane to the host."""
         return HostCopy(T) if self.graphs is None else self._copies.start(T)
 
-    def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
+    def _call(self, name: str, work: Work, rows: NDArray[np.int32]) -> Any:
         """Calls `work` with a row per slot, which starts with the slot; by a graph if possible."""
         if self.graphs is None:
             with launches_on(self.model.device):
@@ -238,16 +224,11 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._inputs: dict[Hashable, Tensor] = {}
-        self._outputs: dict[Hashable, Any] = {}
+        self._buffers: dict[Hashable, tuple[Tensor, Any]] = {}  # the inputs and outputs of calls
         self.staged = StagedCopies()
 
     def call(
-        self,
-        key: tuple[str, int],
-        work: Callable[[Tensor], Any],
-        rows: NDArray[Any],
-        padding: Sequence[int],
+        self, key: tuple[str, int], work: Work, rows: NDArray[Any], padding: Sequence[int]
     ) -> Any:
         """Runs `work` as a graph on `rows` and padding, as many rows as key[1]; returns its result.
 
@@ -255,14 +236,15 @@ class Graphs:
         """
         if key not in self.captured:
             row = torch.tensor(padding, dtype=torch.int32, device=self._device)
-            self._inputs[key] = row.expand(key[1], -1).contiguous()
-            self.capture(key, partial(work, self._inputs[key]))
-        self.staged.send(rows, self._inputs[key], padding)
+            given = row.expand(key[1], -1).contiguous()
+            self._buffers[key] = given, self.capture(key, partial(work, given))
+        given, result = self._buffers[key]
+        self.staged.send(rows, given, padding)
         self.captured[key].replay()
-        return self._outputs[key]
+        return result
 
-    def capture(self, key: Hashable, work: Callable[[], Any]) -> None:
-        """Captures `work` as a graph, after a run that loads its kernels."""
+    def capture(self, key: Hashable, work: Callable[[], Any]) -> Any:
+        """Captures `work` as a graph, after a run that loads its kernels; returns its result."""
         from writehead.ops.launch import compile_kernels
 
         graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
@@ -274,5 +256,6 @@ class Graphs:
                 torch.cuda.synchronize(self._device)
                 mode = "thread_local"
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
-                    self._outputs[key] = work()
+                    result = work()
         self.captured[key] = graph
+        return result

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from writehead import cost
 from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import GRAPH_STEPS, Lane, Model, Shape
-from writehead.engine.search import NO_TOKEN, Hypothesis, Options, Targets, make_hypotheses
+from writehead.engine.search import NO_TOKEN, Hypothesis, Ints, Options, Targets, make_hypotheses
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import LanguageModel
 from writehead.util.devices import available_memory, steady_modes
@@ -92,12 +92,7 @@ class Scheduler:
     """Decodes requests with a model; several threads may call it."""
 
     def __init__(
-        self,
-        model: Model,
-        targets: Targets,
-        *,
-        batch_tokens: int | None = None,
-        graphs: bool = True,
+        self, model: Model, targets: Targets, batch_tokens: int | None = None, graphs: bool = True
     ) -> None:
         self.model, self.targets = model, targets
         self.batch_tokens, self.graphs = batch_tokens, graphs
@@ -233,7 +228,8 @@ class _Queue:
 
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
-        self._drop_cancelled()
+        if self.has_cancelled:
+            self._drop_cancelled()
         self._admit()
         if self.lane is not None and self.active:
             self._run(self.lane)
@@ -264,8 +260,6 @@ class _Queue:
             self.lane = None
 
     def _drop_cancelled(self) -> None:
-        if not self.has_cancelled:
-            return
         self.waiting = [entry for entry in self.waiting if not entry[2].is_cancelled]
         heapq.heapify(self.waiting)
         if all(one.is_cancelled for one in self._entering.values()):
@@ -320,12 +314,9 @@ class _Queue:
             self._start(lane, self.model.config.bos)
 
     def _take(self, lane: Lane) -> list[Request]:
-        """Removes and returns the waiting requests that enter next, which fit in the free slots.
-
-        Together they have a limited number of tokens, unless the first alone has more.
-        """
+        """Removes and returns the waiting requests that enter the free slots next."""
         taken: list[Request] = []
-        tokens = ADMIT_TOKENS[self.kind]
+        tokens = ADMIT_TOKENS[self.kind]  # the first request alone may have more
         while self.waiting and len(taken) < len(self._free):
             request = self.waiting[0][2]
             tokens -= len(request.tokens)
@@ -362,7 +353,7 @@ class _Queue:
         lane.copy_prompts([*self._entering], state.cache)
         self._start(lane, [int(prompt[-1]) for prompt in prompts], lengths)
 
-    def _start(self, lane: Lane, *first: Sequence[int] | int) -> None:
+    def _start(self, lane: Lane, *first: Ints) -> None:
         """Starts the searches of the entering requests; `first` are arguments of `Lane.admit`."""
         slots, requests = [*self._entering], [*self._entering.values()]
         lane.admit(slots, requests, *first)
@@ -399,10 +390,8 @@ class _Queue:
                 stats.loaded_slots += poll.steps * len(live)
 
     def _collect(self, lane: Lane) -> None:
-        """Releases slots whose sequences have ended, and starts to copy their results.
-
-        While requests wait, slots are released once enough of them are free to admit a batch.
-        """
+        """Releases slots whose sequences have ended, and starts to copy their results."""
+        # if requests wait, once enough slots are free to admit a batch
         few = len(self._free) + len(self._ended) < self._least_to_admit()
         if self._ended and (self._streams or not few):
             slots = self._ended
@@ -459,7 +448,7 @@ class _Queue:
         slots = min(slots, MAX_SLOTS)
         slots = max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
         shape = Shape(slots, self.beam, source, capacity)
-        self.lane = Lane(self.model, shape, self.scheduler.targets, graphs=self.scheduler.graphs)
+        self.lane = Lane(self.model, shape, self.scheduler.targets, self.scheduler.graphs)
         self._admitted = np.full(slots, FREE)
         self._mark([], FREE)
         return self.lane
@@ -481,6 +470,4 @@ class _Poll(NamedTuple):
 
 def round_up(positions: int, most: int) -> int:
     """Rounds up to a power of two, at least MIN_POSITIONS and at most `most`; 0 stays 0."""
-    if positions == 0:
-        return 0
-    return min(most, max(MIN_POSITIONS, 1 << (positions - 1).bit_length()))
+    return min(most, max(MIN_POSITIONS, 1 << (positions - 1).bit_length())) if positions else 0

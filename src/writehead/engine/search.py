@@ -13,7 +13,6 @@ A slot is done when no live hypothesis can still enter its n-best list.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -42,19 +41,19 @@ NO_TOKEN = (  # the error of a request without hypotheses
     "min_length or processor that leaves no token"
 )
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
+Ints = Sequence[int] | int
 
 
 class Hypothesis(NamedTuple):
     """A decoded sequence: token ids without eos.
 
-    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
-    is false for a sequence that was cut at its maximum length.
+    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos.
     """
 
     tokens: Tokens
     score: float
     log_probability: float
-    finished: bool
+    finished: bool  # false if it was cut at its maximum length
 
     def with_tuple(self) -> "Hypothesis":
         """Returns this hypothesis with a tuple of integers as tokens, instead of an array."""
@@ -136,14 +135,15 @@ class Search:
         *,
         device: torch.device | str,
         cache: KVCache | None = None,
-        sampling: bool = False,
+        sampling: bool = True,
         implementation: str = "auto",
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.slots, self.beam, self.capacity = slots, beam, capacity
-        self.vocab_size, self.eos, self.sampling = targets.vocab_size, targets.eos, sampling
+        self.vocab_size, self.eos = targets.vocab_size, targets.eos
+        self.sampling = sampling and beam == 1
         ends = {targets.eos, *targets.ends}
         never = {*targets.suppressed, *ends} - {targets.eos}
         self._suppressed, self._ends = (
@@ -162,7 +162,7 @@ class Search:
         columns = *integers[:6], *floats[6:11], longs[6]
         self.options = SlotOptions(*columns)
         self.prefix = zeros(slots, capacity)
-        self.seen = zeros(slots if sampling else 0, self.vocab_size, dtype=torch.uint8)
+        self.seen = zeros(slots if self.sampling else 0, self.vocab_size, dtype=torch.uint8)
         self.history_tokens, self.history_parents = zeros(2, slots, capacity, beam)
         self.pool_table = zeros(slots, beam, 7)
         integers, floats = self.pool_table.unbind(2), self.pool_table.view(torch.float32).unbind(2)
@@ -180,20 +180,18 @@ class Search:
             self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
         reasons = {"triton": self.why_not_triton, "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
+        self._kernels: Any = None  # the module, which needs Triton
+        if self.implementation == "triton":
+            from writehead.engine import search_kernels
 
-    @cached_property
-    def kernel_state(self) -> Any:
-        """The tensors that the kernels read and write."""
-        from writehead.engine import search_kernels
-
-        return search_kernels.State.of(self)
+            self._kernels, self.kernel_state = search_kernels, search_kernels.State.of(self)
 
     def admit(
         self,
         slots: Sequence[int],
         options: Sequence[Options],
-        first: Sequence[int] | int = 0,
-        lengths: Sequence[int] | int = 0,
+        first: Ints = 0,
+        lengths: Ints = 0,
         start: Callable[[NDArray[np.int32]], object] | None = None,
     ) -> None:
         """Starts a search in each of `slots`, which discards the previous one; does not wait.
@@ -201,20 +199,20 @@ class Search:
         `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
         such as those of a prompt. `start` is called instead of `self.start`, with an array.
         """
-        table = _pack(options)
+        table, device = _pack(options), self.tokens.device
         table["slot"], table["first"], table["length"], table["live"] = slots, first, lengths, 1
         self.samples[table["slot"]] = self._check(options, table)
         rows = table.view(np.int32).reshape(len(table), -1)
         if start is not None:
             start(rows)
         else:
-            self.start(self._send(rows))
+            self.start(send(rows, device))
         if width := int(table["prefix_length"].max()):
             padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
             index, prefixes = np.array(slots, np.int64), np.array(padded, np.int32)
-            self.prefix[:, :width].index_copy_(0, self._send(index), self._send(prefixes))
+            self.prefix[:, :width].index_copy_(0, send(index, device), send(prefixes, device))
         if (table["repetition_penalty"] != 1.0).any():
-            self.seen.index_fill_(0, self._send(np.array(slots, np.int64)), 0)
+            self.seen.index_fill_(0, send(np.array(slots, np.int64), device), 0)
 
     def start(self, rows: Tensor) -> None:
         """Starts the searches of `rows`, an int32 view of one `ROW` each."""
@@ -228,12 +226,10 @@ class Search:
 
     def release(self, slots: Sequence[int]) -> None:
         """Ends the searches in `slots`; their results can still be collected."""
-        index = self._send(np.array(slots, np.int64))
+        index = send(np.array(slots, np.int64), self.tokens.device)
         self.live.view(self.slots, self.beam).index_fill_(0, index, 0)
 
-    def advance(
-        self, logits: Tensor, slots: Tensor | None = None, *, sampling: bool = True
-    ) -> None:
+    def advance(self, logits: Tensor, slots: Tensor | None = None, sampling: bool = True) -> None:
         """Chooses the next tokens from logits [R × beam, vocab_size or more], of any dtype.
 
         `slots` [R] int32 are the slots of the logits, by default the first R. Slots that are not
@@ -251,10 +247,8 @@ class Search:
             logits[:, self.eos] = logits[:, self._ends].logsumexp(1)
         if len(self._suppressed):
             logits.index_fill_(1, self._suppressed, NEVER)
-        if self.implementation == "triton":
-            from writehead.engine import search_kernels  # needs Triton, which is optional
-
-            search_kernels.advance(self, logits, slots, sampling and self.sampling)
+        if self._kernels is not None:
+            self._kernels.advance(self, logits, slots, sampling and self.sampling)
             return
         live = self.live.view(-1, beam)[slots, 0] != 0
         x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
@@ -275,10 +269,8 @@ class Search:
         texts = packed[:, :, HEADER:]
         if self.beam == 1:
             texts[:, 0] = self.history_tokens[index, :, 0]
-        elif self.implementation == "triton":
-            from writehead.engine import search_kernels
-
-            search_kernels.trace_back(self, index, texts)
+        elif self._kernels is not None:
+            self._kernels.trace_back(self, index, texts)
         else:
             _trace_back(self, index, texts)
         return packed
@@ -299,9 +291,6 @@ class Search:
         if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
         return samples
-
-    def _send(self, array: NDArray[Any]) -> Tensor:
-        return send(array, self.tokens.device)
 
 
 def _pack(options: Sequence[Options]) -> NDArray[np.void]:
@@ -342,8 +331,8 @@ def make_hypotheses(
     ends = packed[:, :, 0] - packed[:, :, 1]
     texts = zip(packed[:, :, HEADER:].reshape(ends.size, -1), ends.ravel().tolist(), strict=True)
     tokens = [text[:end] for text, end in texts]
-    columns = scores.ravel().tolist(), log_p.ravel().tolist(), (packed[:, :, 1] == 1).ravel()
-    flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
+    columns = (column.ravel().tolist() for column in (scores, log_p, packed[:, :, 1] == 1))
+    flat = [*map(Hypothesis, tokens, *columns)]
     limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]
     return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
 
@@ -351,11 +340,6 @@ def make_hypotheses(
 def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
     """Returns the divisor of a log probability: ((5 + length) / 6)^alpha."""
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
-
-
-def _is_early(search: Search, at: Tensor) -> Tensor:
-    """Returns whether eos would end the sequences of slots `at` before their minimum length."""
-    return search.options.count[at] + 1 < search.options.min_length[at]
 
 
 def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
@@ -403,13 +387,15 @@ def _full_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
-    t = options.count[at].long()
-    first = _top_k(x, 1)[1]
-    choose = _sample if search.sampling else _likeliest
-    token = choose(search, x, first, at, t)
+    t, count = options.count[at].long(), options.count[at] + 1
+    first, early = _top_k(x, 1)[1], count < options.min_length[at]
+    if search.sampling:
+        token = _sample(search, x, first, at, early)
+    else:
+        token = _likeliest(search, x, first, early)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
     log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x, first)
-    finished, count = token == search.eos, options.count[at] + 1
+    finished = token == search.eos
     over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
 
     search.history_tokens[at, t, 0] = token.int()
@@ -423,17 +409,17 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     search.live[at] = (~over).long()
 
 
-def _likeliest(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _likeliest(search: Search, x: Tensor, first: Tensor, early: Tensor) -> Tensor:
     """Returns the likeliest allowed tokens [R]; `first` [R, 1] may contain eos too early."""
     token = first.squeeze(1)
-    wrong = _is_early(search, at) & (token == search.eos)
+    wrong = early & (token == search.eos)
     if wrong.any():
         token = token.clone()
         token[wrong] = _without_early_eos(search, x[wrong], wrong[wrong]).argmax(dim=1)
     return token
 
 
-def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, early: Tensor) -> Tensor:
     """Returns tokens [R] drawn from logits x [R, vocab_size], or the likeliest at temperature 0.
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
@@ -444,13 +430,12 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)
     temperature = options.temperature[at].unsqueeze(1)
-    early = _is_early(search, at)
     if (penalty != 1.0).any():
         x = _without_early_eos(search, x, early)
         penalized = torch.where(x > 0.0, x / penalty, x * penalty)
         x = torch.where(search.seen[at] != 0, penalized, x)
         first = _top_k(x, 1)[1]
-    likeliest = _likeliest(search, x, first, at, t)
+    likeliest = _likeliest(search, x, first, early)
     if not (temperature > 0.0).any():
         return likeliest
     x = _without_early_eos(search, x, early)
@@ -468,7 +453,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
         kept &= ordered >= min_p.log()
         mass *= torch.zeros_like(kept).scatter(1, tokens, kept)
     cumulative = mass.cumsum(dim=1)
-    draw = _random(options.seed[at], t).unsqueeze(1) * cumulative[:, -1:]
+    draw = _random(options.seed[at], options.count[at].long()).unsqueeze(1) * cumulative[:, -1:]
     # rounding may leave a gap at the end; for a row of NaN, any token will do
     last = (mass > 0.0).int().cumsum(dim=1).argmax(dim=1)
     token = torch.minimum((cumulative <= draw).sum(dim=1), last)
@@ -492,7 +477,7 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of beam search on logits x [R, beam, vocab_size] of live slots `at`."""
     options, pool, beam = search.options, search.pool, search.beam
     t, count = options.count[at].long(), options.count[at] + 1
-    rows, early, allowed = x.flatten(0, 1), _is_early(search, at), x
+    rows, early, allowed = x.flatten(0, 1), count < options.min_length[at], x
     forced = t < options.prefix_length[at]
     if forced.any():
         others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)

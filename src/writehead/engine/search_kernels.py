@@ -102,7 +102,7 @@ class Sizes(NamedTuple):
 
 def advance(search: "Search", logits: Tensor, slots: Tensor, sampling: bool) -> None:
     """Runs one step; see `Search.advance`."""
-    state: State = search.kernel_state
+    state = search.kernel_state
     rows, beam, options = len(logits), search.beam, pdl(logits)
     parts, chunks = state.statistics.shape[1], state.peaks.shape[1]
     tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
@@ -127,12 +127,6 @@ def trace_back(search: "Search", index: Tensor, texts: Tensor) -> None:
     """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
     given = index, search.kernel_state, texts, *texts.stride()[:2], search.beam
     launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
-
-
-@triton.jit
-def _take(vector, places, place):
-    """Returns the element of a small vector at `place`."""
-    return tl.sum(tl.where(places == place, vector, tl.zeros_like(vector)), axis=0)
 
 
 @triton.jit
@@ -388,10 +382,9 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
 
 @triton.jit
 def _kept(y, earlier, theta, ties, floor, peak, rate):
-    """Returns, for each chunk of a tile y, its kept mass and the number of ties before it.
+    """Returns the kept mass of each chunk of a tile y, and the ties before it and up to the end.
 
-    Ties are tokens equal to theta. Also returns their number up to the end of the tile; `earlier`
-    is their number before the tile.
+    Ties are tokens equal to theta; `earlier` of them are before the tile.
     """
     is_above = (y > theta) & (y >= floor)
     mass = tl.sum(tl.where(is_above, _mass(y, peak, rate), 0.0), axis=1)
@@ -436,12 +429,15 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
         start += tl.sum(mass, axis=0)
         chunk = tl.max(tl.where((mass > 0.0) & (starts <= target), chunks, -1), axis=0)
         if chunk >= 0:
-            own = tl.sum(tl.where((chunks == chunk)[:, None], y, 0.0), axis=0)  # [CHUNK]
+            is_chunk = chunks == chunk
+            own = tl.sum(tl.where(is_chunk[:, None], y, 0.0), axis=0)  # [CHUNK]
             is_equal = (own == theta).to(tl.float32)
-            rank = _take(before, chunks, chunk) + tl.cumsum(is_equal, axis=0) - is_equal
+            rank = tl.sum(tl.where(is_chunk, before, 0.0), axis=0)
+            rank = rank + tl.cumsum(is_equal, axis=0) - is_equal
             is_kept = ((own > theta) | ((own == theta) & (rank < ties))) & (own >= floor)
             each = tl.where(is_kept, _mass(own, peak, rate), 0.0)
-            begins = _take(starts, chunks, chunk) + tl.cumsum(each, axis=0) - each
+            begins = tl.sum(tl.where(is_chunk, starts, 0.0), axis=0)
+            begins = begins + tl.cumsum(each, axis=0) - each
             last = tl.max(tl.where((each > 0.0) & (begins <= target), within, 0), axis=0)
             token = tile * sizes.TILE + chunk * sizes.CHUNK + last
     return token
@@ -497,10 +493,8 @@ def top_kernel(logits, stride, slots, state, sizes):
 
 @triton.jit
 def _best_of_beams(total, rank, vocab_size, sizes):
-    """Returns scores, parents and tokens [SIZE_C] of the TOP best of total [beam, candidates].
-
-    rank: beam × vocab_size + token; of equal scores, the lower rank comes first.
-    """
+    """Returns scores, parents and tokens [SIZE_C] of the TOP best of total [beam, candidates]."""
+    # rank: beam × vocab_size + token; of equal scores, the lower rank comes first
     candidates = tl.arange(0, sizes.SIZE_C)
     scores = tl.full([sizes.SIZE_C], float("-inf"), tl.float32)
     ranks = tl.zeros([sizes.SIZE_C], tl.int32)

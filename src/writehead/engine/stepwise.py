@@ -1,8 +1,4 @@
-"""Greedy search, sampling and beam search over any step function.
-
-A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. All searches
-use the reference implementation of `Search`.
-"""
+"""Greedy search, sampling and beam search over any step function, with the reference `Search`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -41,6 +37,7 @@ class SearchState(Protocol):
 
 
 S = TypeVar("S", bound=SearchState)
+# takes tokens [rows] and a state; returns logits [rows, vocab_size]
 Step = Callable[[Tensor, S], Tensor]
 # takes the tokens chosen so far [rows, t] and logits [rows, vocab_size]; returns logits
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -173,7 +170,8 @@ def _search(
             f"beam={beam}"
         )
     options = _make_options(config, len(state.first) // beam, eos, *given)
-    state.begin([one.max_length for one in options])
+    limits = [one.max_length for one in options]
+    state.begin(limits)
     search, tokens = None, state.first
     texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors
     while search is None or bool(search.live.any()):
@@ -198,15 +196,8 @@ def _search(
                 f"[{len(tokens)}, vocab_size]"
             )
         if search is None:
-            search = Search(
-                len(options),
-                beam,
-                max(one.max_length for one in options),
-                Targets(logits.shape[1], eos),
-                device=tokens.device,
-                sampling=beam == 1,
-                implementation="reference",
-            )
+            sizes, targets = (len(options), beam, max(limits)), Targets(logits.shape[1], eos)
+            search = Search(*sizes, targets, device=tokens.device, implementation="reference")
             search.admit(range(len(options)), options)
         search.advance(logits)
     packed = search.collect(torch.arange(len(options), device=tokens.device), config.n_best)
