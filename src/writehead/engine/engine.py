@@ -244,9 +244,9 @@ class Engine:
         pending: deque[Line] = deque()
         finished: deque[float] = deque()  # for each finished request, its fraction of a line
         unfinished = 0  # requests
-        groups = work_ahead(texts, encode, self.batching.lines)  # tokenizes in another thread
         try:
-            for lines in chain(groups, [[]]):
+            # another thread tokenizes the next group while this one is decoded
+            for lines in chain(work_ahead(texts, encode, self.batching.lines), [[]]):
                 report(sum(not line for line in lines))  # empty lines have no requests
                 unfinished += self._submit(lines, finished.append)
                 pending.extend(lines)

@@ -152,8 +152,7 @@ class Scheduler:
         try:
             return queue.step()
         except BaseException as error:
-            self._queues.pop(queue.beam, None)  # the state of its lane is unknown
-            queue.fail()
+            self._queues.pop(queue.beam, queue).fail()  # the state of its lane is unknown
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfRoom(
                     "the device ran out of memory while decoding; use a smaller beam or fewer "
@@ -240,7 +239,8 @@ class _Queue:
 
     def fail(self) -> None:
         """Ends all requests with an error."""
-        lost = [*self.active.values(), *self._entering.values(), *(one for *_, one in self.waiting)]
+        lost = [*self.active.values(), *self._entering.values()]
+        lost += [request for *_, request in sorted(self.waiting)]
         lost += chain.from_iterable(requests for _, requests, _ in self._collected)
         for request in lost:
             if not request.is_done:
