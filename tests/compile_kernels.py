@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from helpers import config, model, tokens
 from writehead.config import DecodeConfig
 from writehead.engine.runner import Lane, Shape
-from writehead.engine.search import Options
+from writehead.engine.search import Options, Targets
 from writehead.ops import decode_attention as decode_ops
 from writehead.ops import packed_attention
 from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
@@ -91,7 +91,7 @@ def compile_lane(task: str, slots: int, beam: int, **changes: object) -> None:
     """Encodes or prefills, then runs one step of a lane's slots, as in a graph."""
     dtype = changes.pop("dtype", torch.bfloat16)
     made = model(config(task, **(SIZES | changes)), dtype=dtype).pack()
-    lane = Lane(made, Shape(slots, beam, 8 * (task == "translation"), 32), vocab_size=37, eos=1)
+    lane = Lane(made, Shape(slots, beam, 8 * (task == "translation"), 32), Targets(37, 1))
     if task == "translation":
         lane.encode(range(slots), tokens(slots, 5).tolist())
     else:

@@ -15,6 +15,7 @@ from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
 from writehead.engine.runner import Model
 from writehead.engine.scheduler import Request, Scheduler
+from writehead.engine.search import Targets
 from writehead.model import TranslationModel
 
 EOS = 1
@@ -118,8 +119,8 @@ class Alone:
         assert_ranked(request.result(), self.decode(task), tolerance)
 
 
-def scheduler(made: Model, **options: object) -> Scheduler:
-    return Scheduler(made, **({"vocab_size": made.config.vocab_size, "eos": EOS} | options))
+def scheduler(made: Model, vocab_size: int | None = None, **options: object) -> Scheduler:
+    return Scheduler(made, Targets(vocab_size or made.config.vocab_size, EOS), **options)
 
 
 def run(loop: Scheduler, requests: Sequence[Request]) -> None:

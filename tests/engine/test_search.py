@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from search_toys import Toy, assert_same, hypothesis, random_toy
 from writehead.config import DecodeConfig
 from writehead.engine import Hypothesis, beam_search, greedy, sample
-from writehead.engine.search import Options, Search
+from writehead.engine.search import Options, Search, Targets
 from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, WriteheadError
 
 SEARCHES = {"greedy": greedy, "sample": sample, "beam": beam_search}
@@ -131,6 +131,13 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(options, batch):
 
     for row, batched in zip(batch, search(batch), strict=True):
         assert_same(batched, search([row])[0])
+
+
+def test_negative_seeds_are_seeds_modulo_two_to_the_64():
+    toy, config = random_toy(5, seed=4), DecodeConfig(max_length=9, temperature=1.0)
+    seeds = [-1, 2**64 - 1, -(2**63), 2**63]
+    drawn = sample(toy.step, toy.start(*[1] * 4), config, eos=0, seeds=seeds)
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
 
 
 FIVE = [0.05, 0.25, 0.2, 0.4, 0.1]
@@ -261,7 +268,7 @@ def test_invalid_input_is_rejected_by_the_first_step(name, options, given, error
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_step_without_live_slots_changes_nothing(beam):
-    search = Search(3, beam, 5, vocab_size=11, eos=1, device="cpu", implementation="reference")
+    search = Search(3, beam, 5, Targets(11, 1), device="cpu", implementation="reference")
     search.admit([0, 2], [Options(DecodeConfig(beam=beam), 5)] * 2)
     search.release([0, 2])
     before = search.tokens.clone()

@@ -11,7 +11,7 @@ from helpers import DEVICE, assert_close_in, randn
 from search_toys import assert_same
 from writehead.config import AttentionConfig, DecodeConfig
 from writehead.engine import search_kernels
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses
+from writehead.engine.search import Hypothesis, Options, Search, Targets, make_hypotheses
 from writehead.errors import BackendError, ConfigError, TokenError
 from writehead.model import KVCache
 
@@ -43,8 +43,14 @@ def make_pair(slots: int, beam: int, vocab_size: int = V, **changes: object) -> 
         for T in (cache.lengths, cache.ancestors):
             if T is not None:
                 T.fill_(77)
-        given = {"cache": cache, "eos": EOS, "device": DEVICE, "implementation": name, **changes}
-        made.append(Search(slots, beam, 12, vocab_size=vocab_size, **given))
+        given = {
+            "cache": cache,
+            "sampling": False,
+            "device": DEVICE,
+            "implementation": name,
+            **changes,
+        }
+        made.append(Search(slots, beam, 12, Targets(vocab_size, EOS), **given))
     return made
 
 

@@ -14,7 +14,7 @@ from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
 from writehead.engine.runner import Lane, Shape
-from writehead.engine.search import Options
+from writehead.engine.search import Options, Targets
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
@@ -76,7 +76,7 @@ def test_bfloat16_logits_err_at_most_twice_as_much_as_the_plain_step(kind, rows,
     exact, packed = copy.deepcopy(made).double(), copy.deepcopy(made).pack()
     source, slots = tokens(rows, 31, vocab_size=501).to(DEVICE), range(rows)
     lengths = torch.arange(rows, device=DEVICE) % 30 + 1
-    lane = Lane(packed, Shape(rows, 1, 31, 16), vocab_size=501, eos=EOS)
+    lane = Lane(packed, Shape(rows, 1, 31, 16), Targets(501, EOS))
     lane.encode(slots, [row[:n] for row, n in zip(source.tolist(), lengths.tolist(), strict=True)])
     lane.admit(slots, [Options(GREEDY, 16)] * rows, 0)
     listed = torch.arange(rows, dtype=torch.int32, device=DEVICE)
@@ -106,7 +106,7 @@ def test_the_first_step_compiles_all_its_kernels_in_parallel(monkeypatch):
 
     made = sized("translation", dtype=torch.bfloat16, d=88, f=104, vocab_size=777)  # used once
     made = made.to(DEVICE).pack()
-    lane = Lane(made, Shape(3, 4, 9, 16), vocab_size=777, eos=EOS)
+    lane = Lane(made, Shape(3, 4, 9, 16), Targets(777, EOS))
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record)
     lane.encode(
         range(3), [row[:n] for row, n in zip(tokens(3, 9).tolist(), (9, 2, 5), strict=True)]

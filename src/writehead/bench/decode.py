@@ -25,7 +25,7 @@ from writehead.config import DecodeConfig
 from writehead.cost import Setting
 from writehead.engine.runner import Lane, Shape
 from writehead.engine.scheduler import ADMIT_TOKENS
-from writehead.engine.search import Options
+from writehead.engine.search import Options, Targets
 from writehead.errors import BackendError, ConfigError
 from writehead.model import TranslationModel
 from writehead.ops.cpu_weights import why_not_int8
@@ -174,8 +174,8 @@ def lane_search(
     tokens, steps = random_tokens(model, setting), timed_steps(setting)
     b, m, skipped = setting.batch, tokens.shape[1], setting.target - steps
     shape = Shape(b, setting.beam, setting.source and m, setting.target, padded)
-    vocab_size, eos = model.config.vocab_size, model.config.eos
-    lane = Lane(model.pack(int8=int8), shape, vocab_size=vocab_size, eos=eos)
+    targets = Targets(model.config.vocab_size, model.config.eos)
+    lane = Lane(model.pack(int8=int8), shape, targets)
     # no sequence ends before the last step, whatever the model predicts
     fixed = replace(config, min_length=steps, max_length=steps)
     options = [Options(fixed, steps)] * b

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from writehead.data.continuations import StreamedText, decode_groups
 from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, paired_texts
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
-from writehead.engine.search import Hypothesis, length_penalty
+from writehead.engine.search import Hypothesis, Targets, length_penalty
 from writehead.errors import ConfigError, DataError, RunError, nearest, shown
 from writehead.interop.pretrained import load_run
 from writehead.model import LanguageModel, TranslationModel
@@ -35,8 +35,9 @@ QUANTIZE = ("auto", "int8", "none")
 SORTED_LINES = {"cpu": 256}  # lines to sort by length, to reduce padding; other devices do not sort
 
 Progress = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction
-T = TypeVar("T")
 Line = list[Request]  # the requests for one line of text: pieces or samples
+Numbered = tuple[int, tuple[str, ...]]  # the number of a line, and (line, prefix) or (prompt,)
+Encoder = Callable[[list[Numbered]], list[Line]]
 
 
 class ScoredText(NamedTuple):
@@ -75,18 +76,11 @@ class Engine:
         graphs: bool = True,
     ) -> None:
         """With `graphs`, decoding on a GPU uses CUDA graphs where possible."""
-        config = model.config
-        tokenizer.check_fits(config)
+        tokenizer.check_fits(model.config)
         self.model, self.tokenizer, self.batching = model, tokenizer, batching or Batching()
-        self.scheduler = Scheduler(
-            model,
-            vocab_size=tokenizer.target.vocab_size,
-            eos=config.eos,
-            suppressed=tokenizer.suppressed,
-            ends=tokenizer.ends,
-            batch_tokens=self.batching.tokens,
-            graphs=graphs,
-        )
+        vocab_size, suppressed = tokenizer.target.vocab_size, tokenizer.suppressed
+        targets = Targets(vocab_size, model.config.eos, suppressed, tokenizer.ends)
+        self.scheduler = Scheduler(model, targets, self.batching.tokens, graphs)
 
     @classmethod
     def load(
@@ -166,7 +160,7 @@ class Engine:
         numbered from `first`; sample j of prompt i uses seed + i × samples + j.
         """
         encode = self._prompt_encoder(options, samples)
-        done = self._decode(enumerate(checked_texts(prompts, "prompt"), first), encode, progress)
+        done = self._decode(enumerate(_checked_prompts(prompts), first), encode, progress)
         return work_behind(done, self.outputs)
 
     def requests(
@@ -181,13 +175,12 @@ class Engine:
     ) -> list[Line]:
         """Returns the requests with which `translate` or `generate` would decode each text.
 
-        This is for callers that submit requests to `scheduler` and step it themselves, as a server
-        does; they pass finished requests to `outputs`.
+        Callers submit them to `scheduler`, step it, and pass finished requests to `outputs`.
         """
         if isinstance(self.model, TranslationModel):
             encode = self._line_encoder(options, source_lang, target_lang)
             return encode([*enumerate(paired_texts(texts, prefixes))])
-        return self._prompt_encoder(options, samples)([*enumerate(checked_texts(texts, "prompt"))])
+        return self._prompt_encoder(options, samples)([*enumerate(_checked_prompts(texts))])
 
     def outputs(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the output of each text from its finished requests; see `requests`."""
@@ -213,7 +206,7 @@ class Engine:
         self, prompts: Iterable[str], options: DecodeConfig | None = None
     ) -> Iterator[tuple[int, str]]:
         """Streams continuations of several prompts at once; yields (prompt index, piece) pairs."""
-        lines = self._prompt_encoder(options)([*enumerate(checked_texts(prompts, "prompt"))])
+        lines = self._prompt_encoder(options)([*enumerate(_checked_prompts(prompts))])
         requests = [*chain.from_iterable(lines)]
         if any(request.config.width > 1 for request in requests):
             raise ConfigError("beam search cannot stream text; use beam=1")
@@ -227,10 +220,9 @@ class Engine:
             request.on_tokens = lambda tokens, i=i: arrived.append((i, tokens))
         self.scheduler.submit(requests)
         try:
-            is_done = False
-            while not is_done:
-                is_done = all(request.is_done for request in requests)
-                if not is_done:
+            remains = True
+            while remains:
+                if remains := not all(request.is_done for request in requests):
                     self.scheduler.step()
                 while arrived:
                     i, tokens = arrived.popleft()
@@ -245,53 +237,45 @@ class Engine:
                 self.scheduler.cancel(request)
 
     def _decode(
-        self,
-        texts: Iterator[T],
-        encode: Callable[[list[T]], list[Line]],
-        progress: Progress | None,
+        self, texts: Iterator[Numbered], encode: Encoder, progress: Progress | None
     ) -> Generator[list[Line]]:
-        """Yields groups of lines whose requests are done, in the order of the texts.
-
-        Another thread tokenizes the next group of texts while this group is decoded.
-        """
+        """Yields groups of lines whose requests are done, in the order of the texts."""
         report = progress or (lambda count: None)
         pending: deque[Line] = deque()
         finished: deque[float] = deque()  # for each finished request, its fraction of a line
-        waiting = 0  # unfinished requests
+        unfinished = 0  # requests
         try:
-            for lines in work_ahead(texts, encode, self.batching.lines):
+            # another thread tokenizes the next group while this one is decoded
+            for lines in chain(work_ahead(texts, encode, self.batching.lines), [[]]):
                 report(sum(not line for line in lines))  # empty lines have no requests
-                waiting += self._submit(lines, finished.append)
+                unfinished += self._submit(lines, finished.append)
                 pending.extend(lines)
-                while waiting > self.batching.lines // 2:
-                    self.scheduler.step(BULK_STEPS)
-                    waiting -= _drain(finished, report)
+                most, steps = (self.batching.lines // 2, BULK_STEPS) if lines else (0, 1)
+                while unfinished > most:
+                    self.scheduler.step(steps)
+                    while finished:  # other threads may add more meanwhile
+                        report(finished.popleft())
+                        unfinished -= 1
                     if done := _take_done(pending):
                         yield done
-            while pending:
-                if done := _take_done(pending):
-                    yield done
-                    continue
-                self.scheduler.step()
-                waiting -= _drain(finished, report)
+            while done := _take_done(pending):
+                yield done
         finally:
             for request in chain.from_iterable(pending):
                 self.scheduler.cancel(request)
 
     def _submit(self, lines: Sequence[Line], finished: Callable[[float], None]) -> int:
-        """Submits requests; returns how many.
-
-        Sorting requests by length reduces padding. Requests are sorted within blocks only, so that
-        the first lines are still done first.
-        """
-        whole = partial(finished, 1.0)
+        """Submits requests; returns how many."""
         for line in lines:
             for request in line:
-                request.on_done = whole if len(line) == 1 else partial(finished, 1 / len(line))
+                request.on_done = partial(finished, 1 / len(line))
         requests = [*chain.from_iterable(lines)]
+        # sorting by length reduces padding; within blocks, so that the first lines are done first
         if size := SORTED_LINES.get(self.model.device.type):
-            blocks = (requests[first : first + size] for first in range(0, len(requests), size))
-            requests = [one for block in blocks for one in sorted(block, key=_length, reverse=True)]
+            for first in range(0, len(requests), size):
+                block = requests[first : first + size]
+                block.sort(key=lambda one: (len(one.tokens), one.max_length), reverse=True)
+                requests[first : first + size] = block
         self.scheduler.submit(requests)
         return len(requests)
 
@@ -304,16 +288,14 @@ class Engine:
 
     def _line_encoder(
         self, options: DecodeConfig | None, source_lang: str | None, target_lang: str | None
-    ) -> Callable[[list[tuple[int, tuple[str, str]]]], list[Line]]:
-        """Returns the function that encodes lines with their numbers and prefixes."""
+    ) -> Encoder:
+        """Returns the function that encodes lines and their prefixes."""
         if not isinstance(self.model, TranslationModel):
             raise ConfigError("a language model cannot translate; use generate")
         frame = self.tokenizer.frame(source_lang, target_lang)
-        if self.model.config.source_positions <= len(frame.before) + len(frame.after):
-            raise ConfigError(
-                f"source_positions={self.model.config.source_positions} has no room for text; use "
-                f"a model with more"
-            )
+        m = self.model.config.source_positions
+        if m <= len(frame.before) + len(frame.after):
+            raise ConfigError(f"source_positions={m} has no room for text; use a model with more")
         options, hidden = self._checked(options, BEAM), len(frame.forced)
         most, least = options.max_length, options.min_length  # the search also counts forced tokens
         options = dataclasses.replace(
@@ -321,12 +303,11 @@ class Engine:
         )
         before, after = (np.array(part, np.int32) for part in frame[:2])  # faster than tuples
         frame = frame._replace(before=before, after=after)
-        return partial(self._encode_lines, options=options, frame=frame)
+        make = partial(self._translation_requests, frame=frame, options=options)
+        return partial(self._encode, make)
 
-    def _prompt_encoder(
-        self, options: DecodeConfig | None, samples: int = 1
-    ) -> Callable[[list[tuple[int, str]]], list[Line]]:
-        """Returns the function that encodes prompts with their numbers."""
+    def _prompt_encoder(self, options: DecodeConfig | None, samples: int = 1) -> Encoder:
+        """Returns the function that encodes prompts."""
         if not isinstance(self.model, LanguageModel):
             raise ConfigError("a translation model cannot continue prompts; use translate")
         options = self._checked(options, beam=1)
@@ -334,28 +315,17 @@ class Engine:
             raise ConfigError(f"samples={samples} must be at least 1")
         if samples > 1 and options.temperature is None:
             raise ConfigError(f"all {samples} samples would be the same; set a temperature")
-        return partial(self._encode_prompts, options=options, samples=samples)
+        make = partial(self._prompt_requests, options=options, samples=samples)
+        return partial(self._encode, make)
 
-    def _encode_lines(
-        self, group: list[tuple[int, tuple[str, str]]], options: DecodeConfig, frame: Frame
-    ) -> list[Line]:
-        encoded = self.tokenizer.encode_all([text for _, (text, _) in group])
-        return [
-            self._translation_requests(i, text, prefix, tokens, frame, options)
-            for (i, (text, prefix)), tokens in zip(group, encoded, strict=True)
-        ]
-
-    def _encode_prompts(
-        self, group: list[tuple[int, str]], options: DecodeConfig, samples: int
-    ) -> list[Line]:
-        encoded = self.tokenizer.encode_all([text for _, text in group])
-        return [
-            self._prompt_requests(i, tokens, options, samples)
-            for (i, _), tokens in zip(group, encoded, strict=True)
-        ]
+    def _encode(self, make: Callable[..., Line], texts: list[Numbered]) -> list[Line]:
+        """Tokenizes texts, and makes their requests."""
+        encoded = self.tokenizer.encode_all([text for _, (text, *_) in texts])
+        pairs = zip(texts, encoded, strict=True)
+        return [make(number, tokens, *given) for (number, given), tokens in pairs]
 
     def _translation_requests(
-        self, line: int, text: str, prefix: str, tokens: Tokens, frame: Frame, options: DecodeConfig
+        self, line: int, tokens: Tokens, text: str, prefix: str, frame: Frame, options: DecodeConfig
     ) -> Line:
         """Returns a request per piece of a line; the prefix belongs to the first."""
         limit = self.model.config.source_positions - len(frame.before) - len(frame.after)
@@ -377,7 +347,7 @@ class Engine:
         return requests
 
     def _prompt_requests(
-        self, line: int, tokens: Tokens, options: DecodeConfig, samples: int
+        self, line: int, tokens: Tokens, _text: str, options: DecodeConfig, samples: int
     ) -> Line:
         """Returns a request per sample of a prompt."""
         positions, least = self.model.config.target_positions, max(1, options.min_length)
@@ -428,13 +398,8 @@ def _hypotheses(request: Request) -> Sequence[Hypothesis]:
     return request.hypotheses
 
 
-def _drain(finished: deque[float], report: Progress) -> int:
-    """Reports the lines of finished requests; returns the number of requests."""
-    count = 0
-    while finished:  # other threads may add more meanwhile
-        report(finished.popleft())
-        count += 1
-    return count
+def _checked_prompts(prompts: Iterable[str]) -> Iterator[tuple[str]]:
+    return zip(checked_texts(prompts, "prompt"), strict=True)
 
 
 def _take_done(pending: deque[Line]) -> list[Line]:
@@ -445,7 +410,3 @@ def _take_done(pending: deque[Line]) -> list[Line]:
             return done or [pending.popleft()]
         done.append(pending.popleft())
     return done
-
-
-def _length(request: Request) -> tuple[int, int]:
-    return len(request.tokens), request.max_length

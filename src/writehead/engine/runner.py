@@ -6,7 +6,6 @@ list of slots on the device selects the rows. Results are copied to the host asy
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from writehead.data.tokenizer import Tokens
-from writehead.engine.search import Options, Search
+from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
 from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
@@ -35,6 +34,7 @@ GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a 
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
+Work = Callable[[Tensor], Any]
 _capturing = threading.Lock()
 
 
@@ -54,12 +54,9 @@ class Shape:
 
 
 def graph_slots(count: int) -> int:
-    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …
-
-    The sizes are coarse, because capturing more graphs takes more time than finer sizes save.
-    """
+    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …"""
     size = 1
-    while size < count:
+    while size < count:  # capturing more graphs takes more time than finer sizes save
         size = max(MIN_GRAPH_SLOTS, 4 * size)
     return size
 
@@ -70,42 +67,16 @@ def is_step(key: Hashable) -> bool:
 
 
 class Lane:
-    """Buffers and steps for `shape.slots` sequences.
-
-    Tokens in `suppressed`, and those from `vocab_size` on, are never chosen. All of `ends` act as
-    eos.
-    """
+    """Buffers and steps for `shape.slots` sequences."""
 
     @torch.no_grad()
-    def __init__(
-        self,
-        model: Model,
-        shape: Shape,
-        *,
-        vocab_size: int,
-        eos: int,
-        suppressed: Sequence[int] = (),
-        ends: Sequence[int] = (),
-        graphs: bool = True,
-    ) -> None:
+    def __init__(self, model: Model, shape: Shape, targets: Targets, graphs: bool = True) -> None:
         self.model, self.shape = model, shape
         slots = shape.slots + 1  # the last is never used; it pads the list of slots of a graph
         self.cache = model.new_state(slots, shape.capacity, shape.beam, shape.padded).cache
         self.cache.live.zero_()
-        self.search = Search(
-            slots,
-            shape.beam,
-            shape.capacity,
-            vocab_size=vocab_size,
-            eos=eos,
-            device=model.device,
-            cache=self.cache,
-            sampling=shape.beam == 1,
-        )
-        never, ends = sorted({*suppressed, *ends} - {eos}), sorted({eos, *ends})
-        self._suppressed, self._ends = (
-            torch.tensor(ids, dtype=torch.long, device=model.device) for ids in (never, ends)
-        )
+        sizes = slots, shape.beam, shape.capacity
+        self.search = Search(*sizes, targets, device=model.device, cache=self.cache)
         self.graphs = self._make_graphs() if graphs else None  # None: steps are not captured
         self.memory = None
         if isinstance(model, TranslationModel):
@@ -170,11 +141,7 @@ class Lane:
             own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
 
     def admit(
-        self,
-        slots: Sequence[int],
-        options: Sequence[Options],
-        first: Sequence[int] | int,
-        lengths: Sequence[int] | int = 0,
+        self, slots: Sequence[int], options: Sequence[Options], first: Ints, lengths: Ints = 0
     ) -> None:
         """Starts searches in `slots`, whose sources or prompts are in place; see `Search.admit`."""
         start = partial(self._call, "admit", self.search.start)
@@ -184,33 +151,30 @@ class Lane:
 
     def erase(self, slots: Sequence[int]) -> None:
         """Zeroes K and V of `slots`: the reference multiplies hidden values, even NaN, by 0."""
-        beam, index = self.shape.beam, send(np.array(slots), self.model.device)
-        for T in (self.cache.K, self.cache.V):
-            T.view(len(T), -1, beam, *T.shape[2:]).index_fill_(1, index, 0.0)
+        index, tensors = send(np.array(slots), self.model.device), [self.cache.K, self.cache.V]
         if self.memory is not None:
-            self.memory.K.index_fill_(1, index, 0.0)
-            self.memory.V.index_fill_(1, index, 0.0)
+            tensors += self.memory.K, self.memory.V
+        for T in tensors:
+            T.view(len(T), self.shape.slots + 1, -1, *T.shape[2:]).index_fill_(1, index, 0.0)
 
     def step(self, slots: NDArray[np.int32], steps: int = 1) -> None:
-        """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times.
-
-        Passing the same array again is faster, so its content must not change.
-        """
+        """Feeds one token of each sequence in `slots`, and chooses the next; `steps` times."""
         if self.graphs is None:
             for _ in range(steps):
                 self._step_eagerly(slots)
             return
+        # an array is recognized by its identity, so its content must not change
         if slots is not self._slots:
             count = min(graph_slots(len(slots)), self.shape.slots)
             self._sizes = count, bool(self.search.samples[slots].any())
         for each in (GRAPH_STEPS,) * (steps // GRAPH_STEPS) + (1,) * (steps % GRAPH_STEPS):
             key = (*self._sizes, each)
-            if key not in self.graphs:
+            if key not in self.graphs.captured:
                 self._list(slots[:0])  # only the unused slot, on which steps have no effect
-                self.graphs.capture(key, partial(self._run_listed, *key))
+                self.graphs.capture(key, partial(self._run, self._listed[: key[0]], *key))
             if slots is not self._slots:
                 self._list(slots)
-            self.graphs.replay(key)
+            self.graphs.captured[key].replay()
 
     def collect(self, slots: Sequence[int], options: Sequence[Options]) -> HostCopy:
         """Starts copying the results of `slots` to the host; the slots can be reused at once."""
@@ -220,18 +184,14 @@ class Lane:
 
     def copy(self, T: Tensor) -> HostCopy:
         """Starts copying a tensor of this lane to the host."""
-        if self.graphs is None:
-            return HostCopy(T)
-        return self._copies.start(T)
+        return HostCopy(T) if self.graphs is None else self._copies.start(T)
 
-    def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
-        """Calls `work` with one row per slot, which starts with the slot; by a graph if possible.
-
-        Graphs have fixed sizes, so rows of the unused slot follow.
-        """
+    def _call(self, name: str, work: Work, rows: NDArray[np.int32]) -> Any:
+        """Calls `work` with a row per slot, which starts with the slot; by a graph if possible."""
         if self.graphs is None:
             with launches_on(self.model.device):
                 return work(send(rows, self.model.device))
+        # graphs have fixed sizes, so rows of the unused slot follow
         padding = [self.shape.slots, *[0] * (rows.shape[1] - 1)]
         return self.graphs.call((name, graph_slots(len(rows))), work, rows, padding)
 
@@ -247,21 +207,14 @@ class Lane:
         else:
             self._run(torch.from_numpy(slots).to(self.model.device), count)
 
-    def _run(self, listed: Tensor | None, count: int, samples: bool = True) -> None:
+    def _run(self, listed: Tensor | None, count: int, samples: bool = True, steps: int = 1) -> None:
         """Runs the model and the search for the slots in `listed`, by default the first `count`."""
+        tokens = self.search.tokens
+        tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
+        given = tokens, self.cache, self.memory, listed
         with launches_on(self.model.device), torch.no_grad():
-            tokens = self.search.tokens
-            tokens = tokens if listed is not None else tokens[: count * self.shape.beam]
-            logits = self.model.decode(tokens, self.cache, self.memory, listed)
-            if len(self._ends) > 1:  # eos gets the sum of their probabilities
-                logits[:, self.search.eos] = logits[:, self._ends].logsumexp(1)
-            if len(self._suppressed):
-                logits.index_fill_(1, self._suppressed, -math.inf)
-            self.search.advance(logits, listed, sampling=samples)
-
-    def _run_listed(self, count: int, samples: bool, steps: int) -> None:
-        for _ in range(steps):
-            self._run(self._listed[:count], count, samples)
+            for _ in range(steps):
+                self.search.advance(self.model.decode(*given), listed, sampling=samples)
 
     def _list(self, slots: NDArray[np.int32]) -> None:
         """Sets the slots that the next steps compute; the unused slot pads the list."""
@@ -275,39 +228,28 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._inputs: dict[Hashable, Tensor] = {}
-        self._outputs: dict[Hashable, Any] = {}
+        self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._buffers: dict[Hashable, tuple[Tensor, Any]] = {}  # the inputs and outputs of calls
         self.staged = StagedCopies()
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._graphs
-
-    def replay(self, key: Hashable) -> None:
-        """Runs a captured graph."""
-        self._graphs[key].replay()
-
     def call(
-        self,
-        key: tuple[str, int],
-        work: Callable[[Tensor], Any],
-        rows: NDArray[Any],
-        padding: Sequence[int],
+        self, key: tuple[str, int], work: Work, rows: NDArray[Any], padding: Sequence[int]
     ) -> Any:
         """Runs `work` as a graph on `rows` and padding, as many rows as key[1]; returns its result.
 
         The next call with this key overwrites the result. Capturing runs `work` on padding.
         """
-        if key not in self:
+        if key not in self.captured:
             row = torch.tensor(padding, dtype=torch.int32, device=self._device)
-            self._inputs[key] = row.expand(key[1], -1).contiguous()
-            self.capture(key, partial(work, self._inputs[key]))
-        self.staged.send(rows, self._inputs[key], padding)
-        self.replay(key)
-        return self._outputs[key]
+            given = row.expand(key[1], -1).contiguous()
+            self._buffers[key] = given, self.capture(key, partial(work, given))
+        given, result = self._buffers[key]
+        self.staged.send(rows, given, padding)
+        self.captured[key].replay()
+        return result
 
-    def capture(self, key: Hashable, work: Callable[[], Any]) -> None:
-        """Captures `work` as a graph, after a run that loads its kernels."""
+    def capture(self, key: Hashable, work: Callable[[], Any]) -> Any:
+        """Captures `work` as a graph, after a run that loads its kernels; returns its result."""
         from writehead.ops.launch import compile_kernels
 
         graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
@@ -319,5 +261,6 @@ class Graphs:
                 torch.cuda.synchronize(self._device)
                 mode = "thread_local"
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
-                    self._outputs[key] = work()
-        self._graphs[key] = graph
+                    result = work()
+        self.captured[key] = graph
+        return result

@@ -11,18 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from writehead import cost
 from writehead.data.tokenizer import Tokens
 from writehead.engine.runner import GRAPH_STEPS, Lane, Model, Shape
-from writehead.engine.search import Hypothesis, Options, make_hypotheses, no_hypothesis
+from writehead.engine.search import NO_TOKEN, Hypothesis, Ints, Options, Targets, make_hypotheses
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
-from writehead.model import DecoderState, LanguageModel
+from writehead.model import LanguageModel
 from writehead.util.devices import available_memory, steady_modes
 from writehead.util.transfer import HostCopy, send
 
@@ -33,7 +34,8 @@ ADMIT_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 10}
 ADMIT_TOKENS = {"cpu": 4096, "cuda": 16_384}  # of sources or prompts, admitted together
 PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # of prompts, fed between two steps
 MAX_SLOTS, MAX_ROWS = 1024, {"cpu": 256, "cuda": 4096}  # in a lane
-NOT_ADMITTED = np.iinfo(np.int64).max
+FREE = np.iinfo(np.int64).max  # as a step of admission
+ENTERING = FREE - 1
 MIN_POSITIONS = 64  # of a slot; larger sizes are powers of two
 
 
@@ -90,27 +92,10 @@ class Scheduler:
     """Decodes requests with a model; several threads may call it."""
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        vocab_size: int,
-        eos: int,
-        suppressed: Sequence[int] = (),
-        ends: Sequence[int] = (),
-        batch_tokens: int | None = None,
-        graphs: bool = True,
+        self, model: Model, targets: Targets, batch_tokens: int | None = None, graphs: bool = True
     ) -> None:
-        self.model, self.vocab_size, self.eos = model, vocab_size, eos
-        self.make_lane = partial(
-            Lane,
-            model,
-            vocab_size=vocab_size,
-            eos=eos,
-            suppressed=suppressed,
-            ends=ends,
-            graphs=graphs,
-        )
-        self.batch_tokens = batch_tokens
+        self.model, self.targets = model, targets
+        self.batch_tokens, self.graphs = batch_tokens, graphs
         self.memory = 0.0  # bytes for all lanes
         self.max_rows = MAX_ROWS[model.device.type]  # of a lane, if `batch_tokens` is not set
         self.stats = Stats()
@@ -130,7 +115,7 @@ class Scheduler:
                     self._queues[width] = _Queue(self, width)
                 self._queues[width].check(group)
             for width, group in groups.items():
-                self._queues[width].waiting.add(group)
+                self._queues[width].add(group)
 
     def cancel(self, request: Request) -> None:
         """Drops a request; its slot becomes free at the start of the next step."""
@@ -141,16 +126,13 @@ class Scheduler:
                     queue.has_cancelled = True
 
     def step(self, times: int = 1) -> bool:
-        """Runs one or a few steps of every lane with requests; returns whether work remains.
-
-        Repeating this in one call, `times` times, has less overhead than several calls.
-        """
-        remains = True
+        """Runs a step of every lane with requests, `times` times; returns whether work remains."""
         with self._lock, steady_modes(self.model.device):
-            while remains and times > 0:
-                remains = sum(self._step(queue) for queue in [*self._queues.values()]) > 0
-                times -= 1
-        return remains
+            for _ in range(times):
+                remain = [self._step(queue) for queue in [*self._queues.values()]]
+                if not any(remain):
+                    return False
+        return True
 
     @property
     def load(self) -> Load:
@@ -161,16 +143,16 @@ class Scheduler:
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
         queues = self._queues.values()
-        if self.memory - sum(queue.lane_bytes for queue in queues) < wanted:
+        if self.memory - sum(queue.load.bytes for queue in queues) < wanted:
             for queue in queues:
                 queue.drop_idle_lane()
-        return self.memory - sum(queue.lane_bytes for queue in queues)
+        return self.memory - sum(queue.load.bytes for queue in queues)
 
     def _step(self, queue: "_Queue") -> bool:
         try:
             return queue.step()
         except BaseException as error:
-            queue.abandon()  # the state of its lane is unknown
+            self._queues.pop(queue.beam, queue).fail()  # the state of its lane is unknown
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfRoom(
                     "the device ran out of memory while decoding; use a smaller beam or fewer "
@@ -186,50 +168,11 @@ class Scheduler:
                 raise ConfigError("the model is in training mode; call model.eval() first")
             with torch.inference_mode(False):
                 model.pack()
-        if self._packed is not None and self._packed is not model.packed_output:
-            for queue in self._queues.values():
-                queue.abandon()
         if self._packed is not model.packed_output:
+            queues, self._queues = self._queues, {}
+            for queue in queues.values():
+                queue.fail()
             self._packed, self.memory = model.packed_output, available_memory(model.device)
-
-
-class _Waiting:
-    """Requests that wait for a slot. Those of different `submit` calls take turns."""
-
-    def __init__(self) -> None:
-        self._groups: deque[deque[Request]] = deque()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._groups))
-
-    def __iter__(self) -> Iterator[Request]:  # starts with the request that `take` returns first
-        return chain.from_iterable(self._groups)
-
-    def add(self, requests: Iterable[Request]) -> None:
-        """Adds the requests of one call, at least one."""
-        self._groups.append(deque(requests))
-
-    def take(self, most: int, tokens: int, fits: Callable[[Request], bool]) -> list[Request]:
-        """Removes and returns up to `most` requests; stops before one that does not fit.
-
-        Together they have up to `tokens` tokens, unless the first alone has more.
-        """
-        taken: list[Request] = []
-        while self._groups and len(taken) < most:
-            group = self._groups[0]
-            tokens -= len(group[0].tokens)
-            if (taken and tokens < 0) or not fits(group[0]):
-                break
-            taken.append(group.popleft())
-            self._groups.rotate(-1)
-            if not group:
-                self._groups.pop()
-        return taken
-
-    def drop_cancelled(self) -> None:
-        """Removes cancelled requests."""
-        kept = (deque(one for one in group if not one.is_cancelled) for group in self._groups)
-        self._groups = deque(group for group in kept if group)
 
 
 class _Queue:
@@ -238,27 +181,26 @@ class _Queue:
     def __init__(self, scheduler: Scheduler, beam: int) -> None:
         self.scheduler, self.model, self.beam = scheduler, scheduler.model, beam
         self.kind = self.model.device.type
-        self._reset()
-
-    def _reset(self) -> None:
-        self.waiting = _Waiting()
+        self.waiting: list[tuple[int, int, Request]] = []  # a heap by turn and arrival
+        self._arrivals = count()
         self.lane: Lane | None = None
         self.has_cancelled = False
         self.active: dict[int, Request] = {}  # by slot
-        self._free: list[int] = []  # slots, as a heap
+        self._steps = 0
+        self._admitted = np.zeros(0, np.int64)  # by slot: `_steps` then, or FREE, or ENTERING
+        self._free = np.zeros(0, np.int64)  # slots, sorted
         self._slots = np.zeros(0, np.int32)  # the active ones, sorted
         self._streams = 0  # active requests that are streamed
-        self._steps = 0
-        self._admitted = np.zeros(0, np.int64)  # by slot: `_steps` at its admission
-        self._entering: list[Request] = []  # on their way from `waiting` to `active`
-        self._prefill: _Prefill | None = None
+        self._entering: dict[int, Request] = {}  # by slot, on their way from `waiting` to `active`
+        self._prefill: Iterator[None] | None = None  # of the prompts in `_entering`
         self._polls: deque[_Poll] = deque()
         self._ended: list[int] = []  # active slots whose sequences have ended
-        self._collected: deque[_Collected] = deque()
+        # slots, requests that have ended, and their results, which are being copied to the host
+        self._collected: deque[tuple[list[int], list[Request], HostCopy]] = deque()
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises if a prefix is outside the vocabulary, or a request needs too much memory."""
-        vocab_size = self.scheduler.vocab_size
+        vocab_size = self.scheduler.targets.vocab_size
         for token in chain.from_iterable(request.prefix for request in requests):
             if token >= vocab_size:
                 raise TokenError(f"token {token} is outside the vocabulary of {vocab_size}")
@@ -277,38 +219,40 @@ class _Queue:
                     f"device's memory; {advice}{', or a smaller beam' if beams else ''}"
                 )
 
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queues the requests of one call, which take turns with those of other calls."""
+        turn = self.waiting[0][0] if self.waiting else 0
+        for i, request in enumerate(requests):
+            heapq.heappush(self.waiting, (turn + i, next(self._arrivals), request))
+
     def step(self) -> bool:
         """Admits new requests, runs a few steps, and finishes the sequences that have ended."""
-        self._drop_cancelled()
+        if self.has_cancelled:
+            self._drop_cancelled()
         self._admit()
         if self.lane is not None and self.active:
-            self._run(self.lane, 1 if self._streams or self.waiting else POLL_STEPS[self.kind])
+            self._run(self.lane)
             self._poll()
             self._collect(self.lane)
         self._deliver()
         return bool(self.active or self.waiting or self._collected or self._prefill)
 
-    def abandon(self) -> None:
-        """Ends all requests with an error, and drops the lane, which can no longer be used."""
-        lost = [*self.active.values(), *self._entering, *self.waiting]
-        lost += [request for collected in self._collected for request in collected.requests]
-        self._reset()
+    def fail(self) -> None:
+        """Ends all requests with an error."""
+        lost = [*self.active.values(), *self._entering.values()]
+        lost += [request for *_, request in sorted(self.waiting)]
+        lost += chain.from_iterable(requests for _, requests, _ in self._collected)
         for request in lost:
             if not request.is_done:
                 request.finish(error=SearchError("the request was interrupted; submit it again"))
 
     @property
     def load(self) -> Load:
-        """See `Scheduler.load`."""
-        lane, size, running = self.lane, self.lane_bytes, len(self.active)
-        used = size * running / lane.shape.slots if lane is not None else 0.0
-        return Load(running + len(self._entering), len(self.waiting), used, size)
-
-    @property
-    def lane_bytes(self) -> float:
-        """The planned bytes of the lane."""
-        shape = None if self.lane is None else self.lane.shape
-        return shape.slots * self._slot_bytes(shape.source, shape.capacity) if shape else 0.0
+        """See `Scheduler.load`; the bytes of a lane are those that were planned."""
+        lane, running, slots, each = self.lane, len(self.active), 0, 0
+        if lane is not None:
+            slots, each = lane.shape.slots, self._slot_bytes(lane.shape.source, lane.shape.capacity)
+        return Load(running + len(self._entering), len(self.waiting), running * each, slots * each)
 
     def drop_idle_lane(self) -> None:
         """Frees the memory of the lane if it has no requests."""
@@ -316,137 +260,149 @@ class _Queue:
             self.lane = None
 
     def _drop_cancelled(self) -> None:
-        if not self.has_cancelled:
-            return
-        self.waiting.drop_cancelled()
-        if self._prefill is not None and all(one.is_cancelled for one in self._entering):
-            self._give_back(self._prefill.slots)
-            self._prefill, self._entering = None, []
+        self.waiting = [entry for entry in self.waiting if not entry[2].is_cancelled]
+        heapq.heapify(self.waiting)
+        if all(one.is_cancelled for one in self._entering.values()):
+            self._mark([*self._entering], FREE)
+            self._prefill, self._entering = None, {}
         # the others are dropped when they are active
-        self.has_cancelled = any(one.is_cancelled for one in self._entering)
+        self.has_cancelled = any(one.is_cancelled for one in self._entering.values())
         slots = [slot for slot, request in self.active.items() if request.is_cancelled]
         if slots and self.lane is not None:
             self.lane.search.release(slots)
             self.lane.erase(slots)
             self._release(slots)
-            self._ended = []  # the next poll finds the remaining slots again
-        if not self.active:
-            self._polls.clear()
 
-    def _give_back(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            heapq.heappush(self._free, slot)
-
-    def _release(self, slots: Sequence[int]) -> list[Request]:
+    def _release(self, slots: list[int]) -> list[Request]:
         """Frees active slots; returns their requests."""
         requests = [self.active.pop(slot) for slot in slots]
-        self._give_back(slots)
-        self._mark(slots, NOT_ADMITTED)
+        self._mark(slots, FREE)
         self._streams -= sum(one.on_tokens is not None for one in requests)
+        self._ended = []  # the next poll finds the remaining slots again
+        if not self.active:
+            self._polls.clear()
         return requests
 
-    def _mark(self, slots: Sequence[int], step: int) -> None:
-        """Sets the step at which slots were admitted, and updates the list of active slots."""
-        self._admitted[[*slots]] = step
-        self._slots = np.flatnonzero(self._admitted != NOT_ADMITTED).astype(np.int32)
+    def _mark(self, slots: list[int], step: int) -> None:
+        """Sets the step at which slots were admitted, and updates the lists of slots."""
+        self._admitted[slots] = step
+        self._free = np.flatnonzero(self._admitted == FREE)
+        self._slots = np.flatnonzero(self._admitted < ENTERING).astype(np.int32)
 
     def _admit(self) -> None:
         """Moves waiting requests to free slots, once enough slots are free for a batch."""
-        if self._prefill is not None and self.lane is not None:
-            self._continue_prefill(self.lane, self._prefill)
+        self._continue_prefill()
         if not self.waiting or self._prefill is not None:
             return
         lane = self._prepare_lane()
         if lane is None:  # the lanes of other beam sizes use the memory
             return
-        if self.active and len(self._free) < self._least_to_admit(lane):
+        if self.active and len(self._free) < self._least_to_admit():
             return
-        # a larger request waits for a larger lane, which is made when this one is empty
-        self._entering = self.waiting.take(
-            len(self._free), ADMIT_TOKENS[self.kind], lambda one: lane.shape.fits(*self._sizes(one))
-        )
-        if not self._entering:
-            return
-        for request in self._entering:
+        requests = self._take(lane)
+        slots = self._free[: len(requests)].tolist()
+        self._entering = dict(zip(slots, requests, strict=True))
+        for request in requests:
             if request.on_start is not None:
                 request.on_start()
-        slots = [heapq.heappop(self._free) for _ in self._entering]
-        if isinstance(self.model, LanguageModel):
-            self._prefill = _Prefill(self.model, self._entering, slots)
-            self._continue_prefill(lane, self._prefill)
-        else:
-            lane.encode(slots, [request.tokens for request in self._entering])
-            self._start(lane, slots, self.model.config.bos)
+        if requests and isinstance(self.model, LanguageModel):
+            self._mark(slots, ENTERING)
+            self._prefill = self._feed_prompts(lane, self.model)
+            self._continue_prefill()
+        elif requests:
+            lane.encode(slots, [request.tokens for request in requests])
+            self._start(lane, self.model.config.bos)
 
-    def _least_to_admit(self, lane: Lane) -> int:
+    def _take(self, lane: Lane) -> list[Request]:
+        """Removes and returns the waiting requests that enter the free slots next."""
+        taken: list[Request] = []
+        tokens = ADMIT_TOKENS[self.kind]  # the first request alone may have more
+        while self.waiting and len(taken) < len(self._free):
+            request = self.waiting[0][2]
+            tokens -= len(request.tokens)
+            # a larger request waits for a larger lane, which is made when this one is empty
+            if (taken and tokens < 0) or not lane.shape.fits(*self._sizes(request)):
+                break
+            taken.append(heapq.heappop(self.waiting)[2])
+        return taken
+
+    def _least_to_admit(self) -> int:
         """The number of slots that must be free before waiting requests are admitted."""
-        batch = max(1, int(lane.shape.slots * ADMIT_FRACTION[self.kind]))
+        batch = max(1, int(len(self._admitted) * ADMIT_FRACTION[self.kind]))
         return min(batch, len(self.waiting))
 
-    def _continue_prefill(self, lane: Lane, prefill: "_Prefill") -> None:
-        """Feeds one piece of the prompts; starts their searches after the last piece."""
-        if prefill.advance(PREFILL_TOKENS[self.kind]):
+    def _continue_prefill(self) -> None:
+        if self._prefill is not None and next(self._prefill, "done") == "done":
             self._prefill = None
-            lane.copy_prompts(prefill.slots, prefill.state.cache)
-            self._start(lane, prefill.slots, prefill.last, prefill.lengths)
 
-    def _start(self, lane: Lane, slots: Sequence[int], *first: Sequence[int] | int) -> None:
+    def _feed_prompts(self, lane: Lane, model: LanguageModel) -> Iterator[None]:
+        """Feeds the entering prompts in pieces, then starts their searches; yields in between."""
+        prompts = [request.tokens for request in self._entering.values()]
+        lengths = [len(prompt) - 1 for prompt in prompts]  # the search feeds the last token
+        padded = np.full((len(prompts), max(lengths)), model.config.pad)
+        for row, prompt, length in zip(padded, prompts, lengths, strict=True):
+            row[:length] = prompt[:-1]
+        tokens, counts = send(padded, model.device), send(np.array(lengths), model.device)
+        state = model.new_state(len(prompts), max(1, max(lengths)))
+        size = max(1, PREFILL_TOKENS[self.kind] // len(prompts))
+        for begin in range(0, max(lengths), size):
+            if begin > 0:
+                yield
+            piece = tokens[:, begin : begin + size]
+            model.feed(piece, state, (counts - begin).clamp(0, piece.shape[1]))
+        lane.copy_prompts([*self._entering], state.cache)
+        self._start(lane, [int(prompt[-1]) for prompt in prompts], lengths)
+
+    def _start(self, lane: Lane, *first: Ints) -> None:
         """Starts the searches of the entering requests; `first` are arguments of `Lane.admit`."""
-        requests, self._entering = self._entering, []
+        slots, requests = [*self._entering], [*self._entering.values()]
         lane.admit(slots, requests, *first)
-        self.active.update(zip(slots, requests, strict=True))
+        self.active.update(self._entering)
+        self._entering = {}
         self._mark(slots, self._steps)
         self._streams += sum(one.on_tokens is not None for one in requests)
 
-    def _run(self, lane: Lane, steps: int) -> None:
-        """Runs steps of all active slots."""
+    def _run(self, lane: Lane) -> None:
+        """Runs a few steps of all active slots."""
+        steps = 1 if self._streams or self.waiting else POLL_STEPS[self.kind]
         lane.step(self._slots, steps)
         self._steps += steps
-        slots = steps * lane.shape.slots if self.waiting else 0
         tokens = lane.copy(lane.search.tokens) if self._streams else None
         live = lane.copy(lane.live)
-        self._polls.append(_Poll(self._steps, steps, slots, live, tokens))
+        self._polls.append(_Poll(self._steps, steps, bool(self.waiting), live, tokens))
 
     def _poll(self) -> None:
-        """Finds the sequences that have ended; on a GPU, one poll late.
-
-        The host reads the previous poll while the device runs the newest steps.
-        """
+        """Finds the sequences that have ended."""
         stats = self.scheduler.stats
+        # a GPU runs the newest steps while the host reads the poll of the steps before
         while len(self._polls) > (self.kind == "cuda"):
             poll = self._polls.popleft()
             live = poll.live.numpy()[: len(self._admitted)]
             seen = self._admitted < poll.step
             if poll.tokens is not None:
-                self._stream(np.flatnonzero(seen).tolist(), poll.tokens.numpy())
+                self._stream(np.flatnonzero(seen), poll.tokens.numpy())
             self._ended = np.flatnonzero(seen & (live == 0)).tolist()
             rows = poll.steps * int(np.count_nonzero(live))
             stats.steps += poll.steps
             stats.rows += rows
-            if poll.loaded_slots:
+            if poll.is_loaded:
                 stats.loaded_rows += rows
-                stats.loaded_slots += poll.loaded_slots
+                stats.loaded_slots += poll.steps * len(live)
 
     def _collect(self, lane: Lane) -> None:
-        """Releases slots whose sequences have ended, and starts to copy their results.
+        """Releases slots whose sequences have ended, and starts to copy their results."""
+        # if requests wait, once enough slots are free to admit a batch
+        few = len(self._free) + len(self._ended) < self._least_to_admit()
+        if self._ended and (self._streams or not few):
+            slots = self._ended
+            requests = self._release(slots)
+            self._collected.append((slots, requests, lane.collect(slots, requests)))
 
-        While requests wait, slots are released once enough of them are free to admit a batch.
-        """
-        free = len(self._free) + len(self._ended)
-        few = not self._streams and free < self._least_to_admit(lane)
-        if few or not self._ended:
-            return
-        requests = self._release(self._ended)
-        packed = lane.collect(self._ended, requests)
-        self._collected.append(_Collected(self._ended, requests, packed))
-        self._ended = []
-        if not self.active:
-            self._polls.clear()
-
-    def _stream(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        for slot in slots:
-            request, token = self.active[slot], int(tokens[slot * self.beam])
-            if token != self.scheduler.eos and request.on_tokens and not request.is_cancelled:
+    def _stream(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        eos = self.scheduler.targets.eos
+        for slot, token in zip(slots.tolist(), tokens[slots * self.beam].tolist(), strict=True):
+            request = self.active[slot]
+            if token != eos and request.on_tokens and not request.is_cancelled:
                 request.on_tokens([token])
 
     def _deliver(self) -> None:
@@ -457,7 +413,7 @@ class _Queue:
             slots, requests, packed = self._collected.popleft()
             found = make_hypotheses(packed.numpy(), requests)
             for slot, request, hypotheses in zip(slots, requests, found, strict=True):
-                request.finish(hypotheses, None if hypotheses else no_hypothesis())
+                request.finish(hypotheses, None if hypotheses else SearchError(NO_TOKEN))
                 if not hypotheses and slot in self._free and self.lane is not None:
                     self.lane.erase([slot])
 
@@ -469,35 +425,33 @@ class _Queue:
 
     def _prepare_lane(self) -> Lane | None:
         """Returns the lane; replaces it if it is idle and too small for the next request."""
-        sizes = [self._sizes(next(iter(self.waiting)))]
+        sizes = [self._sizes(self.waiting[0][2])]
         if self.lane is not None:
             if self.active or self.lane.shape.fits(*sizes[0]):
                 return self.lane
             sizes.append((self.lane.shape.source, self.lane.shape.capacity))
             self.lane = None  # the new lane needs its memory
-        sizes += map(self._sizes, self.waiting)
+        sizes += [self._sizes(request) for *_, request in self.waiting]
         config = self.model.config
-        source = round_up(max(size for size, _ in sizes), config.source_positions)
-        capacity = round_up(max(size for _, size in sizes), config.target_positions)
-        each = self._slot_bytes(source, capacity)
-        if each > self.scheduler.make_room(each):  # the requests do not fit in one lane together
-            source, capacity = sizes[0]
+        longest = round_up(max(source for source, _ in sizes), config.source_positions)
+        largest = round_up(max(capacity for _, capacity in sizes), config.target_positions)
+        # the requests may not fit in one lane together
+        for source, capacity in ((longest, largest), sizes[0]):
             each = self._slot_bytes(source, capacity)
-            if each > self.scheduler.make_room(each):
-                return None
-        slots = self._plan_slots(source, capacity)
-        self.lane = self.scheduler.make_lane(Shape(slots, self.beam, source, capacity))
-        self._free, self._admitted = [*range(slots)], np.full(slots, NOT_ADMITTED)
-        self._polls.clear()
+            if each <= self.scheduler.make_room(each):
+                break
+        else:
+            return None
+        slots = self.scheduler.max_rows // self.beam
+        if self.scheduler.batch_tokens is not None:
+            slots = self.scheduler.batch_tokens // (self.beam * (source + capacity))
+        slots = min(slots, MAX_SLOTS)
+        slots = max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
+        shape = Shape(slots, self.beam, source, capacity)
+        self.lane = Lane(self.model, shape, self.scheduler.targets, self.scheduler.graphs)
+        self._admitted = np.full(slots, FREE)
+        self._mark([], FREE)
         return self.lane
-
-    def _plan_slots(self, source: int, capacity: int) -> int:
-        """Returns the default number of slots or that of `batch_tokens`, limited by free memory."""
-        slots, tokens = self.scheduler.max_rows // self.beam, self.scheduler.batch_tokens
-        if tokens is not None:
-            slots = tokens // (self.beam * (source + capacity))
-        slots, each = min(slots, MAX_SLOTS), self._slot_bytes(source, capacity)
-        return max(1, int(min(slots, self.scheduler.make_room(slots * each) / each)))
 
     def _slot_bytes(self, source: int, capacity: int) -> int:
         setting = cost.Setting(1, source, capacity, self.beam, self.model.dtype.itemsize)
@@ -509,47 +463,11 @@ class _Poll(NamedTuple):
 
     step: int
     steps: int  # since the previous poll
-    loaded_slots: int  # slots × steps, if requests waited for slots
+    is_loaded: bool  # whether requests waited for slots
     live: HostCopy
     tokens: HostCopy | None
 
 
-class _Collected(NamedTuple):
-    """Requests that have ended, and their results, which are being copied to the host."""
-
-    slots: list[int]
-    requests: list[Request]
-    packed: HostCopy
-
-
-class _Prefill:
-    """Prompts that are fed to the model in pieces before they enter their slots."""
-
-    def __init__(self, model: LanguageModel, requests: list[Request], slots: list[int]) -> None:
-        self.model, self.slots = model, slots
-        self.last = [int(request.tokens[-1]) for request in requests]
-        self.lengths = [len(request.tokens) - 1 for request in requests]  # without the last token
-        tokens = np.full((len(requests), max(self.lengths)), model.config.pad)
-        for row, request in zip(tokens, requests, strict=True):
-            row[: len(request.tokens) - 1] = request.tokens[:-1]
-        self._tokens = send(tokens, model.device)
-        self._counts = send(np.array(self.lengths), model.device)
-        self.state: DecoderState = model.new_state(len(requests), max(1, tokens.shape[1]))
-        self._fed = 0
-
-    def advance(self, tokens: int) -> bool:
-        """Feeds up to `tokens` tokens; returns whether all prompts have been fed."""
-        rows, width = self._tokens.shape
-        end = min(width, self._fed + max(1, tokens // rows))
-        if end > self._fed:
-            counts = (self._counts - self._fed).clamp(0, end - self._fed)
-            self.model.feed(self._tokens[:, self._fed : end], self.state, counts)
-        self._fed = end
-        return end == width
-
-
 def round_up(positions: int, most: int) -> int:
     """Rounds up to a power of two, at least MIN_POSITIONS and at most `most`; 0 stays 0."""
-    if positions == 0:
-        return 0
-    return min(most, max(MIN_POSITIONS, 1 << (positions - 1).bit_length()))
+    return min(most, max(MIN_POSITIONS, 1 << (positions - 1).bit_length())) if positions else 0

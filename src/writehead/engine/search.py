@@ -11,9 +11,8 @@ A slot is done when no live hypothesis can still enter its n-best list.
 """
 
 import math
-import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -24,38 +23,50 @@ from torch import Tensor
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokens
-from writehead.errors import ConfigError, SearchError, ShapeError, TokenError
+from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
 from writehead.util.transfer import send
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
-PACKED = struct.Struct("=6i5f4xq")  # the fields of `SlotOptions`
 HEADER = 4  # columns of a packed hypothesis before its tokens
 CHUNK = 128  # logits per chunk, of which `_top_k` computes the maximum first
 CACHED_LOGITS = 2**19  # logits that fit in the L2 caches of a few cores
-# constants of SplitMix64: the increment, then shifts and factors, as signed integers
+# constants of SplitMix64 (Steele et al., 2014), as signed integers: increment, shifts and factors
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIXERS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+NO_TOKEN = (  # the error of a request without hypotheses
+    "the model's logits allow no token; look for NaN in its weights, or for a forced prefix, "
+    "min_length or processor that leaves no token"
+)
 MAX_KERNEL_BEAM = 32  # the kernels' loops over candidates are unrolled
+Ints = Sequence[int] | int
 
 
 class Hypothesis(NamedTuple):
     """A decoded sequence: token ids without eos.
 
-    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos. `finished`
-    is false for a sequence that was cut at its maximum length.
+    `score` is log_probability / ((5 + length) / 6)^alpha, where the length includes eos.
     """
 
     tokens: Tokens
     score: float
     log_probability: float
-    finished: bool
+    finished: bool  # false if it was cut at its maximum length
 
     def with_tuple(self) -> "Hypothesis":
         """Returns this hypothesis with a tuple of integers as tokens, instead of an array."""
         return self._replace(tokens=tuple(map(int, self.tokens)))
+
+
+class Targets(NamedTuple):
+    """The tokens that a search can choose: those below `vocab_size`, except `suppressed`."""
+
+    vocab_size: int
+    eos: int
+    suppressed: Sequence[int] = ()
+    ends: Sequence[int] = ()  # all act as eos
 
 
 @dataclass(eq=False, slots=True)
@@ -70,7 +81,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class SlotOptions:
-    """The options of each slot, and `count`, its tokens so far: [S] int32, float32 or int64."""
+    """The options of each slot [S], and `count`, its tokens so far."""
 
     max_length: Tensor
     min_length: Tensor
@@ -86,13 +97,14 @@ class SlotOptions:
     seed: Tensor
 
 
-# columns of the table of options, as int32 or float32, and of its int64 view
-MAX_LENGTH, PREFIX_LENGTH, N_BEST, TEMPERATURE, PENALTY = 0, 2, 3, 7, 10
-SEED = 6
+# a row with which a search starts; the options end up in a table, which the kernels read
+START = ["slot", "first", "length", "live"]
+NAMES = [*START, *(field.name for field in fields(SlotOptions))]
+TYPES = ["int32"] * (len(START) + 6) + ["float32"] * 5 + ["uint64"]
+ROW = np.dtype([*zip(NAMES, TYPES, strict=True)], align=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
+class Pool(NamedTuple):
     """The best ended hypotheses of each slot, best first: [S, beam], int32 or float32.
 
     The last token of a hypothesis is `token`, which follows the live hypothesis `parent` of the
@@ -119,19 +131,24 @@ class Search:
         slots: int,
         beam: int,
         capacity: int,
+        targets: Targets,
         *,
-        vocab_size: int,
-        eos: int,
         device: torch.device | str,
         cache: KVCache | None = None,
-        sampling: bool = False,
+        sampling: bool = True,
         implementation: str = "auto",
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.slots, self.beam, self.capacity = slots, beam, capacity
-        self.vocab_size, self.eos, self.sampling = vocab_size, eos, sampling
+        self.vocab_size, self.eos = targets.vocab_size, targets.eos
+        self.sampling = sampling and beam == 1
+        ends = {targets.eos, *targets.ends}
+        never = {*targets.suppressed, *ends} - {targets.eos}
+        self._suppressed, self._ends = (
+            torch.tensor(sorted(ids), dtype=torch.long, device=device) for ids in (never, ends)
+        )
         rows = slots * beam
         self.tokens = zeros(rows, dtype=torch.long)  # to feed next
         self.parents = torch.arange(rows, device=device)  # the row that each row continues
@@ -139,14 +156,13 @@ class Search:
         self.lengths = zeros(rows, dtype=torch.long) if cache is None else cache.lengths
         self.ancestors = None if cache is None else cache.ancestors
         self._all = torch.arange(slots, dtype=torch.int32, device=device)
-        # one table of int32, float32 and int64 columns, which the kernels read
-        self.option_table = zeros(slots, PACKED.size // 4)
-        numbers = self.option_table.view(torch.float32)[:, 6:11]
-        seeds = self.option_table.view(torch.int64)[:, SEED]
-        columns = (*self.option_table[:, :6].unbind(1), *numbers.unbind(1), seeds)
+        self.option_table = zeros(slots, ROW.itemsize // 4 - len(START))
+        kinds = torch.int32, torch.float32, torch.int64
+        integers, floats, longs = (self.option_table.view(kind).unbind(1) for kind in kinds)
+        columns = *integers[:6], *floats[6:11], longs[6]
         self.options = SlotOptions(*columns)
         self.prefix = zeros(slots, capacity)
-        self.seen = zeros(slots if sampling else 0, vocab_size, dtype=torch.uint8)
+        self.seen = zeros(slots if self.sampling else 0, self.vocab_size, dtype=torch.uint8)
         self.history_tokens, self.history_parents = zeros(2, slots, capacity, beam)
         self.pool_table = zeros(slots, beam, 7)
         integers, floats = self.pool_table.unbind(2), self.pool_table.view(torch.float32).unbind(2)
@@ -164,14 +180,18 @@ class Search:
             self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
         reasons = {"triton": self.why_not_triton, "reference": None}
         self.implementation = choose_implementation("search", implementation, reasons)
-        self._scratch: Any = None  # of the kernels
+        self._kernels: Any = None  # the module, which needs Triton
+        if self.implementation == "triton":
+            from writehead.engine import search_kernels
+
+            self._kernels, self.kernel_state = search_kernels, search_kernels.State.of(self)
 
     def admit(
         self,
         slots: Sequence[int],
         options: Sequence[Options],
-        first: Sequence[int] | int = 0,
-        lengths: Sequence[int] | int = 0,
+        first: Ints = 0,
+        lengths: Ints = 0,
         start: Callable[[NDArray[np.int32]], object] | None = None,
     ) -> None:
         """Starts a search in each of `slots`, which discards the previous one; does not wait.
@@ -179,47 +199,37 @@ class Search:
         `first` are the tokens to feed first, and `lengths` the positions already in the KV cache,
         such as those of a prompt. `start` is called instead of `self.start`, with an array.
         """
-        table = _pack(options)
-        samples = self._check(options, table)
-        rows = np.empty((len(slots), 4 + table.shape[1]), np.int32)
-        for column, values in enumerate((slots, first, lengths, 1)):
-            rows[:, column] = values
-        rows[:, 4:] = table
-        self.samples[rows[:, 0]] = samples
+        table, device = _pack(options), self.tokens.device
+        table["slot"], table["first"], table["length"], table["live"] = slots, first, lengths, 1
+        self.samples[table["slot"]] = self._check(options, table)
+        rows = table.view(np.int32).reshape(len(table), -1)
         if start is not None:
             start(rows)
         else:
-            self.start(self._send(rows))
-        if table[:, PREFIX_LENGTH].any():
-            self._send_prefixes(slots, options)
-        if (table.view(np.float32)[:, PENALTY] != 1.0).any():
-            self.seen.index_fill_(0, self._send(np.array(slots, np.int64)), 0)
+            self.start(send(rows, device))
+        if width := int(table["prefix_length"].max()):
+            padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
+            index, prefixes = np.array(slots, np.int64), np.array(padded, np.int32)
+            self.prefix[:, :width].index_copy_(0, send(index, device), send(prefixes, device))
+        if (table["repetition_penalty"] != 1.0).any():
+            self.seen.index_fill_(0, send(np.array(slots, np.int64), device), 0)
 
     def start(self, rows: Tensor) -> None:
-        """Starts the searches of `rows` [R, …]: slot, first token, length, live, and options."""
-        index, *values = rows[:, :4].long().unbind(1)
-        self.option_table.index_copy_(0, index, rows[:, 4:])
+        """Starts the searches of `rows`, an int32 view of one `ROW` each."""
+        index, *values = rows[:, : len(START)].long().unbind(1)
+        self.option_table.index_copy_(0, index, rows[:, len(START) :])
         self.pool_table.index_copy_(0, index, self._empty.expand(len(rows), -1, -1))
         for T, value in zip((self.tokens, self.lengths, self.live), values, strict=True):
             T.view(-1, self.beam).index_copy_(0, index, value.unsqueeze(1).expand(-1, self.beam))
         if self.ancestors is not None:  # prompts are in the rows of the first beams
             self.ancestors.view(self.slots, -1).index_fill_(0, index, 0)
 
-    def _send_prefixes(self, slots: Sequence[int], options: Sequence[Options]) -> None:
-        """Copies forced prefixes, which few requests have."""
-        index = self._send(np.array(slots, np.int64))
-        width = max(len(one.prefix) for one in options)
-        padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
-        self.prefix[:, :width].index_copy_(0, index, self._send(np.array(padded, np.int32)))
-
     def release(self, slots: Sequence[int]) -> None:
         """Ends the searches in `slots`; their results can still be collected."""
-        index = self._send(np.array(slots, np.int64))
+        index = send(np.array(slots, np.int64), self.tokens.device)
         self.live.view(self.slots, self.beam).index_fill_(0, index, 0)
 
-    def advance(
-        self, logits: Tensor, slots: Tensor | None = None, *, sampling: bool = True
-    ) -> None:
+    def advance(self, logits: Tensor, slots: Tensor | None = None, sampling: bool = True) -> None:
         """Chooses the next tokens from logits [R × beam, vocab_size or more], of any dtype.
 
         `slots` [R] int32 are the slots of the logits, by default the first R. Slots that are not
@@ -233,11 +243,12 @@ class Search:
                 f"logits have shape {list(logits.shape)}; they must be [{R * beam}, {vocab_size}], "
                 f"of at most {self.slots} slots"
             )
-        if self.implementation == "triton":
-            from writehead.engine import search_kernels  # needs Triton, which is optional
-
-            self._scratch = self._scratch or search_kernels.Scratch.make(self)
-            search_kernels.advance(self, self._scratch, logits, slots, sampling and self.sampling)
+        if len(self._ends) > 1:  # eos gets the sum of their probabilities
+            logits[:, self.eos] = logits[:, self._ends].logsumexp(1)
+        if len(self._suppressed):
+            logits.index_fill_(1, self._suppressed, NEVER)
+        if self._kernels is not None:
+            self._kernels.advance(self, logits, slots, sampling and self.sampling)
             return
         live = self.live.view(-1, beam)[slots, 0] != 0
         x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
@@ -258,47 +269,38 @@ class Search:
         texts = packed[:, :, HEADER:]
         if self.beam == 1:
             texts[:, 0] = self.history_tokens[index, :, 0]
-        elif self.implementation == "triton":
-            from writehead.engine import search_kernels
-
-            search_kernels.trace_back(self, index, texts)
+        elif self._kernels is not None:
+            self._kernels.trace_back(self, index, texts)
         else:
             _trace_back(self, index, texts)
         return packed
 
-    def _check(self, options: Sequence[Options], table: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def _check(self, options: Sequence[Options], table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Returns which requests need sampling; raises if this search does not support one."""
-        longest, n_best = table[:, MAX_LENGTH].max(), table[:, N_BEST].max()
-        if table[:, MAX_LENGTH].min() < 1 or longest > self.capacity or n_best > self.beam:
+        longest, n_best = table["max_length"].max(), table["n_best"].max()
+        if table["max_length"].min() < 1 or longest > self.capacity or n_best > self.beam:
             raise ConfigError(
                 f"max_length={longest} with n_best={n_best} exceeds this search of "
                 f"{self.capacity} tokens with beam={self.beam}"
             )
-        numbers = table.view(np.float32)
-        samples: NDArray[np.bool_] = numbers[:, TEMPERATURE] > 0.0
-        samples |= numbers[:, PENALTY] != 1.0
+        samples: NDArray[np.bool_] = table["temperature"] > 0.0
+        samples |= table["repetition_penalty"] != 1.0
         if samples.any() and not self.sampling:
             raise ConfigError("this search cannot sample; create it with sampling=True")
-        prefixes = [one.prefix for one in options if one.prefix]
-        largest = max((self.eos, *chain.from_iterable(prefixes)))
+        largest = max((self.eos, *chain.from_iterable(one.prefix for one in options)))
         if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
         return samples
 
-    def _send(self, array: NDArray[Any]) -> Tensor:
-        return send(array, self.tokens.device)
 
-
-def _pack(options: Sequence[Options]) -> NDArray[np.int32]:
-    """Returns the fields of `SlotOptions` for each request, int32 [R, 14]."""
-    keys = [id(one.config) for one in options]
-    # most requests share their config
-    packed = {key: _pack_config(options[keys.index(key)].config) for key in {*keys}}
-    joined = bytearray().join([packed[key] for key in keys])
-    table = np.frombuffer(joined, np.int32).reshape(len(options), -1)
-    table[:, MAX_LENGTH] = [one.max_length for one in options]
-    table[:, PREFIX_LENGTH] = [len(one.prefix) for one in options]
-    table.view(np.uint64)[:, SEED] = [one.seed for one in options]
+def _pack(options: Sequence[Options]) -> NDArray[np.void]:
+    """Returns a `ROW` for each request."""
+    configs = {id(one.config): one.config for one in options}  # most requests share theirs
+    packed = {key: _pack_config(config) for key, config in configs.items()}
+    table = np.frombuffer(bytearray().join([packed[id(one.config)] for one in options]), ROW)
+    table["max_length"] = [one.max_length for one in options]
+    table["prefix_length"] = [len(one.prefix) for one in options]
+    table["seed"] = [one.seed % 2**64 for one in options]
     return table
 
 
@@ -307,21 +309,21 @@ def _pack_config(config: DecodeConfig) -> bytes:
     if config.temperature is not None:
         # float32 cannot divide by more extreme values; samples would not change
         temperature = min(max(config.temperature, 1e-30), 1e30)
-    return PACKED.pack(
+    row = np.zeros(1, ROW)
+    row[0] = (
+        *(0 for _ in START),
         *(0, config.min_length, 0, config.n_best, min(config.top_k or 0, INT32), 0),
         *(config.alpha, temperature, config.top_p or 1.0, config.min_p or 0.0),
         *(config.repetition_penalty or 1.0, 0),
     )
+    return row.tobytes()
 
 
 def make_hypotheses(
     packed: NDArray[np.int32], options: Sequence[Options]
 ) -> list[list[Hypothesis]]:
-    """Converts the result of `Search.collect`: up to n_best hypotheses of each request.
-
-    A request whose logits allow no token has none. Rows after those of the requests are ignored.
-    """
-    packed = packed[: len(options)]
+    """Converts the result of `Search.collect`: up to n_best hypotheses of each request, or none."""
+    packed = packed[: len(options)]  # rows of the unused slot may follow
     n, floats = packed.shape[1], packed.view(np.float32)
     scores, log_p = floats[:, :, 2], floats[:, :, 3]
     exists = scores != NEVER
@@ -329,28 +331,15 @@ def make_hypotheses(
     ends = packed[:, :, 0] - packed[:, :, 1]
     texts = zip(packed[:, :, HEADER:].reshape(ends.size, -1), ends.ravel().tolist(), strict=True)
     tokens = [text[:end] for text, end in texts]
-    columns = scores.ravel().tolist(), log_p.ravel().tolist(), (packed[:, :, 1] == 1).ravel()
-    flat = [*map(Hypothesis, tokens, *columns[:2], columns[2].tolist())]
+    columns = (column.ravel().tolist() for column in (scores, log_p, packed[:, :, 1] == 1))
+    flat = [*map(Hypothesis, tokens, *columns)]
     limits = [min(count, one.config.n_best) for count, one in zip(counts, options, strict=True)]
     return [flat[i * n : i * n + limit] for i, limit in enumerate(limits)]
-
-
-def no_hypothesis() -> SearchError:
-    """Returns the error for a slot without hypotheses."""
-    return SearchError(
-        "the model's logits allow no token; look for NaN in its weights, or for a forced prefix, "
-        "min_length or processor that leaves no token"
-    )
 
 
 def length_penalty(length: Tensor | int, alpha: Tensor | float) -> Tensor:
     """Returns the divisor of a log probability: ((5 + length) / 6)^alpha."""
     return ((5.0 + torch.as_tensor(length, dtype=torch.float32)) / 6.0) ** alpha
-
-
-def _is_early(search: Search, at: Tensor) -> Tensor:
-    """Returns whether eos would end the sequences of slots `at` before their minimum length."""
-    return search.options.count[at] + 1 < search.options.min_length[at]
 
 
 def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
@@ -360,11 +349,8 @@ def _without_early_eos(search: Search, x: Tensor, early: Tensor) -> Tensor:
 
 
 def _log_z(x: Tensor, likely: Tensor) -> Tensor:
-    """Returns log(sum(exp(x))) [R] of each row of x [R, vocab_size].
-
-    likely: a likely token of each row [R, 1]. Softmax makes fewer passes over parts that fit in a
-    CPU's cache than logsumexp does.
-    """
+    """Returns log(sum(exp(x))) of each row of x [R, vocab_size], given a likely token [R, 1]."""
+    # softmax makes fewer passes over parts that fit in a CPU's cache than logsumexp does
     size = max(1, CACHED_LOGITS // x.shape[1] if x.device.type == "cpu" else len(x))
     parts = zip(torch.split(x, size), torch.split(likely, size), strict=True)
     p = torch.cat([part.softmax(dim=1).gather(1, at) for part, at in parts])
@@ -401,13 +387,15 @@ def _full_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of greedy search or sampling on logits x [R, vocab_size] of live slots `at`."""
     options, pool = search.options, search.pool
-    t = options.count[at].long()
-    first = _top_k(x, 1)[1]
-    choose = _sample if search.sampling else _likeliest
-    token = choose(search, x, first, at, t)
+    t, count = options.count[at].long(), options.count[at] + 1
+    first, early = _top_k(x, 1)[1], count < options.min_length[at]
+    if search.sampling:
+        token = _sample(search, x, first, at, early)
+    else:
+        token = _likeliest(search, x, first, early)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
     log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x, first)
-    finished, count = token == search.eos, options.count[at] + 1
+    finished = token == search.eos
     over = finished | (count >= options.max_length[at]) | ~log_p.isfinite()
 
     search.history_tokens[at, t, 0] = token.int()
@@ -421,17 +409,17 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     search.live[at] = (~over).long()
 
 
-def _likeliest(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _likeliest(search: Search, x: Tensor, first: Tensor, early: Tensor) -> Tensor:
     """Returns the likeliest allowed tokens [R]; `first` [R, 1] may contain eos too early."""
     token = first.squeeze(1)
-    wrong = _is_early(search, at) & (token == search.eos)
+    wrong = early & (token == search.eos)
     if wrong.any():
         token = token.clone()
         token[wrong] = _without_early_eos(search, x[wrong], wrong[wrong]).argmax(dim=1)
     return token
 
 
-def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> Tensor:
+def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, early: Tensor) -> Tensor:
     """Returns tokens [R] drawn from logits x [R, vocab_size], or the likeliest at temperature 0.
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
@@ -442,13 +430,12 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)
     temperature = options.temperature[at].unsqueeze(1)
-    early = _is_early(search, at)
     if (penalty != 1.0).any():
         x = _without_early_eos(search, x, early)
         penalized = torch.where(x > 0.0, x / penalty, x * penalty)
         x = torch.where(search.seen[at] != 0, penalized, x)
         first = _top_k(x, 1)[1]
-    likeliest = _likeliest(search, x, first, at, t)
+    likeliest = _likeliest(search, x, first, early)
     if not (temperature > 0.0).any():
         return likeliest
     x = _without_early_eos(search, x, early)
@@ -466,7 +453,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
         kept &= ordered >= min_p.log()
         mass *= torch.zeros_like(kept).scatter(1, tokens, kept)
     cumulative = mass.cumsum(dim=1)
-    draw = _random(options.seed[at], t).unsqueeze(1) * cumulative[:, -1:]
+    draw = _random(options.seed[at], options.count[at].long()).unsqueeze(1) * cumulative[:, -1:]
     # rounding may leave a gap at the end; for a row of NaN, any token will do
     last = (mass > 0.0).int().cumsum(dim=1).argmax(dim=1)
     token = torch.minimum((cumulative <= draw).sum(dim=1), last)
@@ -474,10 +461,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, t: Tensor) -> 
 
 
 def _random(seed: Tensor, t: Tensor) -> Tensor:
-    """Returns a uniform random number for token t of each sequence, float32, from its seed.
-
-    Like SplitMix64 (Steele et al., 2014), it hashes a counter, so that no state is needed.
-    """
+    """Returns a uniform random number for token t of each sequence: a hash of t and the seed."""
     z = seed + (t + 1) * GOLDEN
     for shift, factor in MIXERS:
         z = (z ^ _shift_right(z, shift)) * factor
@@ -493,7 +477,7 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     """Runs one step of beam search on logits x [R, beam, vocab_size] of live slots `at`."""
     options, pool, beam = search.options, search.pool, search.beam
     t, count = options.count[at].long(), options.count[at] + 1
-    rows, early, allowed = x.flatten(0, 1), _is_early(search, at), x
+    rows, early, allowed = x.flatten(0, 1), count < options.min_length[at], x
     forced = t < options.prefix_length[at]
     if forced.any():
         others = torch.arange(x.shape[2], device=x.device) != search.prefix[at, t].unsqueeze(1)
@@ -520,7 +504,7 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
     lengths = count.unsqueeze(1).expand(-1, beam)
     joined = lengths, finished[:, :beam], ended, best[:, :beam], parents[:, :beam], tokens[:, :beam]
     order = torch.cat([pool.score[at], ended], 1).sort(dim=1, descending=True, stable=True).indices
-    for field, new in zip(vars(pool).values(), joined, strict=True):
+    for field, new in zip(pool, joined, strict=True):
         field[at] = torch.cat([field[at], new.to(field.dtype)], 1).gather(1, order[:, :beam])
     pool.log_p[at[lost]] = math.nan
 
@@ -544,13 +528,9 @@ def _extend(search: Search, x: Tensor, at: Tensor) -> None:
 
 
 def _decided(search: Search, scores: Tensor, at: Tensor, count: Tensor) -> Tensor:
-    """Returns whether no live hypothesis can still enter the n-best list, [R].
-
-    Log probabilities never increase. The best possible score is therefore the current log
-    probability divided by the penalty of the longest possible sequence, or of the shortest if
-    alpha is negative.
-    """
+    """Returns whether no live hypothesis can still enter the n-best list, [R]."""
     options, alpha = search.options, search.options.alpha[at]
+    # log P never increases; the penalty is best for the longest sequence, or for the shortest
     length = torch.where(alpha >= 0.0, options.max_length[at], count + 1)
     bound = scores.amax(dim=1) / length_penalty(length, alpha)
     return bound <= search.pool.score[at, options.n_best[at].long() - 1]

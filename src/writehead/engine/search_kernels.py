@@ -39,16 +39,18 @@ FINITE = tl.constexpr(-3.4e38)  # a base for rows of -inf; -inf - -inf would be 
 
 
 class State(NamedTuple):
-    """The tensors of a `Search`.
-
-    `numbers` and `pool_numbers` are float32 views of the tables, and `seeds` is an int64 view.
-    """
+    """The tensors and sizes of a `Search`, and intermediate results of the kernels of a step."""
 
     options: Tensor
-    numbers: Tensor
-    seeds: Tensor
+    numbers: Tensor  # `options` as float32
+    seeds: Tensor  # `options` as int64
     pool: Tensor
-    pool_numbers: Tensor
+    pool_numbers: Tensor  # `pool` as float32
+    peaks: Tensor  # [rows, chunks], the largest allowed logit
+    statistics: Tensor  # [rows, parts, 2]: largest logit, and sum of exponentials relative to it
+    best_logits: Tensor  # [rows, 2 × beam]
+    best_tokens: Tensor
+    done: Tensor  # [rows], how many parts have been read; zero between steps
     prefix: Tensor
     seen: Tensor
     tokens: Tensor
@@ -58,37 +60,24 @@ class State(NamedTuple):
     ancestors: Tensor | None
     history_tokens: Tensor
     history_parents: Tensor
+    vocab_size: int
+    eos: int
+    capacity: int
 
     @classmethod
     def of(cls, search: "Search") -> "State":
-        """Returns the tensors of a search."""
-        options, pool = search.option_table, search.pool_table
+        """Returns the state of a search, with new intermediate results."""
+        options, pool, device = search.option_table, search.pool_table, search.tokens.device
         numbers, pool_numbers = options.view(torch.float32), pool.view(torch.float32)
-        others = (getattr(search, name) for name in cls._fields[5:])
-        return cls(options, numbers, options.view(torch.int64), pool, pool_numbers, *others)
-
-
-class Scratch(NamedTuple):
-    """Intermediate results that the kernels of one step pass to each other."""
-
-    peaks: Tensor  # [rows, chunks], the largest allowed logit
-    statistics: Tensor  # [rows, parts, 2]: largest logit, and sum of exponentials relative to it
-    best_logits: Tensor  # [rows, 2 × beam]
-    best_tokens: Tensor
-    done: Tensor  # [rows], how many parts have been read; zero between steps
-
-    @classmethod
-    def make(cls, search: "Search") -> "Scratch":
-        """Returns the buffers of a search."""
         rows, parts = len(search.tokens), triton.cdiv(search.vocab_size, PART)
-        best = rows, 2 * search.beam
-        return cls(
-            torch.empty(rows, parts * (PART // CHUNK), device=search.tokens.device),
-            torch.empty(rows, parts, 2, device=search.tokens.device),
-            torch.empty(best, device=search.tokens.device),
-            torch.empty(best, dtype=torch.int32, device=search.tokens.device),
-            torch.zeros(rows, dtype=torch.int32, device=search.tokens.device),
-        )
+        peaks = torch.empty(rows, parts * (PART // CHUNK), device=device)
+        statistics = torch.empty(rows, parts, 2, device=device)
+        best_logits = torch.empty(rows, 2 * search.beam, device=device)
+        best_tokens = torch.empty_like(best_logits, dtype=torch.int32)
+        done = torch.zeros(rows, dtype=torch.int32, device=device)
+        views = options, numbers, options.view(torch.int64), pool, pool_numbers
+        scratch = peaks, statistics, best_logits, best_tokens, done
+        return cls(*views, *scratch, *(getattr(search, name) for name in cls._fields[10:]))
 
 
 class Sizes(NamedTuple):
@@ -111,21 +100,19 @@ class Sizes(NamedTuple):
     PDL: bool
 
 
-def advance(
-    search: "Search", scratch: Scratch, logits: Tensor, slots: Tensor, sampling: bool
-) -> None:
+def advance(search: "Search", logits: Tensor, slots: Tensor, sampling: bool) -> None:
     """Runs one step; see `Search.advance`."""
+    state = search.kernel_state
     rows, beam, options = len(logits), search.beam, pdl(logits)
-    parts, chunks = scratch.statistics.shape[1], scratch.peaks.shape[1]
+    parts, chunks = state.statistics.shape[1], state.peaks.shape[1]
     tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
-    size = 0 if search.ancestors is None else search.ancestors.shape[1]
+    ring = 0 if search.ancestors is None else search.ancestors.shape[1]
     counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
     shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
-    beams = beam, 2 * beam, min(triton.next_power_of_2(max(size, 1)), 128)
+    beams = beam, 2 * beam, min(triton.next_power_of_2(max(ring, 1)), 128)
     padded = map(triton.next_power_of_2, (chunks, parts, beam, 2 * beam))
     sizes = Sizes(*map(tl.constexpr, (*counts, shift, *beams, *padded, bool(options))))
-    read = logits, logits.stride(0), slots, State.of(search), scratch
-    given = *read, search.vocab_size, search.eos, search.capacity, sizes
+    given = logits, logits.stride(0), slots, state, sizes
     if sampling:
         warps = min(16, max(1, tile // 512))
         launch(sample_kernel, (rows,))(*given, num_warps=warps, **options)
@@ -133,31 +120,25 @@ def advance(
     launch(scan_kernel, (rows, parts))(*given, num_warps=2, **options)
     if beam > 1:
         launch(top_kernel, (rows,))(*given, num_warps=2, **options)
-        launch(beam_kernel, (rows // beam,))(*given, size, num_warps=1, **options)
+        launch(beam_kernel, (rows // beam,))(*given, ring, num_warps=1, **options)
 
 
 def trace_back(search: "Search", index: Tensor, texts: Tensor) -> None:
     """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
-    given = index, State.of(search), texts, *texts.stride()[:2], search.capacity, search.beam
+    given = index, search.kernel_state, texts, *texts.stride()[:2], search.beam
     launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
 
 
 @triton.jit
-def _take(vector, places, place):
-    """Returns the element of a small vector at `place`."""
-    return tl.sum(tl.where(places == place, vector, tl.zeros_like(vector)), axis=0)
-
-
-@triton.jit
-def _early_eos(state, slot, eos):
+def _early_eos(state, slot):
     """Returns eos if the slot may not choose it yet, otherwise -1."""
     count = tl.load(state.options + slot * OPTIONS + COUNT)
     least = tl.load(state.options + slot * OPTIONS + MIN_LENGTH)
-    return tl.where(count + 1 < least, eos, -1)
+    return tl.where(count + 1 < least, state.eos, -1)
 
 
 @triton.jit
-def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
+def scan_kernel(logits, stride, slots, state, sizes):
     """Reads one part of a row per program; in greedy search, the last program chooses the token."""
     wait_for_previous(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -165,56 +146,56 @@ def scan_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
     part = sizes.PARTS - 1 - tl.program_id(1)
     slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     logits += r * stride
-    banned, place = _early_eos(state, slot, eos), r * sizes.PARTS + part
+    banned, place = _early_eos(state, slot), r * sizes.PARTS + part
     CHUNKS: tl.constexpr = sizes.PART // sizes.CHUNK
     chunks, within = tl.arange(0, CHUNKS), tl.arange(0, sizes.CHUNK)
     tokens = part * sizes.PART + chunks[:, None] * sizes.CHUNK + within[None, :]
-    x = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + tokens, mask=tokens < state.vocab_size, other=float("-inf")).to(tl.float32)
     peak = tl.max(x)
     base = tl.where(peak == float("-inf"), 0.0, peak)
-    tl.store(scratch.statistics + place * 2, peak)
-    tl.store(scratch.statistics + place * 2 + 1, tl.sum(tl.exp(x - base)))
+    tl.store(state.statistics + place * 2, peak)
+    tl.store(state.statistics + place * 2 + 1, tl.sum(tl.exp(x - base)))
     maxima = tl.max(tl.where(tokens == banned, float("-inf"), x), axis=1)
-    tl.store(scratch.peaks + place * CHUNKS + chunks, maxima)
+    tl.store(state.peaks + place * CHUNKS + chunks, maxima)
     if sizes.BEAM == 1:
         tl.debug_barrier()  # all threads have written before the part is counted
-        if tl.atomic_add(scratch.done + r, 1, sem="acq_rel") == sizes.PARTS - 1:
-            tl.store(scratch.done + r, 0)
+        if tl.atomic_add(state.done + r, 1, sem="acq_rel") == sizes.PARTS - 1:
+            tl.store(state.done + r, 0)
             # the loads do not depend on each other, so their latencies overlap
             is_live = tl.load(state.live + slot)
             count = tl.load(state.options + slot * OPTIONS + COUNT)
             forced = tl.load(state.options + slot * OPTIONS + PREFIX_LENGTH)
             sequence = _load_sequence(state, slot)
-            peaks = _load_peaks(scratch, r, sizes)
+            peaks = _load_peaks(state, r, sizes)
             one = tl.full([1], 0, tl.int64) + r
-            log_z = tl.sum(_log_sum(scratch, one, one >= 0, sizes), axis=0)
+            log_z = tl.sum(_log_sum(state, one, one >= 0, sizes), axis=0)
             if is_live != 0:
-                row = (logits, banned, vocab_size)
+                row = (logits, banned, state.vocab_size)
                 values, best = _best_of_row(row, peaks, sizes, 1, 1)
                 value, token = tl.max(values, axis=0), tl.max(best, axis=0)
                 if count < forced:
-                    token = tl.load(state.prefix + slot * capacity + count)
+                    token = tl.load(state.prefix + slot * state.capacity + count)
                     value = tl.load(logits + token).to(tl.float32)
-                token = tl.where(token == NONE, eos, token)
-                _append(state, slot, sequence, token, value - log_z, capacity, eos)
+                token = tl.where(token == NONE, state.eos, token)
+                _append(state, slot, sequence, token, value - log_z)
 
 
 @triton.jit
-def _load_peaks(scratch, r, sizes):
+def _load_peaks(state, r, sizes):
     """Loads the largest allowed logit of each chunk of a row."""
     chunks = tl.arange(0, sizes.SIZE_N)
     mask = chunks < sizes.CHUNKS
-    return tl.load(scratch.peaks + r * sizes.CHUNKS + chunks, mask=mask, other=float("-inf"))
+    return tl.load(state.peaks + r * sizes.CHUNKS + chunks, mask=mask, other=float("-inf"))
 
 
 @triton.jit
-def _log_sum(scratch, rows, is_row, sizes):
+def _log_sum(state, rows, is_row, sizes):
     """Returns log Z of several rows, from the statistics of their parts."""
     parts = tl.arange(0, sizes.SIZE_P)
     at = (rows[:, None] * sizes.PARTS + parts[None, :]) * 2
     mask = is_row[:, None] & (parts < sizes.PARTS)[None, :]
-    largest = tl.load(scratch.statistics + at, mask=mask, other=float("-inf"))
-    total = tl.load(scratch.statistics + at + 1, mask=mask, other=0.0)
+    largest = tl.load(state.statistics + at, mask=mask, other=float("-inf"))
+    total = tl.load(state.statistics + at + 1, mask=mask, other=0.0)
     base = tl.maximum(tl.max(largest, axis=1), FINITE)
     return base + tl.log(tl.sum(total * tl.exp(largest - base[:, None]), axis=1))
 
@@ -262,21 +243,21 @@ def _load_sequence(state, slot):
 
 
 @triton.jit
-def _append(state, slot, sequence, token, log_p, capacity, eos):
+def _append(state, slot, sequence, token, log_p):
     """Appends a token with `log_p` to the sequence of a slot with one row."""
     options, entry = state.options + slot * OPTIONS, slot * POOL
     count, longest, alpha, total, length = sequence
     count += 1
     log_p += total
-    is_live = (token != eos) & (count < longest) & (tl.abs(log_p) < float("inf"))
+    is_live = (token != state.eos) & (count < longest) & (tl.abs(log_p) < float("inf"))
     tl.debug_barrier()  # all threads have read the values that are overwritten below
     tl.store(state.lengths + slot, length + 1)
     tl.store(options + COUNT, count)
     tl.store(state.pool + entry + LENGTH, count)
-    tl.store(state.pool + entry + FINISHED, (token == eos).to(tl.int32))
+    tl.store(state.pool + entry + FINISHED, (token == state.eos).to(tl.int32))
     tl.store(state.pool_numbers + entry + SCORE, log_p / _penalty(count, alpha))
     tl.store(state.pool_numbers + entry + LOG_P, log_p)
-    tl.store(state.history_tokens + slot * capacity + count - 1, token)
+    tl.store(state.history_tokens + slot * state.capacity + count - 1, token)
     tl.store(state.tokens + slot, token.to(tl.int64))
     tl.store(state.live + slot, is_live.to(tl.int64))
 
@@ -302,10 +283,7 @@ def _mass(x, peak, rate):
 
 @triton.jit
 def _load_tile(row, tile, sizes):
-    """Loads a tile of a row [TILE / CHUNK, CHUNK]: its logits, allowed logits and tokens.
-
-    The allowed logits have the repetition penalty, and are -inf for the banned token.
-    """
+    """Loads a tile of a row [TILE / CHUNK, CHUNK]: its logits, penalized logits and tokens."""
     logits, banned, seen, penalty, vocab_size = row
     chunks, within = tl.arange(0, sizes.TILE // sizes.CHUNK), tl.arange(0, sizes.CHUNK)
     tokens = tile * sizes.TILE + chunks[:, None] * sizes.CHUNK + within[None, :]
@@ -320,10 +298,7 @@ def _load_tile(row, tile, sizes):
 
 @triton.jit
 def _read_tile(row, tile, sizes):
-    """Returns the allowed logits of a tile, and statistics of the tile.
-
-    They are the largest logit, the sum of exponentials, the largest allowed logit and its token.
-    """
+    """Returns the allowed logits of a tile, largest logit, sum of exponentials and best token."""
     x, y, tokens = _load_tile(row, tile, sizes)
     highest = tl.max(x)
     total = tl.sum(tl.exp(x - tl.maximum(highest, FINITE)))
@@ -407,10 +382,9 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
 
 @triton.jit
 def _kept(y, earlier, theta, ties, floor, peak, rate):
-    """Returns, for each chunk of a tile y, its kept mass and the number of ties before it.
+    """Returns the kept mass of each chunk of a tile y, and the ties before it and up to the end.
 
-    Ties are tokens equal to theta. Also returns their number up to the end of the tile; `earlier`
-    is their number before the tile.
+    Ties are tokens equal to theta; `earlier` of them are before the tile.
     """
     is_above = (y > theta) & (y >= floor)
     mass = tl.sum(tl.where(is_above, _mass(y, peak, rate), 0.0), axis=1)
@@ -455,19 +429,22 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
         start += tl.sum(mass, axis=0)
         chunk = tl.max(tl.where((mass > 0.0) & (starts <= target), chunks, -1), axis=0)
         if chunk >= 0:
-            own = tl.sum(tl.where((chunks == chunk)[:, None], y, 0.0), axis=0)  # [CHUNK]
+            is_chunk = chunks == chunk
+            own = tl.sum(tl.where(is_chunk[:, None], y, 0.0), axis=0)  # [CHUNK]
             is_equal = (own == theta).to(tl.float32)
-            rank = _take(before, chunks, chunk) + tl.cumsum(is_equal, axis=0) - is_equal
+            rank = tl.sum(tl.where(is_chunk, before, 0.0), axis=0)
+            rank = rank + tl.cumsum(is_equal, axis=0) - is_equal
             is_kept = ((own > theta) | ((own == theta) & (rank < ties))) & (own >= floor)
             each = tl.where(is_kept, _mass(own, peak, rate), 0.0)
-            begins = _take(starts, chunks, chunk) + tl.cumsum(each, axis=0) - each
+            begins = tl.sum(tl.where(is_chunk, starts, 0.0), axis=0)
+            begins = begins + tl.cumsum(each, axis=0) - each
             last = tl.max(tl.where((each > 0.0) & (begins <= target), within, 0), axis=0)
             token = tile * sizes.TILE + chunk * sizes.CHUNK + last
     return token
 
 
 @triton.jit
-def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
+def sample_kernel(logits, stride, slots, state, sizes):
     """Chooses the token of one row per program, by greedy search or sampling."""
     wait_for_previous(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -475,8 +452,8 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
     count, temperature = tl.load(options + COUNT), tl.load(numbers + TEMPERATURE)
     sequence = _load_sequence(state, slot)
-    seen, banned = state.seen + slot * vocab_size, _early_eos(state, slot, eos)
-    row = (logits + r * stride, banned, seen, tl.load(numbers + PENALTY), vocab_size)
+    seen, banned = state.seen + slot * state.vocab_size, _early_eos(state, slot)
+    row = (logits + r * stride, banned, seen, tl.load(numbers + PENALTY), state.vocab_size)
     if tl.load(state.live + slot) != 0:
         x, highest, total, peak, token = _read_tile(row, 0, sizes)
         for tile in range(1, sizes.TILES):
@@ -486,40 +463,38 @@ def sample_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capaci
             highest, token = tl.maximum(highest, high), tl.where(best > peak, which, token)
             peak = tl.maximum(peak, best)
         if count < tl.load(options + PREFIX_LENGTH):
-            token = tl.load(state.prefix + slot * capacity + count)
+            token = tl.load(state.prefix + slot * state.capacity + count)
         elif temperature > 0.0:
             draw = _random(tl.load(state.seeds + slot * SEEDS + SEED), count)
             token = _draw(x, row, peak, draw, options, numbers, sizes)
-        token = tl.where((token >= 0) & (token < vocab_size), token, eos)
+        token = tl.where((token >= 0) & (token < state.vocab_size), token, state.eos)
         value = tl.load(logits + r * stride + token).to(tl.float32)
         log_p = value - highest - tl.log(total)
-        _append(state, slot, sequence, token, log_p, capacity, eos)
+        _append(state, slot, sequence, token, log_p)
         tl.store(seen + token, 1)
 
 
 @triton.jit
-def top_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes):
+def top_kernel(logits, stride, slots, state, sizes):
     """Finds the 2 × BEAM best tokens of one row per program."""
     wait_for_previous(sizes.PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     is_live = tl.load(state.live + slot * sizes.BEAM)
-    maxima = _load_peaks(scratch, r, sizes)
-    row = (logits + r * stride, _early_eos(state, slot, eos), vocab_size)
+    maxima = _load_peaks(state, r, sizes)
+    row = (logits + r * stride, _early_eos(state, slot), state.vocab_size)
     if is_live != 0:
         values, tokens = _best_of_row(row, maxima, sizes, sizes.TOP, sizes.SIZE_C)
         candidates = tl.arange(0, sizes.SIZE_C)
         at, mask = r * sizes.TOP + candidates, candidates < sizes.TOP
-        tl.store(scratch.best_logits + at, values, mask=mask)
-        tl.store(scratch.best_tokens + at, tokens, mask=mask)
+        tl.store(state.best_logits + at, values, mask=mask)
+        tl.store(state.best_tokens + at, tokens, mask=mask)
 
 
 @triton.jit
 def _best_of_beams(total, rank, vocab_size, sizes):
-    """Returns scores, parents and tokens [SIZE_C] of the TOP best of total [beam, candidates].
-
-    rank: beam × vocab_size + token; of equal scores, the lower rank comes first.
-    """
+    """Returns scores, parents and tokens [SIZE_C] of the TOP best of total [beam, candidates]."""
+    # rank: beam × vocab_size + token; of equal scores, the lower rank comes first
     candidates = tl.arange(0, sizes.SIZE_C)
     scores = tl.full([sizes.SIZE_C], float("-inf"), tl.float32)
     ranks = tl.zeros([sizes.SIZE_C], tl.int32)
@@ -535,10 +510,7 @@ def _best_of_beams(total, rank, vocab_size, sizes):
 
 @triton.jit
 def _join_pool(pool, pool_numbers, new_score, candidate, length, lost, n_best, sizes):
-    """Adds the candidates with a finite new_score [SIZE_C] to the pool, after equal entries.
-
-    Both are sorted. Returns the n_best-th score of the pool.
-    """
+    """Adds sorted candidates, if new_score is finite, to the pool; returns its n_best-th score."""
     log_p, parent, token, finished = candidate
     beams, columns = tl.arange(0, sizes.SIZE_B), tl.arange(0, 8)[None, :]
     is_beam = beams < sizes.BEAM
@@ -583,20 +555,20 @@ def _survivors(score, parent, token, sizes):
 
 
 @triton.jit
-def _continue_parents(ancestors, parent, length, size, sizes):
+def _continue_parents(ancestors, parent, length, ring, sizes):
     """Copies the ancestors of the parent [SIZE_B] of each row, and appends the parent."""
     beams = tl.arange(0, sizes.SIZE_B)
-    for begin in range(0, tl.minimum(size, length + 1), sizes.POSITIONS):
+    for begin in range(0, tl.minimum(ring, length + 1), sizes.POSITIONS):
         positions = begin + tl.arange(0, sizes.POSITIONS)
-        mask = (beams < sizes.BEAM)[:, None] & (positions < size)[None, :]
-        table = tl.load(ancestors + parent[:, None] * size + positions[None, :], mask=mask, other=0)
-        table = tl.where((positions == length % size)[None, :], parent[:, None], table)
+        mask = (beams < sizes.BEAM)[:, None] & (positions < ring)[None, :]
+        table = tl.load(ancestors + parent[:, None] * ring + positions[None, :], mask=mask, other=0)
+        table = tl.where((positions == length % ring)[None, :], parent[:, None], table)
         tl.debug_barrier()  # all threads have read these positions
-        tl.store(ancestors + beams[:, None] * size + positions[None, :], table, mask=mask)
+        tl.store(ancestors + beams[:, None] * ring + positions[None, :], table, mask=mask)
 
 
 @triton.jit
-def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity, sizes, size):
+def beam_kernel(logits, stride, slots, state, sizes, ring):
     """Extends the hypotheses of one slot per program."""
     wait_for_previous(sizes.PDL)
     place = tl.program_id(0).to(tl.int64)
@@ -610,7 +582,7 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         beams, candidates = tl.arange(0, sizes.SIZE_B), tl.arange(0, sizes.SIZE_C)
         is_beam = beams < sizes.BEAM
         scores = tl.load(numbers + beams * POOL + LIVE, mask=is_beam, other=float("-inf"))
-        log_z = _log_sum(scratch, row + beams, is_beam, sizes)
+        log_z = _log_sum(state, row + beams, is_beam, sizes)
         exists = scores != float("-inf")
         # NaN or infinite logits of a live hypothesis
         lost = tl.max((exists & ~(tl.abs(log_z) < float("inf"))).to(tl.int32), axis=0) > 0
@@ -618,10 +590,10 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         # the candidates of all beams, [beam, 2 beam]
         at = (row + beams)[:, None] * sizes.TOP + candidates[None, :]
         mask = is_beam[:, None] & (candidates < sizes.TOP)[None, :]
-        value = tl.load(scratch.best_logits + at, mask=mask, other=float("-inf"))
-        token = tl.load(scratch.best_tokens + at, mask=mask, other=NONE)
+        value = tl.load(state.best_logits + at, mask=mask, other=float("-inf"))
+        token = tl.load(state.best_tokens + at, mask=mask, other=NONE)
         if count <= tl.load(options + PREFIX_LENGTH):
-            forced = tl.load(state.prefix + slot * capacity + count - 1)
+            forced = tl.load(state.prefix + slot * state.capacity + count - 1)
             x = tl.load(logits + (row + beams) * stride + forced, mask=is_beam, other=0.0)
             is_first = (candidates == 0)[None, :] & is_beam[:, None]
             value = tl.where(is_first, x.to(tl.float32)[:, None], float("-inf"))
@@ -629,9 +601,9 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         total = scores[:, None] + (value - log_z[:, None])
         is_never = (scores == float("-inf"))[:, None] | (value == float("-inf"))
         total = tl.where(is_never | (total != total), float("-inf"), total)
-        rank = tl.where(mask & (token != NONE), beams[:, None] * vocab_size + token, NONE)
-        score, parent, last = _best_of_beams(total, rank, vocab_size, sizes)
-        finished = (last == eos) & (score != float("-inf"))
+        rank = tl.where(mask & (token != NONE), beams[:, None] * state.vocab_size + token, NONE)
+        score, parent, last = _best_of_beams(total, rank, state.vocab_size, sizes)
+        finished = (last == state.eos) & (score != float("-inf"))
         over = finished | (count >= longest)
 
         ends = over & (candidates < sizes.BEAM)
@@ -645,14 +617,14 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
         done = (tl.max(score, axis=0) / _penalty(length, alpha) <= worst) | lost
         score = tl.where(done, float("-inf"), score)
         tl.store(numbers + beams * POOL + LIVE, score, mask=is_beam)
-        step = (slot * capacity + count - 1) * sizes.BEAM + beams
+        step = (slot * state.capacity + count - 1) * sizes.BEAM + beams
         tl.store(state.history_tokens + step, last, mask=is_beam)
         tl.store(state.history_parents + step, parent, mask=is_beam)
         tl.store(state.tokens + first_row + beams, last.to(tl.int64), mask=is_beam)
         tl.store(state.parents + first_row + beams, first_row + parent, mask=is_beam)
         length = tl.load(state.lengths + first_row).to(tl.int32)
         if state.ancestors is not None:
-            _continue_parents(state.ancestors + first_row * size, parent, length, size, sizes)
+            _continue_parents(state.ancestors + first_row * ring, parent, length, ring, sizes)
         tl.debug_barrier()  # all threads have read the length
         tl.store(state.lengths + first_row + beams, (length + 1).to(tl.int64), mask=is_beam)
         tl.store(options + COUNT, count)
@@ -660,7 +632,7 @@ def beam_kernel(logits, stride, slots, state, scratch, vocab_size, eos, capacity
 
 
 @triton.jit
-def trace_kernel(slots, state, texts, slot_stride, text_stride, capacity, BEAM: tl.constexpr):
+def trace_kernel(slots, state, texts, slot_stride, text_stride, BEAM: tl.constexpr):
     """Traces one hypothesis of the pool per program back to its first token."""
     place, n = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + place)
@@ -671,6 +643,6 @@ def trace_kernel(slots, state, texts, slot_stride, text_stride, capacity, BEAM: 
         tl.store(texts + length - 1, tl.load(pool + TOKEN))
         for i in range(length - 1):
             t = length - 2 - i
-            at = (slot * capacity + t) * BEAM + beam
+            at = (slot * state.capacity + t) * BEAM + beam
             tl.store(texts + t, tl.load(state.history_tokens + at))
             beam = tl.load(state.history_parents + at)

@@ -1,8 +1,4 @@
-"""Greedy search, sampling and beam search over any step function.
-
-A step function takes tokens [rows] and a state, and returns logits [rows, vocab_size]. All searches
-use the reference implementation of `Search`.
-"""
+"""Greedy search, sampling and beam search over any step function, with the reference `Search`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +8,8 @@ import torch
 from torch import Tensor
 
 from writehead.config import DecodeConfig, check_options
-from writehead.engine.search import Hypothesis, Options, Search, make_hypotheses, no_hypothesis
-from writehead.errors import ConfigError, ShapeError, TokenError, shown
+from writehead.engine.search import NO_TOKEN, Hypothesis, Options, Search, Targets, make_hypotheses
+from writehead.errors import ConfigError, SearchError, ShapeError, TokenError, shown
 
 
 class SearchState(Protocol):
@@ -41,6 +37,7 @@ class SearchState(Protocol):
 
 
 S = TypeVar("S", bound=SearchState)
+# takes tokens [rows] and a state; returns logits [rows, vocab_size]
 Step = Callable[[Tensor, S], Tensor]
 # takes the tokens chosen so far [rows, t] and logits [rows, vocab_size]; returns logits
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -114,7 +111,7 @@ def beam_search(
     return _search(step, state, config, processors, eos, prefixes, max_lengths)
 
 
-def make_options(
+def _make_options(
     config: DecodeConfig,
     b: int,
     eos: int,
@@ -122,25 +119,25 @@ def make_options(
     max_lengths: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[Options]:
-    """Returns the checked options of b sentences."""
+    """Returns the options of b sentences, checked."""
     if b < 1:
         raise ShapeError("this state has no rows; start one with at least one sentence")
     if eos < 0:
         raise TokenError(f"eos={eos} must be a token id, at least 0")
-    if max_lengths is None:
-        if config.max_length is None:
-            raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
-        max_lengths = [config.max_length] * b
-    prefixes = [()] * b if prefixes is None else prefixes
-    seeds = range(config.seed, config.seed + b) if seeds is None else seeds
-    columns = {"max_lengths": max_lengths, "prefixes": prefixes, "seeds": seeds}
+    columns: dict[str, Sequence[Any]] = {
+        "max_lengths": [config.max_length] * b if max_lengths is None else max_lengths,
+        "prefixes": [()] * b if prefixes is None else prefixes,
+        "seeds": range(config.seed, config.seed + b) if seeds is None else seeds,
+    }
     for name, values in columns.items():
         if len(values) != b:
             rows = "rows" if name == "seeds" else "sentences"
             raise ShapeError(f"got {len(values)} {name} for {b} {rows}; pass one for each")
     least, most = max(1, config.min_length), config.max_length or math.inf
     options = []
-    for limit, prefix, seed in zip(max_lengths, prefixes, seeds, strict=True):
+    for limit, prefix, seed in zip(*columns.values(), strict=True):
+        if limit is None:
+            raise ConfigError("the search has no length limit; set max_length, or pass max_lengths")
         if not least <= limit <= most:
             raise ConfigError(f"max_lengths has {limit}; it must be from {least} to {most}")
         if len(prefix) > limit:
@@ -161,12 +158,9 @@ def _search(
     config: DecodeConfig,
     processors: Sequence[Processor],
     eos: int,
-    *given: Sequence[Any] | None,
+    *given: Sequence[Any] | None,  # prefixes, max_lengths and seeds
 ) -> list[list[Hypothesis]]:
-    """Runs steps until no row is live; returns the hypotheses of each sentence.
-
-    given: prefixes, max_lengths and seeds, as in `make_options`.
-    """
+    """Runs steps until no row is live; returns the hypotheses of each sentence."""
     beam = config.width
     if state.beam == 1 and beam > 1:
         state = state.expand(beam)
@@ -175,18 +169,19 @@ def _search(
             f"this state has {state.beam} beams per sentence, not {beam}; start one with "
             f"beam={beam}"
         )
-    options = make_options(config, len(state.first) // beam, eos, *given)
-    state.begin([one.max_length for one in options])
+    options = _make_options(config, len(state.first) // beam, eos, *given)
+    limits = [one.max_length for one in options]
+    state.begin(limits)
     search, tokens = None, state.first
     texts = tokens.new_zeros(len(tokens), 0)  # tokens so far, for processors
     while search is None or bool(search.live.any()):
         if search is not None:
+            tokens = search.tokens
             if processors:
-                texts = torch.cat([texts[search.parents], search.tokens.unsqueeze(1)], dim=1)
+                texts = torch.cat([texts[search.parents], tokens.unsqueeze(1)], dim=1)
             if beam > 1:
                 state.reorder(search.parents)
             state.stop(search.live == 0)
-            tokens = search.tokens
         logits = step(tokens, state)
         for process in processors:
             shape, logits = logits.shape, process(texts, logits)
@@ -201,20 +196,12 @@ def _search(
                 f"[{len(tokens)}, vocab_size]"
             )
         if search is None:
-            search = Search(
-                len(options),
-                beam,
-                max(one.max_length for one in options),
-                vocab_size=logits.shape[1],
-                eos=eos,
-                device=tokens.device,
-                sampling=beam == 1,
-                implementation="reference",
-            )
+            sizes, targets = (len(options), beam, max(limits)), Targets(logits.shape[1], eos)
+            search = Search(*sizes, targets, device=tokens.device, implementation="reference")
             search.admit(range(len(options)), options)
         search.advance(logits)
     packed = search.collect(torch.arange(len(options), device=tokens.device), config.n_best)
     found = make_hypotheses(packed.cpu().numpy(), options)
     if not all(found):
-        raise no_hypothesis()
+        raise SearchError(NO_TOKEN)
     return [[one.with_tuple() for one in some] for some in found]
