@@ -154,71 +154,70 @@ def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
         raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
+class _Step(NamedTuple):
     """What all layers have in common in one step of the reference: positions and masks."""
 
     rows: Tensor  # [R beam], of the cache
     positions: Tensor  # [R beam, n], of the new positions
     at: tuple[Tensor, slice, Tensor]  # where to store them, unless there are counts
     live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
+    appends_last: bool  # because the new positions replace some that the first queries still see
     readable: int  # m, positions of the cache to read
-    seen: Tensor  # [R beam, n, m], whether a query attends to a position
-    mask: Tensor  # [R beam g, h/g, m], added to the logits; for n = 1 without counts
-
-    @classmethod
-    def of(cls, cache: CacheLayer, heads: Heads, count: int, n: int, dtype: torch.dtype) -> "_Step":
-        """Returns the step for `count` rows with n new positions each."""
-        size, device = cache.K.shape[2], cache.K.device
-        rows = torch.arange(count, device=device)
-        if cache.slots is not None:
-            rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
-        lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
-        positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
-        at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
-        all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
-        stopped = None if all_live else live.bool()[:, None, None, None]
-        readable = cache.readable((cache.bound or 0) + n)
-        places = torch.arange(readable, device=device)
-        seen = places <= positions.unsqueeze(2)
-        if cache.ancestors is not None and cache.beam > 1:
-            mask = _beam_mask(cache, heads, rows, positions, seen)
-        else:
-            mask = torch.where(seen[:, :1], 0.0, -torch.inf).repeat_interleave(heads.g, dim=0)
-        if cache.bias is not None and n == 1:
-            mask = mask + _bias(cache, heads, positions, places)
-        return cls(rows, positions, at, stopped, readable, seen, mask.to(dtype))
+    seen: Tensor  # [R beam, n, m or m + n], whether a query attends to a position
+    bias: Tensor | None  # [R beam, h, n, m or m + n]
+    mask: Tensor | None  # [R beam g, beam h/g, m], added to the logits; for n = 1 without counts
 
 
-def _beam_mask(
-    cache: CacheLayer, heads: Heads, rows: Tensor, positions: Tensor, seen: Tensor
+def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
+    """Returns the step for `count` rows with n new positions each."""
+    size, device = cache.K.shape[2], cache.K.device
+    rows = torch.arange(count, device=device)
+    if cache.slots is not None:
+        rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
+    lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
+    positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
+    at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
+    all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
+    stopped = None if all_live else live.bool()[:, None, None, None]
+    appends_last = n > 1 and cache.window is not None
+    readable = cache.readable((cache.bound or 0) + n)
+    held = torch.arange(readable, device=device).unsqueeze(0)  # positions in the cache
+    if cache.window is not None:
+        newest = positions[:, :1] - int(appends_last)
+        held = newest - (newest - held) % size  # negative if none
+    held = torch.cat([held, positions], dim=1) if appends_last else held
+    distances = positions.unsqueeze(2) - held.unsqueeze(1)
+    seen = distances >= 0
+    if cache.window is not None:
+        seen &= (held >= 0).unsqueeze(1) & (distances < cache.window)
+    bias = None if cache.bias is None else bias_at(cache.bias, distances)
+    mask = None
+    if n == 1 and cache.counts is None:
+        mask = _make_mask(cache, heads, rows, seen, distances == 0, bias)
+    return _Step(rows, positions, at, stopped, appends_last, readable, seen, bias, mask)
+
+
+def _make_mask(
+    cache: CacheLayer, heads: Heads, rows: Tensor, seen: Tensor, is_new: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Returns the mask [R holder g, beam h/g, m], to be added to the logits.
+    """Returns the mask [R holder g, beam h/g, m] of one new position per row.
 
-    It is 0 where the holder's K and V of a position belong to the beam's ancestor, else -inf.
+    It is the bias where the holder's K and V of a position belong to the beam's ancestor, else
+    -inf. seen, is_new: [R beam, 1, m].
     """
-    assert cache.ancestors is not None
-    beam, size, readable = cache.beam, cache.K.shape[2], seen.shape[2]
-    own = torch.arange(beam, device=rows.device)
-    ancestors = _listed(cache.ancestors[:, :readable], cache, rows).view(-1, beam, readable)
-    newest = torch.arange(readable, device=rows.device) == (positions % size).view(-1, beam, 1)
-    holders = torch.where(newest, own.int().unsqueeze(1), ancestors)
-    holders = torch.where(seen.view(-1, beam, readable), holders, -1)
-    is_held = holders.unsqueeze(1) == own.view(beam, 1, 1)  # [R, holder, beam, m]
-    mask = torch.where(is_held, 0.0, -torch.inf)[:, :, None, :, None]
-    shape = -1, -1, heads.g, -1, heads.h // heads.g, -1
-    return mask.expand(*shape).reshape(-1, beam * heads.h // heads.g, readable)
-
-
-def _bias(cache: CacheLayer, heads: Heads, positions: Tensor, places: Tensor) -> Tensor:
-    """Returns the bias of each position, in the shape of the mask."""
-    assert cache.bias is not None
-    beam, size, r = cache.beam, cache.K.shape[2], heads.h // heads.g
-    bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)  # [R beam, h, 1, m]
-    if beam == 1:
-        return bias.reshape(-1, r, len(places))
-    bias = bias.reshape(-1, 1, beam, heads.g, r, len(places)).transpose(2, 3)
-    return bias.expand(-1, beam, -1, -1, -1, -1).reshape(-1, beam * r, len(places))
+    beam, m, r = cache.beam, seen.shape[2], heads.h // heads.g
+    own = torch.arange(beam, dtype=torch.int32, device=seen.device).unsqueeze(1)
+    holders = own.expand(beam, m)  # [R, beam, m]
+    if cache.ancestors is not None and beam > 1:
+        holders = _listed(cache.ancestors[:, :m], cache, rows).view(-1, beam, m)
+        holders = torch.where(is_new.view(-1, beam, m), own, holders)
+    holders = torch.where(seen.view(-1, beam, m), holders, -1)
+    mask = torch.where(holders.unsqueeze(1) == own.unsqueeze(1), 0.0, -torch.inf)
+    mask = mask[:, :, None, :, None].expand(-1, -1, heads.g, -1, r, -1)
+    if bias is not None:
+        mask = mask + bias.view(-1, 1, beam, heads.g, r, m).transpose(2, 3)
+    dtype = torch.promote_types(cache.K.dtype, torch.float32)
+    return mask.reshape(-1, beam * r, m).to(dtype)
 
 
 def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
@@ -234,48 +233,28 @@ def _attend_cache(
     QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
 ) -> Tensor:
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
-    n = QKV.shape[1]
-    wide = torch.promote_types(QKV.dtype, torch.float32)
-    step = _cached(cache, "step", lambda: _Step.of(cache, heads, len(QKV), n, wide))
-    Q, K, V = heads.split(QKV)
+    step = _cached(cache, "step", lambda: _make_step(cache, heads, *QKV.shape[:2]))
+    Q, K_new, V_new = heads.split(QKV)
     if rotary is not None:
         # lengths are arbitrary if not live
         angles = step.positions.clamp(max=len(rotary.cos) - 1)
-        Q, K = rotate(Q, angles, rotary), rotate(K, angles, rotary)
-    if n > 1 and cache.window is not None:
-        return _attend_ring(Q, K, V, cache, step, scale)
-    _append(cache, step, K, V)
+        Q, K_new = rotate(Q, angles, rotary), rotate(K_new, angles, rotary)
+    if not step.appends_last:
+        _append(cache, step, K_new, V_new)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
-    if cache.ancestors is not None and cache.beam > 1:
+    if step.appends_last:
+        K, V = torch.cat([K, K_new], dim=2), torch.cat([V, V_new], dim=2)
+        _append(cache, step, K_new, V_new)
+    if step.mask is None:
+        if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
+            Q, K, V = Q.double(), K.double(), V.double()
+        seen = step.seen.unsqueeze(1)
+        mask = seen if step.bias is None else add_bias(seen, step.bias.to(Q.dtype))
+        return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(QKV.dtype)
+    if cache.beam > 1:
         return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
-    if n == 1 and cache.counts is None:
-        Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
-        O = _attend_next(Q, K, V, step.mask, cache, scale)  # noqa: E741
-        return O.flatten(1).unsqueeze(1)
-    bias = None
-    if cache.bias is not None:
-        places = torch.arange(step.readable, device=Q.device)
-        bias = bias_at(cache.bias, (step.positions.unsqueeze(2) - places) % cache.K.shape[2])
-    return _attend(Q, K, V, step.seen, cache, scale, bias)
-
-
-def _attend_ring(
-    Q: Tensor, K: Tensor, V: Tensor, cache: CacheLayer, step: _Step, scale: float
-) -> Tensor:
-    """Attends from several new positions to a ring.
-
-    In the ring, the last new positions replace positions that the first queries still see.
-    """
-    assert cache.window is not None
-    size = cache.K.shape[2]
-    memory = [torch.cat([T[step.rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
-    _append(cache, step, K, V)
-    newest, last = step.positions[:, :1] - 1, step.positions.unsqueeze(2)
-    held = newest - (newest - torch.arange(size, device=Q.device)) % size  # negative if none
-    held = torch.cat([held, step.positions], dim=1).unsqueeze(1)
-    seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
-    bias = None if cache.bias is None else bias_at(cache.bias, last - held)
-    return _attend(Q, memory[0], memory[1], seen, cache, scale, bias)
+    Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
+    return _attend_next(Q, K, V, step.mask, cache, scale).flatten(1).unsqueeze(1)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -322,23 +301,6 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
     O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
     O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
     return O.reshape(rows, n, heads.h * heads.v)
-
-
-def _attend(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    seen: Tensor,
-    cache: CacheLayer,
-    scale: float,
-    bias: Tensor | None,
-) -> Tensor:
-    """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, n, h v]; seen: [b, n or 1, m]."""
-    mask, dtype = seen.unsqueeze(1), Q.dtype
-    if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
-        Q, K, V = Q.double(), K.double(), V.double()
-    mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
-    return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(dtype)
 
 
 def _attend_next(
@@ -525,10 +487,7 @@ def attend_triton(
     tensors = layer.lengths, layer.live, layer.slots, ancestors, counts, bias
     stored = Stored(K, V, K.stride()[:3], V.stride()[:3], *tensors, size, window)
     angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
-    norm = None
-    if deferred is not None:
-        d = deferred.X.shape[-1]
-        norm = deferred.X, d, deferred.epsilon, tl.constexpr(triton.next_power_of_2(d))
+    norm = None if deferred is None else deferred.for_kernel()
     size_q = max(16, triton.next_power_of_2(tokens * group))
     numbers = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
     sizes = Sizes(*map(tl.constexpr, (*numbers, appends, layer.padded, tile.prefetch)))

@@ -27,12 +27,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, runs_triton, why_not_kernel
-from writehead.ops.cpu_weights import (
-    PackedWeight,
-    pack_int8,
-    pack_onednn,
-    why_not_onednn,
-)
+from writehead.ops.cpu_weights import PackedWeight, pack_int8, pack_onednn, why_not_onednn
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
@@ -48,7 +43,6 @@ MANY_COLUMNS = 16_384  # of a weight, for 1 row
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
-UNSUPPORTED = "it supports neither a deferred norm nor an activation of its input"
 CACHE_LINE = 128  # bytes
 GATE_COLUMNS = 1024  # per program of `_gate`
 TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
@@ -126,10 +120,10 @@ class Weight:
 class Epilogue(NamedTuple):
     """The operations after the product; see `linear`."""
 
-    activation: Activation | None
-    gated: bool
-    residual: Tensor | None  # [rows, columns]
-    scale: float
+    activation: Activation | None = None
+    gated: bool = False
+    residual: Tensor | None = None  # [rows, columns]
+    scale: float = 1.0
     deferred: DeferredRms | None = None
     relu_input: bool = False
 
@@ -164,40 +158,36 @@ def linear(
 
 def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
+    is_usual = epilogue.deferred is None and not epilogue.relu_input
+    unusual = None if is_usual else "it supports neither a deferred norm nor a relu of its input"
     if weight.packed is not None:
-        return _choose_packed(name, weight.packed, epilogue)
-    rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
-    is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
-    is_plain = weight.norm is None and not epilogue.gated
-    is_short = rows <= MAX_NORMED_ROWS or is_plain
-    is_small = rows == 1 or (is_narrow and is_short and X.dtype != torch.float32)
-    reason = _why_not_library(X, weight, epilogue.residual)
-    other = reason
-    if other is None and (epilogue.deferred is not None or epilogue.relu_input):
-        other = UNSUPPORTED
+        kind = weight.packed.kind
+        if name == "auto" and is_usual:
+            return kind
+        others = dict.fromkeys(IMPLEMENTATIONS, f"the weight is packed for {kind}")
+        name = kind if name == "auto" else name
+        return choose_implementation("linear", name, {**others, kind: unusual})
+    rows, reason = X.numel() // max(X.shape[-1], 1), _why_not_library(X, weight, epilogue.residual)
     reasons = {
-        "small_rows": other or _why_not_small_rows(rows, weight),
+        "small_rows": reason or unusual or _why_not_small_rows(rows, weight),
         "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
-        "library": other,
+        "library": reason or unusual,
         "reference": None,
         **dict.fromkeys(("onednn", "int8"), "the weight is not packed for it; call Weight.pack"),
     }
-    if name == "auto":
-        unwanted = {"small_rows": not is_small, "split_depth": not _is_deep(weight)}
-        reasons = {key: reason for key, reason in reasons.items() if not unwanted.get(key)}
+    if name == "auto" and not _is_small(rows, weight, epilogue.gated):
+        del reasons["small_rows"]
+    if name == "auto" and not _is_deep(weight):
+        del reasons["split_depth"]
     return choose_implementation("linear", name, reasons)
 
 
-def _choose_packed(name: str, packed: PackedWeight, epilogue: Epilogue) -> str:
-    """Returns the only implementation that can use a packed weight; raises if it cannot."""
-    is_supported = epilogue.deferred is None and not epilogue.relu_input
-    if is_supported and name in ("auto", packed.kind):
-        return packed.kind
-    reasons: dict[str, str | None] = dict.fromkeys(
-        IMPLEMENTATIONS, f"the weight is packed for {packed.kind}"
-    )
-    reasons[packed.kind] = None if is_supported else UNSUPPORTED
-    return choose_implementation("linear", packed.kind if name == "auto" else name, reasons)
+def _is_small(rows: int, weight: Weight, gated: bool) -> bool:
+    """Returns whether "small_rows" is the fastest implementation, if it can run."""
+    columns, depth = weight.W.shape
+    is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
+    is_short = rows <= MAX_NORMED_ROWS or (weight.norm is None and not gated)
+    return rows == 1 or (is_narrow and is_short and weight.W.dtype != torch.float32)
 
 
 def _is_deep(weight: Weight) -> bool:
@@ -264,10 +254,7 @@ def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     if epilogue.relu_input:
         X = torch.relu(X)
-    if weight.norm is not None:
-        X = normalize(X, weight.norm, implementation="reference")
-    if epilogue.scale != 1.0:
-        X = X * epilogue.scale
+    X = normalize(X, weight.norm, scale=epilogue.scale, implementation="reference")
     if epilogue.deferred is None:
         return _finish(F.linear(X, weight.W, weight.bias), epilogue)
     Y = epilogue.deferred.apply(F.linear(X, weight.W))
@@ -275,17 +262,14 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 
 def _onednn(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
-    packed, bias, residual = weight.packed, weight.bias, epilogue.residual
+    packed, residual, columns = weight.packed, epilogue.residual, len(weight.W)
     assert packed is not None
-    X = X if weight.norm is None else normalize(X, weight.norm)
-    X = X if epilogue.scale == 1.0 else X * epilogue.scale
-    rows, shape = X.reshape(-1, X.shape[-1]), (*X.shape[:-1], len(weight.W))
+    X, shape = normalize(X, weight.norm, scale=epilogue.scale), (*X.shape[:-1], columns)
+    rows = X.reshape(-1, X.shape[-1])
     if epilogue.gated:
-        return _finish(packed.multiply(rows, bias).view(shape), epilogue)
-    if residual is not None and epilogue.activation is None:
-        return packed.multiply_add(rows, bias, residual.reshape(-1, len(weight.W))).view(shape)
-    Y = packed.multiply(rows, bias, epilogue.activation).view(shape)
-    return Y if residual is None else Y.add_(residual)
+        return _finish(packed.multiply(rows, weight.bias).view(shape), epilogue)
+    residual = None if residual is None else residual.reshape(-1, columns)
+    return packed.multiply(rows, weight.bias, epilogue.activation, residual).view(shape)
 
 
 def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
@@ -311,10 +295,7 @@ def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
 
 def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     W, bias, activation, residual = weight.W, weight.bias, epilogue.activation, epilogue.residual
-    if weight.norm is not None:
-        X = normalize(X, weight.norm, scale=epilogue.scale)
-    elif epilogue.scale != 1.0:
-        X = X * epilogue.scale
+    X = normalize(X, weight.norm, scale=epilogue.scale)
     rows = X.reshape(-1, X.shape[-1])
     if epilogue.gated and residual is None and len(rows) > 0:
         return _gate(F.linear(X, W, bias).contiguous(), activation)
@@ -441,19 +422,14 @@ def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None
         if len(X) > 64:
             tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
-    product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
-    _multiply(X, Weight(weight.W), product, tile, parts)
+    _multiply(X, Weight(weight.W), Epilogue(relu_input=epilogue.relu_input), tile, parts)
     Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
-    norm, residual = epilogue.deferred, epilogue.residual
-    given = None
-    if norm is not None:
-        d = norm.X.shape[-1]
-        size = tl.constexpr(triton.next_power_of_2(d))
-        given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    norm = None if epilogue.deferred is None else epilogue.deferred.for_kernel()
+    residual = None if epilogue.residual is None else epilogue.residual.contiguous()
     constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
     launch_pdl(_sum_kernel, (len(X),), X)(
-        *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
-        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
+        *(parts, weight.bias, norm, residual, Y, columns, float(epilogue.scale)),
+        *map(tl.constexpr, constants),
         num_warps=4,
     )
     return Y
