@@ -135,9 +135,11 @@ class Transformer(nn.Module):
         cache.reserve(n, counts)
         positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
         X = self._embed(tokens, self.decoder, positions)
-        X = self._run_decoder(X, cache, state.memory, None, counts)
+        memories = None if state.memory is None else state.memory.layers(cache)
+        contexts = cache.layers(counts=counts, bias=self.decoder.bias())
+        Y: Tensor = self.decoder(X, contexts, memories)
         cache.advance(n, counts)
-        return X
+        return Y
 
     def decode(
         self,
@@ -154,7 +156,9 @@ class Transformer(nn.Module):
         """
         positions = cache.lengths[: len(tokens)]
         X = self._embed(tokens, self.decoder, positions, slots=slots, beam=cache.beam)
-        return self._logits(self._run_decoder(X.unsqueeze(1), cache, memory, slots)).squeeze(1)
+        memories = None if memory is None else memory.layers(cache, slots)
+        contexts = cache.layers(slots, bias=self.decoder.bias())
+        return self._logits(self.decoder(X.unsqueeze(1), contexts, memories)).squeeze(1)
 
     def pack(self, *, int8: bool = False) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it.
@@ -176,8 +180,8 @@ class Transformer(nn.Module):
                     module.pack(streamed=streamed, int8=int8)
                 elif isinstance(module, Stack):
                     module.packed_bias = module.bias()
-            packed = output.fold(scale=self.config.effective_logit_scale)
-            self.packed_output = replace(packed.pack(int8=int8), streamed=streamed)
+            folded = output.fold(scale=self.config.effective_logit_scale)
+            self.packed_output = folded.pack(streamed=streamed, int8=int8)
         if int8:  # frees the parameters that int8 weights replace
             tables = [one for one in self.children() if isinstance(one, nn.Embedding)]
             self.quantized_tables = {one: QuantizedTable.of(one.weight) for one in tables}
@@ -231,19 +235,6 @@ class Transformer(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _run_decoder(
-        self,
-        X: Tensor,
-        cache: KVCache,
-        memory: EncoderMemory | None,
-        slots: Tensor | None = None,
-        counts: Tensor | None = None,
-    ) -> Tensor:
-        """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
-        memories = None if memory is None else memory.layers(cache, slots)
-        Y: Tensor = self.decoder(X, cache.layers(slots, counts, self.decoder.bias()), memories)
-        return Y
-
     def _table(self, stack: Stack) -> Tensor | QuantizedTable:
         """Returns the embeddings of the tokens that a stack reads."""
         is_own = not stack.causal and self.config.source_vocab_size is not None
@@ -272,16 +263,16 @@ class Transformer(nn.Module):
             check_integers(f"{name}_lengths", lengths, [b], device, most=n)
         if memories is not None and len(memories[0].K) != b:
             raise ShapeError(f"source has {len(memories[0].K)} rows, but target has {b}")
-        if packing is None:
-            if n > stack.limit:
-                raise ShapeError(
-                    f"the length of {name}, {n}, exceeds the model's {stack.limit} positions"
-                )
-            positions = torch.arange(n, device=device).unsqueeze(0)
-        else:
+        if packing is not None:
             positions, segments = packing.positions, packing.segments
             for T, most in ((segments, INT32), (positions, stack.limit - 1)):
                 check_integers(f"the packing of {name}", T, [b, n], device, most=most)
+        elif n <= stack.limit:
+            positions = torch.arange(n, device=device).unsqueeze(0)
+        else:
+            raise ShapeError(
+                f"the length of {name}, {n}, exceeds the model's {stack.limit} positions"
+            )
         visibility = Visibility(
             stack.causal, stack.window, lengths, query_segments=segments, memory_segments=segments
         )
@@ -343,11 +334,9 @@ class TranslationModel(Transformer):
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pass both source_packing and target_packing, or neither")
         M = self.encode(source, source_lengths=source_lengths, packing=source_packing)
-        visibility = Visibility(lengths=source_lengths)
-        if source_packing is not None and target_packing is not None:
-            visibility = Visibility(
-                query_segments=target_packing.segments, memory_segments=source_packing.segments
-            )
+        packings = target_packing, source_packing
+        own, theirs = (None if one is None else one.segments for one in packings)
+        visibility = Visibility(lengths=source_lengths, query_segments=own, memory_segments=theirs)
         memories = [Memory(K, V, visibility) for K, V in self.decoder.project_memory(M)]
         X = self._run_whole("target", target, self.decoder, target_packing, memories=memories)
         return self._logits(X)

@@ -18,6 +18,7 @@ from writehead.ops.visibility import Visibility
 # If the queries and positions are multiples of this, PyTorch's float32 kernels on a CPU round the
 # results of a row alike in any batch.
 INVARIANT_MULTIPLE = 16
+IMPLEMENTATIONS = ("packed", "sdpa", "eager")
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
 
@@ -45,10 +46,8 @@ def attend(
     batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, in float32.
     """
     visibility = visibility or Visibility()
-    _check(Q, K, V, visibility, scale, noise)
-    if bias is not None and (bias.dim() != 2 or len(bias) != Q.shape[1] or bias.shape[1] % 2 == 0):
-        raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
-    k, v = Q.shape[3], V.shape[3]
+    _check(Q, K, V, visibility, scale, noise, bias)
+    n, m, k, v = Q.shape[2], K.shape[2], Q.shape[3], V.shape[3]
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility)
         or (None if bias is None else "the kernels do not support a bias of relative positions"),
@@ -60,7 +59,6 @@ def attend(
         return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
     if noise is not None:  # multiplying the values has the same effect
         V = (V * noise.unsqueeze(3)).to(V.dtype)
-    n, m = Q.shape[2], K.shape[2]
     if bias is not None:
         i, j = visibility.query_positions, torch.arange(m, device=Q.device)
         i = torch.arange(n, device=Q.device) if i is None else i
@@ -81,11 +79,6 @@ def attend(
     else:
         O = _attend_eager(Q, K, V, mask, scale, bias)[:, :, :n]  # noqa: E741
     return O if empty is None else O.masked_fill(empty, 0.0)  # undefined in PyTorch
-
-
-def check_implementation(name: str) -> None:
-    """Raises unless `name` is "auto" or an implementation of `attend`."""
-    choose_implementation("attention", name, dict.fromkeys(("packed", "sdpa", "eager")))
 
 
 def _attend_eager(
@@ -135,7 +128,13 @@ def attend_sdpa(
 
 
 def _check(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility,
+    scale: float,
+    noise: Tensor | None,
+    bias: Tensor | None,
 ) -> None:
     for name, T in (("Q", Q), ("K", K), ("V", V)):
         if T.dim() != 4 or 0 in T.shape:
@@ -149,18 +148,18 @@ def _check(
         if other is not None and other.device != Q.device:
             raise ShapeError(f"{name} is on {other.device} and Q on {Q.device}; move them together")
     (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
-    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]):
+    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]) or h % g:
         raise ShapeError(
             f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
-            f"the same [b, g, m], and Q and K the same b and k"
+            f"the same [b, g, m], Q and K the same b and k, and g must divide h"
         )
-    if h % g:
-        raise ShapeError(f"{g} write-heads cannot serve {h} read-heads; g must divide h")
     if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
         raise ShapeError(
             f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
             f"[b, g, m] = {[b, g, m]}"
         )
+    if bias is not None and (bias.dim() != 2 or len(bias) != h or bias.shape[1] % 2 == 0):
+        raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
     if not scale > 0.0:
         raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
     visibility.check(b, n, m, Q.device)

@@ -8,12 +8,11 @@ written, and their results are undefined.
 Position p of a row is stored at cache position p % size. Beams share earlier positions without
 copies: `ancestors` gives the beam whose row holds each cache position.
 
-A program of the Triton kernel owns one write-head of one row of K and V, and one part of its
-positions. The rows of its tile are the queries of all read-heads, beams and new positions that read
-them, so K and V are read once. The loop ends at the row's length, which is read on the device, so
-padding costs nothing. If there are too few programs to fill the GPU, the positions are split into
-parts, and a second kernel combines the results. New positions arrive with the queries. The program
-of the first part adds them to its softmax and writes them to the cache.
+A program of the Triton kernel owns one write-head of one row of K and V, and a tile with all
+queries that read them, so K and V are read once. It ends at the row's length, so padding costs
+nothing. If there are too few programs to fill the GPU, the positions are split into parts, and a
+second kernel combines the results. The program of the first part also adds the new positions, which
+arrive with the queries, to its softmax, and writes them to the cache.
 """
 
 import math
@@ -64,13 +63,10 @@ class MemoryLayer:
 
     def readable(self, bound: int) -> int:
         """Returns how many positions to read if all lengths are up to `bound`."""
-        size = self.K.shape[2]
-        if self.padded or self.bound is None:
+        size, is_ring = self.K.shape[2], self.K.shape[2] % INVARIANT_POSITIONS != 0
+        if self.padded or self.bound is None or (self.batch_invariant and is_ring):
             return size
-        if self.batch_invariant:
-            whole = size % INVARIANT_POSITIONS != 0  # a ring
-            return size if whole else min(size, round_up(bound, INVARIANT_POSITIONS))
-        return min(size, bound)
+        return min(size, round_up(bound, INVARIANT_POSITIONS) if self.batch_invariant else bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,25 +127,23 @@ def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
 
 def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
     """Raises ShapeError unless the tensors fit together."""
-    K, V, slots = layer.K, layer.V, layer.slots
+    K, V, beam = layer.K, layer.V, layer.beam
     columns = sum(heads.widths) if isinstance(layer, CacheLayer) else heads.widths[0]
-    if Q.dim() != 3 or Q.shape[2] != columns or len(Q) % layer.beam or 0 in Q.shape:
+    if Q.dim() != 3 or Q.shape[2] != columns or len(Q) % beam or 0 in Q.shape:
         raise ShapeError(
-            f"queries have shape {list(Q.shape)}; {heads} with beam={layer.beam} need "
+            f"queries have shape {list(Q.shape)}; {heads} with beam={beam} need "
             f"[slots * beam, n, {columns}]"
         )
     if (K.shape[1], K.shape[3], V.shape[3]) != (heads.g, heads.k, heads.v):
         raise ShapeError(f"K {list(K.shape)} and V {list(V.shape)} do not fit {heads}")
     if not Q.dtype == K.dtype == V.dtype:
         raise ShapeError(f"{Q.dtype} queries, {K.dtype} K and {V.dtype} V must have one dtype")
-    listed_rows = len(layer.live) if slots is None else len(slots) * layer.beam
-    if len(Q) > listed_rows or (slots is not None and len(Q) < listed_rows):
-        listed = "" if slots is None else f", {len(slots)} of them listed"
+    n, given, slots = Q.shape[1], len(Q) // beam, len(layer.live) // beam
+    if given > slots if layer.slots is None else given != len(layer.slots):
+        listed = "" if layer.slots is None else f", {len(layer.slots)} of them listed"
         raise ShapeError(
-            f"{len(Q)} rows of queries do not fit {len(layer.live) // layer.beam} slots{listed}, "
-            f"with beam={layer.beam}"
+            f"{len(Q)} rows of queries do not fit {slots} slots{listed}, with beam={beam}"
         )
-    n, beam = Q.shape[1], layer.beam
     if isinstance(layer, CacheLayer) and beam > 1 and (layer.ancestors is None or n > 1):
         raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
@@ -236,8 +230,7 @@ def _attend_cache(
     step = _cached(cache, "step", lambda: _make_step(cache, heads, *QKV.shape[:2]))
     Q, K_new, V_new = heads.split(QKV)
     if rotary is not None:
-        # lengths are arbitrary if not live
-        angles = step.positions.clamp(max=len(rotary.cos) - 1)
+        angles = step.positions.clamp(max=len(rotary.cos) - 1)  # arbitrary if not live
         Q, K_new = rotate(Q, angles, rotary), rotate(K_new, angles, rotary)
     if not step.appends_last:
         _append(cache, step, K_new, V_new)
@@ -290,9 +283,8 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
         seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)
         mask = torch.where(seen, 0.0, -torch.inf).unsqueeze(1).repeat_interleave(g, dim=0)
         empty = lengths == 0
-        if empty.device.type == "cpu" and not empty.any():
-            return mask, None
-        return mask, empty[:, None, None, None]
+        none_empty = Q.device.type == "cpu" and not empty.any()
+        return mask, None if none_empty else empty[:, None, None, None]
 
     mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
@@ -418,8 +410,8 @@ def choose_splits(shape: Shape, tile: Tile) -> int:
     return max(1, min(most, shape.positions // (2 * tile.positions)))
 
 
-class Stored(NamedTuple):
-    """A layer as the kernel reads it."""
+class Inputs(NamedTuple):
+    """A layer as the kernel reads it; what is in capitals is a compile-time constant."""
 
     K: Tensor
     V: Tensor
@@ -433,16 +425,11 @@ class Stored(NamedTuple):
     bias: tuple[Tensor, int] | None  # a table of relative positions, and its limit
     size: int
     window: int | None
-
-
-class Sizes(NamedTuple):
-    """Compile-time constants of the kernel; SIZE_…: powers of two."""
-
     G: int
     GROUP: int  # read-heads of a write-head
     BEAM: int
     TOKENS: int  # new positions of a program: of a cache row, or of all beams of a slot
-    SIZE_Q: int
+    SIZE_Q: int  # a power of two, as are the next three
     SIZE_K: int
     SIZE_V: int
     POSITIONS: int
@@ -470,8 +457,7 @@ def attend_triton(
     if isinstance(layer, CacheLayer):
         appends, counts, window = True, layer.counts, layer.window
         ancestors = layer.ancestors if beam > 1 else None
-        if layer.bias is not None:
-            bias = layer.bias, layer.bias.shape[1] // 2
+        bias = None if layer.bias is None else (layer.bias, layer.bias.shape[1] // 2)
     tokens = n if appends else n * beam  # of a program
     programs, depth = rows * n // tokens * heads.g, max(heads.k, heads.v)
     shape = Shape(depth, K.element_size(), programs, size, tokens * group, appends, beam > 1)
@@ -484,15 +470,17 @@ def attend_triton(
     parts = None
     if splits > 1:  # normalized results; the largest logit and the sum
         parts = tuple(O.new_empty(splits, count, x, dtype=torch.float32) for x in (heads.v, 2))
-    tensors = layer.lengths, layer.live, layer.slots, ancestors, counts, bias
-    stored = Stored(K, V, K.stride()[:3], V.stride()[:3], *tensors, size, window)
+    size_q = max(16, triton.next_power_of_2(tokens * group))
+    sizes = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
+    inputs = Inputs(
+        *(K, V, K.stride()[:3], V.stride()[:3], layer.lengths, layer.live, layer.slots),
+        *(ancestors, counts, bias, size, window),
+        *map(tl.constexpr, (*sizes, appends, layer.padded, tile.prefetch)),
+    )
     angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
     norm = None if deferred is None else deferred.for_kernel()
-    size_q = max(16, triton.next_power_of_2(tokens * group))
-    numbers = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
-    sizes = Sizes(*map(tl.constexpr, (*numbers, appends, layer.padded, tile.prefetch)))
     launch_pdl(attend_kernel, (programs, splits), Q)(
-        *(Q, Q.stride(0), stored, angles, norm, O, parts, scale * math.log2(math.e), sizes),
+        *(Q, Q.stride(0), inputs, angles, norm, O, parts, scale * math.log2(math.e)),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -503,60 +491,60 @@ def attend_triton(
 
 
 @triton.jit
-def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL: tl.constexpr):  # noqa: E741
+def attend_kernel(Q, q_stride, inputs, rotary, norm, O, parts, scale, PDL: tl.constexpr):  # noqa: E741
     """Computes attention of one tile: reads K and V in steps, with a running softmax in base 2.
 
     rotary: cosines, sines, and their positions. norm: X, d, epsilon, and the power of two above d.
     """
-    G: tl.constexpr = sizes.G
-    GROUP: tl.constexpr = sizes.GROUP
-    TOKENS: tl.constexpr = sizes.TOKENS
-    POSITIONS: tl.constexpr = sizes.POSITIONS
+    G: tl.constexpr = inputs.G
+    GROUP: tl.constexpr = inputs.GROUP
+    TOKENS: tl.constexpr = inputs.TOKENS
+    POSITIONS: tl.constexpr = inputs.POSITIONS
     head, index = tl.program_id(0) % G, (tl.program_id(0) // G).to(tl.int64)
-    part = tl.program_id(1) if sizes.SPLITS > 1 else 0
-    queries = tl.arange(0, sizes.SIZE_Q)
+    part = tl.program_id(1) if inputs.SPLITS > 1 else 0
+    queries = tl.arange(0, inputs.SIZE_Q)
     token = queries // GROUP
     row = index * TOKENS + token  # of Q and O
     heads = head * GROUP + queries % GROUP
-    ks, vs = tl.arange(0, sizes.SIZE_K), tl.arange(0, sizes.SIZE_V)
+    ks, vs = tl.arange(0, inputs.SIZE_K), tl.arange(0, inputs.SIZE_V)
 
-    slot = index // sizes.BEAM if sizes.APPENDS else index
-    if stored.slots is not None:
-        slot = tl.load(stored.slots + slot).to(tl.int64)
-    first_row = slot * sizes.BEAM
-    own = first_row + index % sizes.BEAM if sizes.APPENDS else slot  # row of K and V
-    alive = tl.load(stored.live + first_row) != 0
-    length, size = tl.load(stored.lengths + own).to(tl.int32), stored.size
+    slot = index // inputs.BEAM if inputs.APPENDS else index
+    if inputs.slots is not None:
+        slot = tl.load(inputs.slots + slot).to(tl.int64)
+    first_row = slot * inputs.BEAM
+    own = first_row + index % inputs.BEAM if inputs.APPENDS else slot  # row of K and V
+    alive = tl.load(inputs.live + first_row) != 0
+    length, size = tl.load(inputs.lengths + own).to(tl.int32), inputs.size
     held = tl.minimum(length, size)
-    end = tl.where(alive, size if sizes.PADDED else held, 0)
-    width = tl.cdiv(tl.cdiv(end, sizes.SPLITS), POSITIONS) * POSITIONS
+    end = tl.where(alive, size if inputs.PADDED else held, 0)
+    width = tl.cdiv(tl.cdiv(end, inputs.SPLITS), POSITIONS) * POSITIONS
     begin = part * width
     end = tl.minimum(end, begin + width)
-    k_row, k_head, k_position = stored.k_strides
-    v_row, v_head, v_position = stored.v_strides
-    K, V = stored.K + head * k_head, stored.V + head * v_head
+    k_row, k_head, k_position = inputs.k_strides
+    v_row, v_head, v_position = inputs.v_strides
+    K, V = inputs.K + head * k_head, inputs.V + head * v_head
 
     # the previous kernel writes the queries; lengths and cache are older and can be read already
-    if sizes.PREFETCH:
-        k, v = _load_tile(K, V, stored, own, first_row, begin, end, sizes)
+    if inputs.PREFETCH:
+        k, v = _load_tile(K, V, inputs, own, first_row, begin, end)
     wait_for_previous(PDL)
     is_query = queries < TOKENS * GROUP
-    start, mask = (row * q_stride + heads * sizes.SIZE_K)[:, None], (is_query & alive)[:, None]
-    q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, sizes)
+    start, mask = (row * q_stride + heads * inputs.SIZE_K)[:, None], (is_query & alive)[:, None]
+    q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, inputs)
     if norm is not None:
-        factors = _rms_factors(norm, index * TOKENS, token, sizes)
+        factors = _rms_factors(norm, index * TOKENS, token, inputs)
         q = (q.to(tl.float32) * factors[:, None]).to(q.dtype)
-    largest = tl.full([sizes.SIZE_Q], float("-inf"), tl.float32)
-    total = tl.zeros([sizes.SIZE_Q], tl.float32)
-    acc = tl.zeros([sizes.SIZE_Q, sizes.SIZE_V], tl.float32)
-    K_new = Q + index * TOKENS * q_stride + (G * GROUP + head) * sizes.SIZE_K
-    V_new = Q + index * TOKENS * q_stride + G * (GROUP + 1) * sizes.SIZE_K + head * sizes.SIZE_V
+    largest = tl.full([inputs.SIZE_Q], float("-inf"), tl.float32)
+    total = tl.zeros([inputs.SIZE_Q], tl.float32)
+    acc = tl.zeros([inputs.SIZE_Q, inputs.SIZE_V], tl.float32)
+    K_new = Q + index * TOKENS * q_stride + (G * GROUP + head) * inputs.SIZE_K
+    V_new = Q + index * TOKENS * q_stride + G * (GROUP + 1) * inputs.SIZE_K + head * inputs.SIZE_V
     count = TOKENS  # new positions to write
-    if stored.counts is not None:
-        count = tl.load(stored.counts + index).to(tl.int32)
-    if sizes.APPENDS and TOKENS == 1:
+    if inputs.counts is not None:
+        count = tl.load(inputs.counts + index).to(tl.int32)
+    if inputs.APPENDS and TOKENS == 1:
         if part == 0:
-            k_new = _load_rotated(K_new, 0, ks, alive, length, rotary, sizes)
+            k_new = _load_rotated(K_new, 0, ks, alive, length, rotary, inputs)
             v_new = tl.load(V_new + vs, mask=alive, other=0.0)
             if norm is not None:
                 factor = tl.max(factors, axis=0)  # all are equal, because there is one row
@@ -567,37 +555,37 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
             tl.store(K + own * k_row + place * k_position + ks, k_new, mask=is_stored)
             tl.store(V + own * v_row + place * v_position + vs, v_new, mask=is_stored)
             largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
-            if stored.bias is not None:
-                largest += _load_bias(stored.bias, heads, token * 0)
+            if inputs.bias is not None:
+                largest += _load_bias(inputs, heads, token * 0)
             total += 1.0
             acc += v_new.to(tl.float32)[None, :]
-    if sizes.PREFETCH:
-        seen, distance, v = _seen(v, stored, begin, end, held, length, token, sizes)
-        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+    if inputs.PREFETCH:
+        seen, distance, v = _seen(v, inputs, begin, end, held, length, token)
+        logits = _logits(q, k, seen, inputs, heads, distance, scale)
         largest, total, acc = attend_tile(logits, v, largest, total, acc)
         begin += POSITIONS
     for first in range(begin, end, POSITIONS):
-        k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
-        seen, distance, v = _seen(v, stored, first, end, held, length, token, sizes)
-        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+        k, v = _load_tile(K, V, inputs, own, first_row, first, end)
+        seen, distance, v = _seen(v, inputs, first, end, held, length, token)
+        logits = _logits(q, k, seen, inputs, heads, distance, scale)
         largest, total, acc = attend_tile(logits, v, largest, total, acc)
-    if sizes.APPENDS and TOKENS > 1:
-        end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
+    if inputs.APPENDS and TOKENS > 1:
+        end_new = TOKENS if inputs.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
             is_new = (new < TOKENS) & alive
-            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, inputs)
             seen_new = is_new[None, :] & (new[None, :] <= token[:, None])
-            if stored.window is not None:
-                seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
+            if inputs.window is not None:
+                seen_new = seen_new & (token[:, None] - new[None, :] < inputs.window)
             distance = token[:, None] - new[None, :]
-            logits = _logits(q, k_new, seen_new, stored.bias, heads, distance, scale)
+            logits = _logits(q, k_new, seen_new, inputs, heads, distance, scale)
             largest, total, acc = attend_tile(logits, v_new, largest, total, acc)
         tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
             is_new = (new < count) & (new >= count - size) & alive
-            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, inputs)
             places = ((length + new) % size)[:, None]
             k_at, v_at = own * k_row + places * k_position, own * v_row + places * v_position
             tl.store(K + k_at + ks[None, :], k_new, mask=is_new[:, None])
@@ -605,54 +593,56 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     result = row * (G * GROUP) + heads
     if parts is None:
-        to = O + result[:, None] * sizes.SIZE_V + vs[None, :]
+        to = O + result[:, None] * inputs.SIZE_V + vs[None, :]
         tl.store(to, acc.to(O.dtype.element_ty), mask=is_query[:, None])
     else:
         part_O, part_statistics = parts
         result += part * (tl.num_programs(0).to(tl.int64) * TOKENS * GROUP)
-        tl.store(part_O + result[:, None] * sizes.SIZE_V + vs[None, :], acc, mask=is_query[:, None])
+        tl.store(
+            part_O + result[:, None] * inputs.SIZE_V + vs[None, :], acc, mask=is_query[:, None]
+        )
         tl.store(part_statistics + result * 2, largest, mask=is_query)
         tl.store(part_statistics + result * 2 + 1, total, mask=is_query)
 
 
 @triton.jit
-def _rms_factors(norm, first, token, sizes):
+def _rms_factors(norm, first, token, inputs):
     """Returns 1 / RMS of the row of X that each query was projected from, [SIZE_Q].
 
     first: the row of token 0.
     """
     X, d, epsilon = norm[0], norm[1], norm[2]
-    at, factors = tl.arange(0, norm[3]), tl.zeros([sizes.SIZE_Q], tl.float32)
-    for i in tl.static_range(sizes.TOKENS):
+    at, factors = tl.arange(0, norm[3]), tl.zeros([inputs.SIZE_Q], tl.float32)
+    for i in tl.static_range(inputs.TOKENS):
         x = tl.load(X + (first + i) * d + at, mask=at < d, other=0.0).to(tl.float32)
         factor = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
-        factors = tl.where(token == i, factor, factors) if sizes.TOKENS > 1 else factors + factor
+        factors = tl.where(token == i, factor, factors) if inputs.TOKENS > 1 else factors + factor
     return factors
 
 
 @triton.jit
-def _load_tile(K, V, stored, own, first_row, first, end, sizes):
+def _load_tile(K, V, inputs, own, first_row, first, end):
     """Loads K and V [POSITIONS, SIZE] of the positions from `first` on; 0 from `end` on."""
-    at, holder = first + tl.arange(0, sizes.POSITIONS), own
-    if stored.ancestors is not None:
-        holders = tl.load(stored.ancestors + own * stored.size + at, mask=at < end, other=0)
+    at, holder = first + tl.arange(0, inputs.POSITIONS), own
+    if inputs.ancestors is not None:
+        holders = tl.load(inputs.ancestors + own * inputs.size + at, mask=at < end, other=0)
         holder = first_row + holders[:, None]
-    k_at = holder * stored.k_strides[0] + at[:, None] * stored.k_strides[2]
-    v_at = holder * stored.v_strides[0] + at[:, None] * stored.v_strides[2]
-    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
+    k_at = holder * inputs.k_strides[0] + at[:, None] * inputs.k_strides[2]
+    v_at = holder * inputs.v_strides[0] + at[:, None] * inputs.v_strides[2]
+    ks, vs = tl.arange(0, inputs.SIZE_K)[None, :], tl.arange(0, inputs.SIZE_V)[None, :]
     mask = (at < end)[:, None]
     k = tl.load(K + k_at + ks, mask=mask, other=0.0)
     return k, tl.load(V + v_at + vs, mask=mask, other=0.0)
 
 
 @triton.jit
-def _load_rotated(T, start, ks, mask, position, rotary, sizes):
+def _load_rotated(T, start, ks, mask, position, rotary, inputs):
     """Loads T[start + ks], rotated by `position` with rotary positions; 0 where `mask` is false."""
     x = tl.load(T + start + ks, mask=mask, other=0.0)
     if rotary is not None:
         cos, sin, limit = rotary
-        HALF: tl.constexpr = sizes.SIZE_K // 2
-        pair = tl.load(T + start + (ks + HALF) % sizes.SIZE_K, mask=mask, other=0.0).to(tl.float32)
+        HALF: tl.constexpr = inputs.SIZE_K // 2
+        pair = tl.load(T + start + (ks + HALF) % inputs.SIZE_K, mask=mask, other=0.0).to(tl.float32)
         # positions that will not be written may exceed the capacity
         at = tl.minimum(position, limit - 1) * HALF + ks % HALF
         c, s = tl.load(cos + at, mask=mask, other=0.0), tl.load(sin + at, mask=mask, other=0.0)
@@ -661,49 +651,49 @@ def _load_rotated(T, start, ks, mask, position, rotary, sizes):
 
 
 @triton.jit
-def _load_new(K_new, V_new, stride, new, is_new, length, rotary, sizes):
+def _load_new(K_new, V_new, stride, new, is_new, length, rotary, inputs):
     """Loads K and V of the new positions `new` [POSITIONS] from the columns after the queries."""
     at, mask, position = (new * stride)[:, None], is_new[:, None], (length + new)[:, None]
-    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
-    k = _load_rotated(K_new, at, ks, mask, position, rotary, sizes)
+    ks, vs = tl.arange(0, inputs.SIZE_K)[None, :], tl.arange(0, inputs.SIZE_V)[None, :]
+    k = _load_rotated(K_new, at, ks, mask, position, rotary, inputs)
     return k, tl.load(V_new + at + vs, mask=mask, other=0.0)
 
 
 @triton.jit
-def _seen(v, stored, first, end, held, length, token, sizes):
+def _seen(v, inputs, first, end, held, length, token):
     """Returns which positions from `first` on queries see, how far back these are, and v.
 
     Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
     """
-    at, size = (first + tl.arange(0, sizes.POSITIONS))[None, :], stored.size
+    at, size = (first + tl.arange(0, inputs.POSITIONS))[None, :], inputs.size
     seen = at < tl.minimum(held, end)
-    if sizes.APPENDS:
-        if sizes.TOKENS == 1:
+    if inputs.APPENDS:
+        if inputs.TOKENS == 1:
             seen = seen & (at != length % size)  # the new position replaces it in a full ring
-        elif stored.window is not None:
+        elif inputs.window is not None:
             position = length - 1 - (length - 1 - at) % size
-            seen = seen & (position > (length + token)[:, None] - stored.window)
-    if sizes.PADDED:
-        used = first + tl.arange(0, sizes.POSITIONS) < held
+            seen = seen & (position > (length + token)[:, None] - inputs.window)
+    if inputs.PADDED:
+        used = first + tl.arange(0, inputs.POSITIONS) < held
         v = tl.where(used[:, None], v, tl.zeros_like(v))
     distance = token[:, None] + 1 + (length - 1 - at) % size  # from the position that is held
     return seen, distance, v
 
 
 @triton.jit
-def _load_bias(bias, heads, distances):
+def _load_bias(inputs, heads, distances):
     """Loads the bias of read-heads at distances, in base 2; the arguments broadcast."""
-    table, limit = bias
+    table, limit = inputs.bias
     column = limit + tl.minimum(tl.maximum(distances, -limit), limit)
     return tl.load(table + heads * (2 * limit + 1) + column) * LOG2E
 
 
 @triton.jit
-def _logits(q, k, seen, bias, heads, distance, scale):
+def _logits(q, k, seen, inputs, heads, distance, scale):
     """Returns the logits of a tile in base 2, with the bias of each distance, if there is one."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if bias is not None:
-        logits += _load_bias(bias, heads[:, None], distance)
+    if inputs.bias is not None:
+        logits += _load_bias(inputs, heads[:, None], distance)
     return tl.where(seen, logits, float("-inf"))
 
 

@@ -1,16 +1,14 @@
 """Linear projections, fused with the norm of the input, bias, activation, gate and residual.
 
-- "small_rows": one kernel for 1 to 1,024 rows. With few rows, the cost of a product is that of
-  reading the weight. A program owns some columns of the result and reads their weights once.
-  Weights never change, so it starts to read them before the previous kernel has ended. It reads
-  whole rows of X, so it also computes the statistics of the norm and applies them to the sums:
+- "small_rows": one kernel for 1 to 1,024 rows. With few rows, most of the time goes into reading
+  the weight. A program reads the weights of its columns once, and starts before the previous kernel
+  has ended. It reads whole rows of X, so it also computes the statistics of the norm:
 
       rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
       layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
 
-- "split_depth": for 2 to 128 rows and a weight with more depth than columns. One program for each
-  tile of the result would not fill a GPU, so several divide its depth among themselves, and a
-  second kernel sums their parts.
+- "split_depth": for 2 to 128 rows and a weight with more depth than columns. Several programs
+  divide the depth of a tile among themselves, to fill the GPU; a second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
 - "onednn" and "int8": for weights that `Weight.pack` has packed for a CPU; see `cpu_weights.py`.
 - "reference": plain PyTorch, with gradients.
@@ -44,7 +42,7 @@ MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
 CACHE_LINE = 128  # bytes
-GATE_COLUMNS = 1024  # per program of `_gate`
+GATE_COLUMNS = 1024  # per program of `_gate_kernel`
 TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
 
 
@@ -103,17 +101,14 @@ class Weight:
             bias = W.new_zeros(len(W))
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
 
-    def pack(self, *, int8: bool = False) -> "Weight":
+    def pack(self, *, streamed: bool = False, int8: bool = False) -> "Weight":
         """Returns this folded weight in the layout that is fastest on its device.
 
         int8: convert it to int8; see `why_not_int8`.
         """
-        if int8:
-            packed = pack_int8(self.W)
-        elif runs_triton(self.W) or why_not_onednn(self.W):
-            return self
-        else:
-            packed = pack_onednn(self.W)
+        if not int8 and (runs_triton(self.W) or why_not_onednn(self.W)):
+            return replace(self, streamed=streamed)
+        packed = pack_int8(self.W) if int8 else pack_onednn(self.W)
         return replace(self, W=self.W.detach().to("meta"), packed=packed)
 
 
@@ -284,11 +279,8 @@ def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
-    gate = None
-    if epilogue.gated:
-        Y, gate = Y.chunk(2, dim=-1)
-    if epilogue.activation is not None:
-        Y = ACTIVATIONS[epilogue.activation](Y)
+    Y, gate = Y.chunk(2, dim=-1) if epilogue.gated else (Y, None)
+    Y = Y if epilogue.activation is None else ACTIVATIONS[epilogue.activation](Y)
     Y = Y if gate is None else Y * gate
     return Y if epilogue.residual is None else epilogue.residual + Y
 
@@ -298,7 +290,12 @@ def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     X = normalize(X, weight.norm, scale=epilogue.scale)
     rows = X.reshape(-1, X.shape[-1])
     if epilogue.gated and residual is None and len(rows) > 0:
-        return _gate(F.linear(X, W, bias).contiguous(), activation)
+        Z, f = F.linear(X, W, bias).contiguous(), len(W) // 2
+        Y = Z.new_empty(*X.shape[:-1], f)
+        launch_pdl(_gate_kernel, (len(rows), triton.cdiv(f, GATE_COLUMNS)), Z)(
+            *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
+        )
+        return Y
     fusable = activation in ("relu", "gelu_tanh") and not epilogue.gated
     if fusable and bias is not None and X.is_cuda:  # on a CPU this would be the exact gelu
         Y = torch._addmm_activation(bias, rows, W.t(), use_gelu=activation == "gelu_tanh")
@@ -310,16 +307,6 @@ def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
         residual = residual.clone()
     residual.view(-1, len(W)).addmm_(rows, W.t())
     return residual if bias is None else residual.add_(bias)
-
-
-def _gate(Z: Tensor, activation: Activation | None) -> Tensor:
-    """Returns activation(first f columns) * (last f columns) of contiguous Z [..., 2 f]."""
-    f = Z.shape[-1] // 2
-    Y = torch.empty(*Z.shape[:-1], f, dtype=Z.dtype, device=Z.device)
-    launch_pdl(_gate_kernel, (Y.numel() // f, triton.cdiv(f, GATE_COLUMNS)), Z)(
-        *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
-    )
-    return Y
 
 
 class Tile(NamedTuple):
@@ -412,15 +399,14 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
     )
 
 
-def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
+def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    if tile is None:  # tuned on an H200
-        rows, splits = (16, 8) if len(X) <= 16 else (64, 12)
-        tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
-        if len(X) > 64:
-            tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
+    rows, splits = (16, 8) if len(X) <= 16 else (64, 12)  # tuned on an H200
+    tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
+    if len(X) > 64:
+        tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
     _multiply(X, Weight(weight.W), Epilogue(relu_input=epilogue.relu_input), tile, parts)
     Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)

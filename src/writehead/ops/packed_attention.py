@@ -2,9 +2,8 @@
 
 A packed row holds about ten sentences, so a query sees only a small part of it. The first and last
 position of each segment tell a tile which part of the memory to visit. The first kernel computes O
-and the logsumexp of a tile of queries. The second computes the gradient of a tile of queries. The
-third computes that of a tile of memory, summed over all queries that read it. No kernel uses atomic
-additions, so results are deterministic.
+and the logsumexp of a tile of queries, the second its gradient, and the third that of a tile of
+memory, summed over all queries that read it. Without atomic additions, results are deterministic.
 
 The rows of a tile are pairs of a query and a read-head. HEADS read-heads that share a write-head
 are adjacent, so a tile of ROWS holds ROWS / HEADS queries. A tile with few queries sees a short
@@ -65,24 +64,19 @@ TILES: dict[tuple[str, int, int], Tile] = {
 
 def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
     """Returns why the kernels do not support the arguments, or None."""
-    if not runs_triton(Q):
-        return "the kernels need a GPU and Triton"
-    if Q.is_cpu and Q.dtype == torch.bfloat16:
-        return "Triton's interpreter computes bfloat16 products incorrectly"
-    if visibility.query_segments is None or visibility.memory_segments is None:
-        return "the kernels need segments"
-    if visibility.query_positions is not None:
-        return "the kernels do not support query_positions"
-    if visibility.lengths is not None:
-        return "the kernels do not support lengths; padding is segment 0"
-    if Q.shape[2] < MIN_QUERIES:
-        return f"the kernels need at least {MIN_QUERIES} queries per row, not {Q.shape[2]}"
-    if Q.dtype not in KERNEL_DTYPES:
-        return f"the kernels need a floating-point type of 16 or 32 bits, not {Q.dtype}"
-    k, v = K.shape[3], V.shape[3]
-    if not {k, v} <= KERNEL_DEPTHS:
-        return f"k={k} and v={v} must be powers of two from 16 to 256"
-    return None
+    n, k, v = Q.shape[2], K.shape[3], V.shape[3]
+    is_interpreted_bfloat16 = Q.is_cpu and Q.dtype == torch.bfloat16
+    faults = (
+        (not runs_triton(Q), "the kernels need a GPU and Triton"),
+        (is_interpreted_bfloat16, "Triton's interpreter computes bfloat16 products incorrectly"),
+        (visibility.query_segments is None, "the kernels need segments"),
+        (visibility.query_positions is not None, "the kernels do not support query_positions"),
+        (visibility.lengths is not None, "the kernels do not support lengths; use segment 0"),
+        (n < MIN_QUERIES, f"the kernels need at least {MIN_QUERIES} queries per row, not {n}"),
+        (Q.dtype not in KERNEL_DTYPES, f"the kernels need 16 or 32 bits, not {Q.dtype}"),
+        (not {k, v} <= KERNEL_DEPTHS, f"k={k} and v={v} must be powers of two from 16 to 256"),
+    )
+    return next((reason for is_fault, reason in faults if is_fault), None)
 
 
 def attend(
@@ -258,10 +252,8 @@ def _rows(T: Tensor) -> tuple[Tensor, int]:
 def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     """Returns int32 tables of n queries [b, 3, n] and m memory positions [b, 3, m].
 
-    For each query: its segment, the first memory position that it may see, and the end, one past
-    the last. For each memory position: its segment, and the first and end of the queries that may
-    see it. A span covers all visible positions and is empty if there are none. The computation does
-    not synchronize.
+    They are the segment of each, the first memory position that it sees, or query that sees it, and
+    the end, one past the last. The span is empty if there are none.
     """
     given = visibility.query_segments, visibility.memory_segments
     queries, memory = (T.to(torch.int32).contiguous() for T in given if T is not None)
