@@ -78,7 +78,7 @@ def attend(
         O = attend_sdpa(Q, K, V, mask, scale, causal=causal)[:, :, :n]  # noqa: E741
     else:
         O = _attend_eager(Q, K, V, mask, scale, bias)[:, :, :n]  # noqa: E741
-    return O if empty is None else O.masked_fill(empty, 0.0)  # undefined in PyTorch
+    return O if empty is None else O.masked_fill(empty, 0.0)  # otherwise undefined
 
 
 def _attend_eager(

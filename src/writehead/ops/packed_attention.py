@@ -259,7 +259,7 @@ def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     queries, memory = (T.to(torch.int32).contiguous() for T in given if T is not None)
     n, m = queries.shape[1], memory.shape[1]
     first, end = _matches(queries, memory)  # [b, n]
-    first_query, end_query = _matches(memory, queries)  # [b, m]
+    first_query, end_query = (first, end) if given[0] is given[1] else _matches(memory, queries)
     i, j = (torch.arange(x, dtype=torch.int32, device=queries.device) for x in (n, m))
     if visibility.causal:
         end, first_query = torch.minimum(end, i + 1), torch.maximum(first_query, j)
