@@ -41,7 +41,7 @@ def test_whole_sequences_and_steps_through_a_cache_are_the_listings(window, g, v
     )
     for i, x in enumerate(X.unbind(1)):
         cache.reserve(1)
-        Y = module(x.unsqueeze(1), cache.layer(0)).squeeze(1)
+        Y = module(x.unsqueeze(1), cache.layers()[0]).squeeze(1)
         cache.advance(1)
         assert_close(Y, right[:, i])
         if window is None:

@@ -30,8 +30,8 @@ def write(cache: KVCache, QKV: Tensor, counts: Tensor | None = None) -> Tensor:
     n = QKV.shape[2]
     cache.reserve(n, counts)
     O = [  # noqa: E741
-        decode_attention(QKV[i], cache.layer(i, counts=counts), HEADS, scale=SCALE)
-        for i in range(layers)
+        decode_attention(QKV[i], layer, HEADS, scale=SCALE)
+        for i, layer in enumerate(cache.layers(counts=counts))
     ]
     cache.advance(n, counts)
     return torch.stack(O).unflatten(3, (h, v))

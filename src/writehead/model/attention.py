@@ -13,7 +13,8 @@ from torch import Tensor
 
 from writehead.config import AttentionConfig
 from writehead.model.projections import Projections, make_projection
-from writehead.ops.attention import attend, check_implementation
+from writehead.ops.attention import IMPLEMENTATIONS, attend
+from writehead.ops.available import choose_implementation
 from writehead.ops.decode_attention import CacheLayer, MemoryLayer, decode_attention
 from writehead.ops.heads import Heads, split_heads
 from writehead.ops.linear import Weight, deferred_norm, linear
@@ -59,7 +60,7 @@ class Attention(Projections):
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
-        check_implementation(backend)
+        choose_implementation("attention", backend, dict.fromkeys(IMPLEMENTATIONS))  # checks it
         self.config, self.dropout, self.backend, self.rotary = config, dropout, backend, rotary
         d, h, g, k, v = config.d, config.h, config.g, config.k, config.v
         self.heads, self.scale = Heads(h, g, k, v), config.scale or k**-0.5
@@ -98,8 +99,7 @@ class Attention(Projections):
     def _attend_whole(self, projected: Tensor, context: WholeSequence | Memory) -> Tensor:
         """Computes O [b, n, h v] of whole sequences from their projected QKV or Q [b, n, …]."""
         options: dict[str, Any] = {"scale": self.scale, "implementation": self.backend}
-        # other rounding would be quantized to other integers
-        options["batch_invariant"] = self.is_int8
+        options["batch_invariant"] = self.is_int8  # other rounding would give other integers
         if isinstance(context, Memory):
             Q, K, V = split_heads(projected, self.heads.h), context.K, context.V
         else:
@@ -108,10 +108,9 @@ class Attention(Projections):
             if self.rotary is None:
                 options["fused"] = projected
             else:
-                positions, rotary = context.positions, self.rotary.on(Q.device)
-                if positions is None:
-                    positions = torch.arange(Q.shape[2], device=Q.device).unsqueeze(0)
-                Q, K = rotate(Q, positions, rotary), rotate(K, positions, rotary)
+                at, rotary = context.positions, self.rotary.on(Q.device)
+                at = torch.arange(Q.shape[2], device=Q.device).unsqueeze(0) if at is None else at
+                Q, K = rotate(Q, at, rotary), rotate(K, at, rotary)
         if self.training and self.dropout > 0.0:  # the noise is the same for all queries
             options["noise"] = dropout_factors(K.shape[:3], self.dropout, K.device)
         O = attend(Q, K, V, context.visibility, **options)  # noqa: E741

@@ -8,8 +8,9 @@ The host keeps an upper bound of the lengths, to raise an error before the cache
 All layers of a step write to the same positions:
 
     cache.reserve(n)                            # raises CacheFull beyond the capacity
-    attention(X, cache.layer(i))                # for each layer: write n positions, then attend
-    cache.advance(n)                            # increase the lengths
+    for layer in cache.layers():
+        attention(X, layer)                     # writes n positions, then attends
+    cache.advance(n)                            # increases the lengths
 """
 
 import copy
@@ -109,22 +110,14 @@ class KVCache:
         """Allocated bytes of K and V."""
         return self.K.nbytes + self.V.nbytes
 
-    def layer(
-        self,
-        index: int,
-        slots: Tensor | None = None,
-        counts: Tensor | None = None,
-        bias: Tensor | None = None,
-        shared: dict[str, Any] | None = None,
-    ) -> CacheLayer:
-        """Returns the context of layer `index` for the sentences in `slots`, by default all.
-
-        shared: a dict that the layers of one step share; pass a new one for each step.
-        """
+    def layers(
+        self, slots: Tensor | None = None, counts: Tensor | None = None, bias: Tensor | None = None
+    ) -> list[CacheLayer]:
+        """Returns the context of each layer in one step of the sentences in `slots`, or of all."""
         rows = self.lengths, self.live, self.beam, slots, self.padded, min(self.bound, self.size)
-        own = self.ancestors, self.window, counts, bias
-        K, V = self.K[index], self.V[index]
-        return CacheLayer(K, V, *rows, shared, self.batch_invariant, *own)
+        shared: dict[str, Any] = {}
+        options = *rows, shared, self.batch_invariant, self.ancestors, self.window, counts, bias
+        return [CacheLayer(self.K[i], self.V[i], *options) for i in range(len(self.K))]
 
     def clear(self, length: int = 0) -> None:
         """Sets all lengths in place, so that a step can be repeated or replayed for timing."""
@@ -215,16 +208,12 @@ class EncoderMemory:
                 else:  # the same, faster
                     own.flatten(0, 1).index_copy_(0, places, new.flatten(0, 1))
 
-    def layer(
-        self,
-        index: int,
-        cache: KVCache,
-        slots: Tensor | None = None,
-        shared: dict[str, Any] | None = None,
-    ) -> MemoryLayer:
-        """Returns the memory of decoder layer `index` for the sentences in `slots`."""
+    def layers(self, cache: KVCache, slots: Tensor | None = None) -> list[MemoryLayer]:
+        """Returns the memory of each layer in one step of the sentences in `slots`, or of all."""
         rows = self.lengths, cache.live, cache.beam, slots, cache.padded, self.bound
-        return MemoryLayer(self.K[index], self.V[index], *rows, shared, self.batch_invariant)
+        shared: dict[str, Any] = {}
+        options = *rows, shared, self.batch_invariant
+        return [MemoryLayer(self.K[i], self.V[i], *options) for i in range(len(self.K))]
 
 
 @dataclass(frozen=True, eq=False)

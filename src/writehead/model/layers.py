@@ -123,13 +123,11 @@ class Layer(nn.Module):
         """Returns the norm of a sublayer's input, which only a pre-norm model has."""
         return Norm.of(norm) if self.is_pre_norm else None
 
-    def pack(self, *, streamed: bool, int8: bool = False) -> None:
-        """Prepares the weights of all sublayers for inference; see `Weight` for `streamed`."""
-        norm, options = self._inner(self.norm_attention), {"streamed": streamed, "int8": int8}
-        self.attention.pack(norm, "P_q P_k P_v", "P_o", **options)
+    def pack(self, **options: bool) -> None:
+        """Prepares the weights of all sublayers for inference; see `Weight.pack`."""
+        self.attention.pack(self._inner(self.norm_attention), "P_q P_k P_v", "P_o", **options)
         if self.has_cross:
-            norm = self._inner(self.norm_cross)
-            self.cross.pack(norm, "P_q", "P_k P_v", "P_o", **options)
+            self.cross.pack(self._inner(self.norm_cross), "P_q", "P_k P_v", "P_o", **options)
         ff, norm = self.feed_forward, self._inner(self.norm_feed_forward)
         ff.pack(norm, ff.wide, "narrow", zero_bias=not ff.gated, **options)
 
@@ -196,7 +194,7 @@ class Stack(nn.Module):
 
     def finish(self, X: Tensor) -> Tensor:
         """Applies the final norm and dropout to the output X [b, n, d] of the last layer."""
-        Y: Tensor = self.dropout(X if self.norm is None else normalize(X, Norm.of(self.norm)))
+        Y: Tensor = self.dropout(normalize(X, None if self.norm is None else Norm.of(self.norm)))
         return Y
 
     def project_memory(self, M: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -1,7 +1,5 @@
 """Linear projections: those that share an input are computed as one, and packed for inference."""
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -43,18 +41,15 @@ class Projections(nn.Module):
         return Weight(W, bias, norm)
 
     def pack(
-        self,
-        norm: Norm | None,
-        *names: str,
-        streamed: bool,
-        zero_bias: bool = False,
-        int8: bool = False,
+        self, norm: Norm | None, *names: str, zero_bias: bool = False, **options: bool
     ) -> None:
-        """Prepares joined weights for inference; `norm` and `zero_bias` apply to the first only."""
+        """Prepares joined weights for inference; `norm` and `zero_bias` apply to the first only.
+
+        See `Weight.pack` for the options.
+        """
         self.packed = {}
         for one in names:
-            weight = self.weight(one, norm).fold(zero_bias=zero_bias).pack(int8=int8)
-            self.packed[one] = replace(weight, streamed=streamed)
+            self.packed[one] = self.weight(one, norm).fold(zero_bias=zero_bias).pack(**options)
             norm, zero_bias = None, False
-        if int8:
+        if self.is_int8:
             self.to("meta")  # frees the parameters

@@ -51,7 +51,7 @@ class Transformer(nn.Module):
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.packed_output: Weight | None = None
-        self.packed_tables: dict[str, QuantizedTable] = {}
+        self.quantized_tables: dict[nn.Module, QuantizedTable] = {}
 
     @property
     def device(self) -> torch.device:
@@ -134,10 +134,12 @@ class Transformer(nn.Module):
             raise ShapeError(f"tokens have {rows} rows, but the state has {cache.rows}")
         cache.reserve(n, counts)
         positions = cache.lengths.unsqueeze(1) + torch.arange(n, device=tokens.device)
-        X = self._embed(tokens, self._table("tokens"), self.decoder, positions)
-        X = self._run_decoder(X, cache, state.memory, None, counts)
+        X = self._embed(tokens, self.decoder, positions)
+        memories = None if state.memory is None else state.memory.layers(cache)
+        contexts = cache.layers(counts=counts, bias=self.decoder.bias())
+        Y: Tensor = self.decoder(X, contexts, memories)
         cache.advance(n, counts)
-        return X
+        return Y
 
     def decode(
         self,
@@ -152,10 +154,11 @@ class Transformer(nn.Module):
         are [R × beam, vocab_size]. The cache does not advance. Arguments are not checked, so that a
         CUDA graph can capture the call.
         """
-        positions, options = cache.lengths[: len(tokens)], {"slots": slots, "beam": cache.beam}
-        E = self._table("tokens")
-        X = self._embed(tokens, E, self.decoder, positions, **options).unsqueeze(1)
-        return self._logits(self._run_decoder(X, cache, memory, slots)).squeeze(1)
+        positions = cache.lengths[: len(tokens)]
+        X = self._embed(tokens, self.decoder, positions, slots=slots, beam=cache.beam)
+        memories = None if memory is None else memory.layers(cache, slots)
+        contexts = cache.layers(slots, bias=self.decoder.bias())
+        return self._logits(self.decoder(X.unsqueeze(1), contexts, memories)).squeeze(1)
 
     def pack(self, *, int8: bool = False) -> Self:
         """Prepares the weights for inference; `train`, `load_state_dict` and `to` undo it.
@@ -177,30 +180,19 @@ class Transformer(nn.Module):
                     module.pack(streamed=streamed, int8=int8)
                 elif isinstance(module, Stack):
                     module.packed_bias = module.bias()
-            packed = output.fold(scale=self.config.effective_logit_scale)
-            self.packed_output = replace(packed.pack(int8=int8), streamed=streamed)
-            if int8:
-                self._quantize_tables()
+            folded = output.fold(scale=self.config.effective_logit_scale)
+            self.packed_output = folded.pack(streamed=streamed, int8=int8)
+        if int8:  # frees the parameters that int8 weights replace
+            tables = [one for one in self.children() if isinstance(one, nn.Embedding)]
+            self.quantized_tables = {one: QuantizedTable.of(one.weight) for one in tables}
+            for module in (*tables, *([] if self.config.tied else [self.output])):
+                module.to("meta")
+            self.requires_grad_(False)
         return self.eval()
 
     def why_not_int8(self) -> str | None:
         """Returns why `pack(int8=True)` would fail, or None."""
         return why_not_int8(self._parameter)
-
-    def _quantize_tables(self) -> None:
-        """Quantizes the embeddings, and frees the parameters that int8 weights replace."""
-        for name, module in self.named_children():
-            if isinstance(module, nn.Embedding):
-                self.packed_tables[name] = QuantizedTable.of(module.weight)
-        for name in (*self.packed_tables, "output"):
-            if hasattr(self, name):
-                getattr(self, name).to("meta")
-        self.requires_grad_(False)
-
-    def _table(self, name: str) -> Tensor | QuantizedTable:
-        """Returns an embedding by the name of its module."""
-        table: Tensor | QuantizedTable | None = self.packed_tables.get(name)
-        return getattr(self, name).weight if table is None else table
 
     def unpack(self) -> None:
         """Drops the packed weights, so that the model uses its parameters."""
@@ -243,70 +235,49 @@ class Transformer(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _run_decoder(
-        self,
-        X: Tensor,
-        cache: KVCache,
-        memory: EncoderMemory | None,
-        slots: Tensor | None = None,
-        counts: Tensor | None = None,
-    ) -> Tensor:
-        """Runs the decoder on the next positions X [rows, n, d] of `slots`, by default all."""
-        layers = range(self.config.decoder_layers)
-        shared: dict[str, Any] = {}
-        memories, bias = None, self.decoder.bias()
-        if memory is not None:
-            memories = [memory.layer(i, cache, slots, shared) for i in layers]
-        contexts = [cache.layer(i, slots, counts, bias, shared) for i in layers]
-        Y: Tensor = self.decoder(X, contexts, memories)
-        return Y
+    def _table(self, stack: Stack) -> Tensor | QuantizedTable:
+        """Returns the embeddings of the tokens that a stack reads."""
+        is_own = not stack.causal and self.config.source_vocab_size is not None
+        module = self.get_submodule("source_tokens" if is_own else "tokens")
+        return self.quantized_tables.get(module) or module.get_parameter("weight")
 
-    def _embed(
-        self,
-        tokens: Tensor,
-        E: Tensor | QuantizedTable,
-        stack: Stack,
-        positions: Tensor,
-        **options: Any,
-    ) -> Tensor:
+    def _embed(self, tokens: Tensor, stack: Stack, positions: Tensor, **options: Any) -> Tensor:
         """Returns the embeddings [..., d] of tokens at positions; see `embed` for the options."""
-        table, scale = stack.position_table, self.config.embedding_scale or 1.0
-        at = None if table is None else positions
-        return embed(tokens, E, positions=at, P=table, scale=scale, **options)
+        P, scale = stack.position_table, self.config.embedding_scale or 1.0
+        at = None if P is None else positions
+        return embed(tokens, self._table(stack), positions=at, P=P, scale=scale, **options)
 
     def _run_whole(
         self,
         name: str,
         tokens: Tensor,
-        E: Tensor | QuantizedTable,
         stack: Stack,
         packing: Packing | None,
-        *,
         lengths: Tensor | None = None,
         memories: list[Memory] | None = None,
     ) -> Tensor:
         """Runs the encoder or the decoder on whole sequences of tokens [b, n]: X [b, n, d]."""
-        self._check_tokens(name, tokens, len(E))
+        self._check_tokens(name, tokens, len(self._table(stack)))
         (b, n), device, segments = tokens.shape, tokens.device, None
         if lengths is not None:
             check_integers(f"{name}_lengths", lengths, [b], device, most=n)
         if memories is not None and len(memories[0].K) != b:
             raise ShapeError(f"source has {len(memories[0].K)} rows, but target has {b}")
-        if packing is None:
-            if n > stack.limit:
-                raise ShapeError(
-                    f"the length of {name}, {n}, exceeds the model's {stack.limit} positions"
-                )
-            positions = torch.arange(n, device=device).unsqueeze(0)
-        else:
+        if packing is not None:
             positions, segments = packing.positions, packing.segments
             for T, most in ((segments, INT32), (positions, stack.limit - 1)):
                 check_integers(f"the packing of {name}", T, [b, n], device, most=most)
+        elif n <= stack.limit:
+            positions = torch.arange(n, device=device).unsqueeze(0)
+        else:
+            raise ShapeError(
+                f"the length of {name}, {n}, exceeds the model's {stack.limit} positions"
+            )
         visibility = Visibility(
             stack.causal, stack.window, lengths, query_segments=segments, memory_segments=segments
         )
         contexts = [WholeSequence(visibility, positions, stack.bias())] * len(stack.layers)
-        X: Tensor = stack(self._embed(tokens, E, stack, positions), contexts, memories)
+        X: Tensor = stack(self._embed(tokens, stack, positions), contexts, memories)
         return X
 
     def _logits(self, X: Tensor) -> Tensor:
@@ -363,14 +334,11 @@ class TranslationModel(Transformer):
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pass both source_packing and target_packing, or neither")
         M = self.encode(source, source_lengths=source_lengths, packing=source_packing)
-        visibility = Visibility(lengths=source_lengths)
-        if source_packing is not None and target_packing is not None:
-            visibility = Visibility(
-                query_segments=target_packing.segments, memory_segments=source_packing.segments
-            )
+        packings = target_packing, source_packing
+        own, theirs = (None if one is None else one.segments for one in packings)
+        visibility = Visibility(lengths=source_lengths, query_segments=own, memory_segments=theirs)
         memories = [Memory(K, V, visibility) for K, V in self.decoder.project_memory(M)]
-        E, stack = self._table("tokens"), self.decoder
-        X = self._run_whole("target", target, E, stack, target_packing, memories=memories)
+        X = self._run_whole("target", target, self.decoder, target_packing, memories=memories)
         return self._logits(X)
 
     def encode(
@@ -383,10 +351,8 @@ class TranslationModel(Transformer):
         """Returns the output of the encoder M [b, m, d] for source [b, m]."""
         if source_lengths is not None and packing is not None:
             raise ShapeError("a packed source has padding in segment 0; omit source_lengths")
-        is_shared = self.config.source_vocab_size is None
-        E, stack = self._table("tokens" if is_shared else "source_tokens"), self.encoder
-        M = self._run_whole("source", source, E, stack, packing, lengths=source_lengths)
-        return stack.finish(M)
+        M = self._run_whole("source", source, self.encoder, packing, source_lengths)
+        return self.encoder.finish(M)
 
     @torch.no_grad()
     def start(
@@ -452,8 +418,7 @@ class LanguageModel(Transformer):
 
     def forward(self, tokens: Tensor, *, packing: Packing | None = None) -> Tensor:
         """Tokens [b, n] -> logits of the next token at each position [b, n, vocab_size]."""
-        X = self._run_whole("tokens", tokens, self._table("tokens"), self.decoder, packing)
-        return self._logits(X)
+        return self._logits(self._run_whole("tokens", tokens, self.decoder, packing))
 
     @torch.no_grad()
     def start(

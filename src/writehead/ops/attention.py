@@ -18,6 +18,7 @@ from writehead.ops.visibility import Visibility
 # If the queries and positions are multiples of this, PyTorch's float32 kernels on a CPU round the
 # results of a row alike in any batch.
 INVARIANT_MULTIPLE = 16
+IMPLEMENTATIONS = ("packed", "sdpa", "eager")
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
 
@@ -45,10 +46,8 @@ def attend(
     batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, in float32.
     """
     visibility = visibility or Visibility()
-    _check(Q, K, V, visibility, scale, noise)
-    if bias is not None and (bias.dim() != 2 or len(bias) != Q.shape[1] or bias.shape[1] % 2 == 0):
-        raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
-    k, v = Q.shape[3], V.shape[3]
+    _check(Q, K, V, visibility, scale, noise, bias)
+    n, m, k, v = Q.shape[2], K.shape[2], Q.shape[3], V.shape[3]
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility)
         or (None if bias is None else "the kernels do not support a bias of relative positions"),
@@ -60,58 +59,40 @@ def attend(
         return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
     if noise is not None:  # multiplying the values has the same effect
         V = (V * noise.unsqueeze(3)).to(V.dtype)
-    added = None  # [h, n, m] or [b, h, n, m]
     if bias is not None:
-        i, j = visibility.query_positions, torch.arange(K.shape[2], device=Q.device)
-        i = torch.arange(Q.shape[2], device=Q.device) if i is None else i
-        added = bias_at(bias, i.unsqueeze(-1) - j)
-    n, m = Q.shape[2], K.shape[2]
+        i, j = visibility.query_positions, torch.arange(m, device=Q.device)
+        i = torch.arange(n, device=Q.device) if i is None else i
+        bias = bias_at(bias, i.unsqueeze(-1) - j)  # [h, n, m] or [b, h, n, m]
+    causal = chosen == "sdpa" and visibility.is_only_causal and n == m and bias is None
+    mask = None if causal else visibility.mask(n, m, Q.device)
+    empty = None if causal else visibility.fully_masked(n, m, Q.device)
     if batch_invariant:
         more_n, more_m = -n % INVARIANT_MULTIPLE, -m % INVARIANT_MULTIPLE
         Q, K, V = (pad(T, (0, 0, 0, more)) for T, more in ((Q, more_n), (K, more_m), (V, more_m)))
-        added = None if added is None else pad(added, (0, more_m, 0, more_n))
-        visibility = visibility.padded(n, m)
-    compute = _attend_sdpa if chosen == "sdpa" else _attend_eager
-    return compute(Q, K, V, visibility, scale, added)[:, :, :n]
-
-
-def check_implementation(name: str) -> None:
-    """Raises unless `name` is "auto" or an implementation of `attend`."""
-    choose_implementation("attention", name, dict.fromkeys(("packed", "sdpa", "eager")))
+        bias = None if bias is None else pad(bias, (0, more_m, 0, more_n))
+        if not causal:
+            mask = torch.ones(1, 1, 1, m, device=Q.device).bool() if mask is None else mask
+            mask = pad(mask, (0, more_m, 0, more_n if mask.shape[2] > 1 else 0))
+    if chosen == "sdpa":
+        mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
+        O = attend_sdpa(Q, K, V, mask, scale, causal=causal)[:, :, :n]  # noqa: E741
+    else:
+        O = _attend_eager(Q, K, V, mask, scale, bias)[:, :, :n]  # noqa: E741
+    return O if empty is None else O.masked_fill(empty, 0.0)  # otherwise undefined
 
 
 def _attend_eager(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, bias: Tensor | None
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float, bias: Tensor | None
 ) -> Tensor:
     """Computes read-heads that share a write-head as one product, without repeating K and V."""
-    b, h, n, k = Q.shape
-    g, m, v = K.shape[1], K.shape[2], V.shape[3]
-    Q = Q.reshape(b, g, h // g * n, k)
-    logits = torch.matmul(Q, K.transpose(-1, -2))  # [b, g, h/g n, m]
+    (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
+    logits = torch.matmul(Q.reshape(b, g, h // g * n, k), K.mT)  # [b, g, h/g n, m]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
-    if bias is not None:
-        logits = (logits.view(b, h, n, m) + bias).view(b, g, -1, m)
-    mask, fully_masked = visibility.mask(n, m, Q.device), visibility.fully_masked(n, m, Q.device)
-    if mask is None or fully_masked is None:
-        weights = torch.softmax(logits, dim=-1)
-    else:
-        logits = logits.view(b, h, n, m).masked_fill(~mask, float("-inf"))
-        weights = torch.softmax(logits, dim=-1).masked_fill(fully_masked, 0.0)  # instead of NaN
-        weights = weights.view(b, g, h // g * n, m)
+    logits = logits.view(b, h, n, m) if bias is None else logits.view(b, h, n, m) + bias
+    if mask is not None:  # a row of minus infinity would be NaN
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    weights = torch.softmax(logits, dim=-1).view(b, g, h // g * n, m)
     return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)
-
-
-def _attend_sdpa(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, bias: Tensor | None
-) -> Tensor:
-    n, m = Q.shape[2], K.shape[2]
-    causal = visibility.is_only_causal and n == m and bias is None
-    mask = added = None if causal else visibility.mask(n, m, Q.device)
-    if bias is not None:
-        added = add_bias(mask, bias.to(Q.dtype))
-    O = attend_sdpa(Q, K, V, added, scale, causal=causal)  # noqa: E741
-    fully_masked = None if mask is None else visibility.fully_masked(n, m, Q.device)
-    return O if fully_masked is None else O.masked_fill(fully_masked, 0.0)  # undefined in PyTorch
 
 
 def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
@@ -126,8 +107,7 @@ def attend_sdpa(
     Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float, *, causal: bool = False
 ) -> Tensor:
     """Computes attention by SDPA, without `enable_gqa`, which would repeat K and V for a mask."""
-    b, h, n, k = Q.shape
-    g, m, v = K.shape[1], K.shape[2], V.shape[3]
+    (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
     if mask is not None and mask.shape[1] > 1:  # a bias per read-head
         Q, mask = Q.reshape(b, g, h // g * n, k), mask.reshape(len(mask), g, -1, m)
     elif n <= MAX_FOLDED_QUERIES and not causal and (mask is None or mask.shape[2] == 1):
@@ -148,7 +128,13 @@ def attend_sdpa(
 
 
 def _check(
-    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, scale: float, noise: Tensor | None
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    visibility: Visibility,
+    scale: float,
+    noise: Tensor | None,
+    bias: Tensor | None,
 ) -> None:
     for name, T in (("Q", Q), ("K", K), ("V", V)):
         if T.dim() != 4 or 0 in T.shape:
@@ -162,18 +148,18 @@ def _check(
         if other is not None and other.device != Q.device:
             raise ShapeError(f"{name} is on {other.device} and Q on {Q.device}; move them together")
     (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
-    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]):
+    if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]) or h % g:
         raise ShapeError(
             f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
-            f"the same [b, g, m], and Q and K the same b and k"
+            f"the same [b, g, m], Q and K the same b and k, and g must divide h"
         )
-    if h % g:
-        raise ShapeError(f"{g} write-heads cannot serve {h} read-heads; g must divide h")
     if noise is not None and (noise.shape != K.shape[:3] or not noise.is_floating_point()):
         raise ShapeError(
             f"noise is {noise.dtype} {list(noise.shape)}; it must be floating-point factors "
             f"[b, g, m] = {[b, g, m]}"
         )
+    if bias is not None and (bias.dim() != 2 or len(bias) != h or bias.shape[1] % 2 == 0):
+        raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
     if not scale > 0.0:
         raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
     visibility.check(b, n, m, Q.device)

@@ -39,17 +39,21 @@ class PackedWeight:
     kind: Kind
     data: Any
 
-    def multiply(self, X: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
-        """Returns activation(X W^T + bias) for X [rows, depth]."""
+    def multiply(
+        self,
+        X: Tensor,
+        bias: Tensor | None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Returns residual + activation(X W^T + bias), for X [rows, depth]."""
+        product = torch.ops.mkldnn._linear_pointwise
+        if residual is not None and activation is None:
+            Y: Tensor = product.binary(X, residual, self.data, bias, "add")
+            return Y
         name, algorithm = ONEDNN_ACTIVATIONS[activation]
-        Y: Tensor = torch.ops.mkldnn._linear_pointwise(X, self.data, bias, name, [], algorithm)
-        return Y
-
-    def multiply_add(self, X: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        """Returns residual + X W^T + bias for X [rows, depth] and residual [rows, columns]."""
-        product = torch.ops.mkldnn._linear_pointwise.binary
-        Y: Tensor = product(X, residual, self.data, bias, "add")
-        return Y
+        Y = product(X, self.data, bias, name, [], algorithm)
+        return Y if residual is None else Y.add_(residual)
 
     def multiply_quantized(self, X: Tensor, norm: Norm | None) -> Tensor:
         """Returns norm(X) W^T for X [rows, depth], with rows quantized to 8 bits."""
@@ -96,21 +100,22 @@ def pack_onednn(W: Tensor) -> PackedWeight:
 
 
 @torch.no_grad()
-def pack_int8(W: Tensor) -> PackedWeight:
+def pack_int8(W: Tensor, levels: int | None = None) -> PackedWeight:
     """Returns W in int8, with a scale per row, in the layout of fbgemm."""
-    levels = _int8_levels()
+    levels = levels or _int8_levels()
     assert levels is not None
-    return PackedWeight("int8", _pack_int8(W.detach(), levels))
-
-
-def _pack_int8(W: Tensor, levels: int) -> Any:
-    scales = W.abs().amax(dim=1).div_(levels).clamp_(min=MIN_SCALE)
-    codes = (W / scales.unsqueeze(1)).round_().to(torch.int8)
+    codes, scales = quantize_rows(W.detach(), levels)
     zeros = torch.zeros(len(W), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # PyTorch will replace quantized tensors
-        quantized = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(quantized, None)
+        W = torch._make_per_channel_quantized_tensor(codes, scales[:, 0].double(), zeros, 0)
+        return PackedWeight("int8", torch.ops.quantized.linear_prepack(W, None))
+
+
+def quantize_rows(W: Tensor, levels: int = LEVELS) -> tuple[Tensor, Tensor]:
+    """Returns int8 codes of W up to `levels`, and the scale of each row [rows, 1]."""
+    scales = W.abs().amax(dim=1, keepdim=True).div_(levels).clamp_(min=MIN_SCALE)
+    return (W / scales).round_().to(torch.int8), scales
 
 
 @functools.cache
@@ -122,8 +127,8 @@ def _int8_levels() -> int | None:
     largest = torch.full((1, 64), float(LEVELS))
     for levels in (LEVELS, LEVELS_WITHOUT_VNNI):
         try:
-            data = _pack_int8(torch.full((32, 64), float(levels)), levels)
-            Y = PackedWeight("int8", data).multiply_quantized(largest, None)
+            W = pack_int8(torch.full((32, 64), float(levels)), levels)
+            Y = W.multiply_quantized(largest, None)
         except (RuntimeError, AttributeError, NotImplementedError):
             return None
         if torch.equal(Y, torch.full_like(Y, float(64 * LEVELS * levels))):

@@ -8,12 +8,11 @@ written, and their results are undefined.
 Position p of a row is stored at cache position p % size. Beams share earlier positions without
 copies: `ancestors` gives the beam whose row holds each cache position.
 
-A program of the Triton kernel owns one write-head of one row of K and V, and one part of its
-positions. The rows of its tile are the queries of all read-heads, beams and new positions that read
-them, so K and V are read once. The loop ends at the row's length, which is read on the device, so
-padding costs nothing. If there are too few programs to fill the GPU, the positions are split into
-parts, and a second kernel combines the results. New positions arrive with the queries. The program
-of the first part adds them to its softmax and writes them to the cache.
+A program of the Triton kernel owns one write-head of one row of K and V, and a tile with all
+queries that read them, so K and V are read once. It ends at the row's length, so padding costs
+nothing. If there are too few programs to fill the GPU, the positions are split into parts, and a
+second kernel combines the results. The program of the first part also adds the new positions, which
+arrive with the queries, to its softmax, and writes them to the cache.
 """
 
 import math
@@ -64,13 +63,10 @@ class MemoryLayer:
 
     def readable(self, bound: int) -> int:
         """Returns how many positions to read if all lengths are up to `bound`."""
-        size = self.K.shape[2]
-        if self.padded or self.bound is None:
+        size, is_ring = self.K.shape[2], self.K.shape[2] % INVARIANT_POSITIONS != 0
+        if self.padded or self.bound is None or (self.batch_invariant and is_ring):
             return size
-        if self.batch_invariant:
-            whole = size % INVARIANT_POSITIONS != 0  # a ring
-            return size if whole else min(size, round_up(bound, INVARIANT_POSITIONS))
-        return min(size, bound)
+        return min(size, round_up(bound, INVARIANT_POSITIONS) if self.batch_invariant else bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,94 +127,91 @@ def why_not_triton(Q: Tensor, heads: Heads, rows: int) -> str | None:
 
 def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
     """Raises ShapeError unless the tensors fit together."""
-    K, V, slots = layer.K, layer.V, layer.slots
+    K, V, beam = layer.K, layer.V, layer.beam
     columns = sum(heads.widths) if isinstance(layer, CacheLayer) else heads.widths[0]
-    if Q.dim() != 3 or Q.shape[2] != columns or len(Q) % layer.beam or 0 in Q.shape:
+    if Q.dim() != 3 or Q.shape[2] != columns or len(Q) % beam or 0 in Q.shape:
         raise ShapeError(
-            f"queries have shape {list(Q.shape)}; {heads} with beam={layer.beam} need "
+            f"queries have shape {list(Q.shape)}; {heads} with beam={beam} need "
             f"[slots * beam, n, {columns}]"
         )
     if (K.shape[1], K.shape[3], V.shape[3]) != (heads.g, heads.k, heads.v):
         raise ShapeError(f"K {list(K.shape)} and V {list(V.shape)} do not fit {heads}")
     if not Q.dtype == K.dtype == V.dtype:
         raise ShapeError(f"{Q.dtype} queries, {K.dtype} K and {V.dtype} V must have one dtype")
-    listed_rows = len(layer.live) if slots is None else len(slots) * layer.beam
-    if len(Q) > listed_rows or (slots is not None and len(Q) < listed_rows):
-        listed = "" if slots is None else f", {len(slots)} of them listed"
+    n, given, slots = Q.shape[1], len(Q) // beam, len(layer.live) // beam
+    if given > slots if layer.slots is None else given != len(layer.slots):
+        listed = "" if layer.slots is None else f", {len(layer.slots)} of them listed"
         raise ShapeError(
-            f"{len(Q)} rows of queries do not fit {len(layer.live) // layer.beam} slots{listed}, "
-            f"with beam={layer.beam}"
+            f"{len(Q)} rows of queries do not fit {slots} slots{listed}, with beam={beam}"
         )
-    n, beam = Q.shape[1], layer.beam
     if isinstance(layer, CacheLayer) and beam > 1 and (layer.ancestors is None or n > 1):
         raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
+class _Step(NamedTuple):
     """What all layers have in common in one step of the reference: positions and masks."""
 
     rows: Tensor  # [R beam], of the cache
     positions: Tensor  # [R beam, n], of the new positions
     at: tuple[Tensor, slice, Tensor]  # where to store them, unless there are counts
     live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
+    appends_last: bool  # because the new positions replace some that the first queries still see
     readable: int  # m, positions of the cache to read
-    seen: Tensor  # [R beam, n, m], whether a query attends to a position
-    mask: Tensor  # [R beam g, h/g, m], added to the logits; for n = 1 without counts
-
-    @classmethod
-    def of(cls, cache: CacheLayer, heads: Heads, count: int, n: int, dtype: torch.dtype) -> "_Step":
-        """Returns the step for `count` rows with n new positions each."""
-        size, device = cache.K.shape[2], cache.K.device
-        rows = torch.arange(count, device=device)
-        if cache.slots is not None:
-            rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
-        lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
-        positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
-        at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
-        all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
-        stopped = None if all_live else live.bool()[:, None, None, None]
-        readable = cache.readable((cache.bound or 0) + n)
-        places = torch.arange(readable, device=device)
-        seen = places <= positions.unsqueeze(2)
-        if cache.ancestors is not None and cache.beam > 1:
-            mask = _beam_mask(cache, heads, rows, positions, seen)
-        else:
-            mask = torch.where(seen[:, :1], 0.0, -torch.inf).repeat_interleave(heads.g, dim=0)
-        if cache.bias is not None and n == 1:
-            mask = mask + _bias(cache, heads, positions, places)
-        return cls(rows, positions, at, stopped, readable, seen, mask.to(dtype))
+    seen: Tensor  # [R beam, n, m or m + n], whether a query attends to a position
+    bias: Tensor | None  # [R beam, h, n, m or m + n]
+    mask: Tensor | None  # [R beam g, beam h/g, m], added to the logits; for n = 1 without counts
 
 
-def _beam_mask(
-    cache: CacheLayer, heads: Heads, rows: Tensor, positions: Tensor, seen: Tensor
+def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
+    """Returns the step for `count` rows with n new positions each."""
+    size, device = cache.K.shape[2], cache.K.device
+    rows = torch.arange(count, device=device)
+    if cache.slots is not None:
+        rows = cache.slots[rows // cache.beam].long() * cache.beam + rows % cache.beam
+    lengths, live = (_listed(T, cache, rows) for T in (cache.lengths, cache.live))
+    positions = lengths.unsqueeze(1) + torch.arange(n, device=device)
+    at = rows.unsqueeze(1), slice(None), positions[:, -size:] % size
+    all_live = device.type == "cpu" and bool(live.all())  # on a GPU, this would synchronize
+    stopped = None if all_live else live.bool()[:, None, None, None]
+    appends_last = n > 1 and cache.window is not None
+    readable = cache.readable((cache.bound or 0) + n)
+    held = torch.arange(readable, device=device).unsqueeze(0)  # positions in the cache
+    if cache.window is not None:
+        newest = positions[:, :1] - int(appends_last)
+        held = newest - (newest - held) % size  # negative if none
+    held = torch.cat([held, positions], dim=1) if appends_last else held
+    distances = positions.unsqueeze(2) - held.unsqueeze(1)
+    seen = distances >= 0
+    if cache.window is not None:
+        seen &= (held >= 0).unsqueeze(1) & (distances < cache.window)
+    bias = None if cache.bias is None else bias_at(cache.bias, distances)
+    mask = None
+    if n == 1 and cache.counts is None:
+        mask = _make_mask(cache, heads, rows, seen, distances == 0, bias)
+    return _Step(rows, positions, at, stopped, appends_last, readable, seen, bias, mask)
+
+
+def _make_mask(
+    cache: CacheLayer, heads: Heads, rows: Tensor, seen: Tensor, is_new: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Returns the mask [R holder g, beam h/g, m], to be added to the logits.
+    """Returns the mask [R holder g, beam h/g, m] of one new position per row.
 
-    It is 0 where the holder's K and V of a position belong to the beam's ancestor, else -inf.
+    It is the bias where the holder's K and V of a position belong to the beam's ancestor, else
+    -inf. seen, is_new: [R beam, 1, m].
     """
-    assert cache.ancestors is not None
-    beam, size, readable = cache.beam, cache.K.shape[2], seen.shape[2]
-    own = torch.arange(beam, device=rows.device)
-    ancestors = _listed(cache.ancestors[:, :readable], cache, rows).view(-1, beam, readable)
-    newest = torch.arange(readable, device=rows.device) == (positions % size).view(-1, beam, 1)
-    holders = torch.where(newest, own.int().unsqueeze(1), ancestors)
-    holders = torch.where(seen.view(-1, beam, readable), holders, -1)
-    is_held = holders.unsqueeze(1) == own.view(beam, 1, 1)  # [R, holder, beam, m]
-    mask = torch.where(is_held, 0.0, -torch.inf)[:, :, None, :, None]
-    shape = -1, -1, heads.g, -1, heads.h // heads.g, -1
-    return mask.expand(*shape).reshape(-1, beam * heads.h // heads.g, readable)
-
-
-def _bias(cache: CacheLayer, heads: Heads, positions: Tensor, places: Tensor) -> Tensor:
-    """Returns the bias of each position, in the shape of the mask."""
-    assert cache.bias is not None
-    beam, size, r = cache.beam, cache.K.shape[2], heads.h // heads.g
-    bias = bias_at(cache.bias, (positions.unsqueeze(2) - places) % size)  # [R beam, h, 1, m]
-    if beam == 1:
-        return bias.reshape(-1, r, len(places))
-    bias = bias.reshape(-1, 1, beam, heads.g, r, len(places)).transpose(2, 3)
-    return bias.expand(-1, beam, -1, -1, -1, -1).reshape(-1, beam * r, len(places))
+    beam, m, r = cache.beam, seen.shape[2], heads.h // heads.g
+    own = torch.arange(beam, dtype=torch.int32, device=seen.device).unsqueeze(1)
+    holders = own.expand(beam, m)  # [R, beam, m]
+    if cache.ancestors is not None and beam > 1:
+        holders = _listed(cache.ancestors[:, :m], cache, rows).view(-1, beam, m)
+        holders = torch.where(is_new.view(-1, beam, m), own, holders)
+    holders = torch.where(seen.view(-1, beam, m), holders, -1)
+    mask = torch.where(holders.unsqueeze(1) == own.unsqueeze(1), 0.0, -torch.inf)
+    mask = mask[:, :, None, :, None].expand(-1, -1, heads.g, -1, r, -1)
+    if bias is not None:
+        mask = mask + bias.view(-1, 1, beam, heads.g, r, m).transpose(2, 3)
+    dtype = torch.promote_types(cache.K.dtype, torch.float32)
+    return mask.reshape(-1, beam * r, m).to(dtype)
 
 
 def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
@@ -234,48 +227,27 @@ def _attend_cache(
     QKV: Tensor, cache: CacheLayer, heads: Heads, scale: float, rotary: Rotary | None
 ) -> Tensor:
     """Computes the reference for a CacheLayer; copies K and V if `slots` are listed."""
-    n = QKV.shape[1]
-    wide = torch.promote_types(QKV.dtype, torch.float32)
-    step = _cached(cache, "step", lambda: _Step.of(cache, heads, len(QKV), n, wide))
-    Q, K, V = heads.split(QKV)
+    step = _cached(cache, "step", lambda: _make_step(cache, heads, *QKV.shape[:2]))
+    Q, K_new, V_new = heads.split(QKV)
     if rotary is not None:
-        # lengths are arbitrary if not live
-        angles = step.positions.clamp(max=len(rotary.cos) - 1)
-        Q, K = rotate(Q, angles, rotary), rotate(K, angles, rotary)
-    if n > 1 and cache.window is not None:
-        return _attend_ring(Q, K, V, cache, step, scale)
-    _append(cache, step, K, V)
+        angles = step.positions.clamp(max=len(rotary.cos) - 1)  # arbitrary if not live
+        Q, K_new = rotate(Q, angles, rotary), rotate(K_new, angles, rotary)
+    if not step.appends_last:
+        _append(cache, step, K_new, V_new)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
-    if cache.ancestors is not None and cache.beam > 1:
+    if step.appends_last:
+        K, V = torch.cat([K, K_new], dim=2), torch.cat([V, V_new], dim=2)
+        _append(cache, step, K_new, V_new)
+    if step.mask is None:
+        if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
+            Q, K, V = Q.double(), K.double(), V.double()
+        seen = step.seen.unsqueeze(1)
+        mask = seen if step.bias is None else add_bias(seen, step.bias.to(Q.dtype))
+        return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(QKV.dtype)
+    if cache.beam > 1:
         return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
-    if n == 1 and cache.counts is None:
-        Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
-        O = _attend_next(Q, K, V, step.mask, cache, scale)  # noqa: E741
-        return O.flatten(1).unsqueeze(1)
-    bias = None
-    if cache.bias is not None:
-        places = torch.arange(step.readable, device=Q.device)
-        bias = bias_at(cache.bias, (step.positions.unsqueeze(2) - places) % cache.K.shape[2])
-    return _attend(Q, K, V, step.seen, cache, scale, bias)
-
-
-def _attend_ring(
-    Q: Tensor, K: Tensor, V: Tensor, cache: CacheLayer, step: _Step, scale: float
-) -> Tensor:
-    """Attends from several new positions to a ring.
-
-    In the ring, the last new positions replace positions that the first queries still see.
-    """
-    assert cache.window is not None
-    size = cache.K.shape[2]
-    memory = [torch.cat([T[step.rows], new], dim=2) for T, new in ((cache.K, K), (cache.V, V))]
-    _append(cache, step, K, V)
-    newest, last = step.positions[:, :1] - 1, step.positions.unsqueeze(2)
-    held = newest - (newest - torch.arange(size, device=Q.device)) % size  # negative if none
-    held = torch.cat([held, step.positions], dim=1).unsqueeze(1)
-    seen = (held >= 0) & (held <= last) & (held > last - cache.window)  # [R, n, size + n]
-    bias = None if cache.bias is None else bias_at(cache.bias, last - held)
-    return _attend(Q, memory[0], memory[1], seen, cache, scale, bias)
+    Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
+    return _attend_next(Q, K, V, step.mask, cache, scale).flatten(1).unsqueeze(1)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -311,9 +283,8 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
         seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)
         mask = torch.where(seen, 0.0, -torch.inf).unsqueeze(1).repeat_interleave(g, dim=0)
         empty = lengths == 0
-        if empty.device.type == "cpu" and not empty.any():
-            return mask, None
-        return mask, empty[:, None, None, None]
+        none_empty = Q.device.type == "cpu" and not empty.any()
+        return mask, None if none_empty else empty[:, None, None, None]
 
     mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
@@ -322,23 +293,6 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
     O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
     O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
     return O.reshape(rows, n, heads.h * heads.v)
-
-
-def _attend(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    seen: Tensor,
-    cache: CacheLayer,
-    scale: float,
-    bias: Tensor | None,
-) -> Tensor:
-    """Computes [b, h, n, k] [b, g, m, k] [b, g, m, v] -> [b, n, h v]; seen: [b, n or 1, m]."""
-    mask, dtype = seen.unsqueeze(1), Q.dtype
-    if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
-        Q, K, V = Q.double(), K.double(), V.double()
-    mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
-    return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(dtype)
 
 
 def _attend_next(
@@ -456,8 +410,8 @@ def choose_splits(shape: Shape, tile: Tile) -> int:
     return max(1, min(most, shape.positions // (2 * tile.positions)))
 
 
-class Stored(NamedTuple):
-    """A layer as the kernel reads it."""
+class Inputs(NamedTuple):
+    """A layer as the kernel reads it; what is in capitals is a compile-time constant."""
 
     K: Tensor
     V: Tensor
@@ -471,16 +425,11 @@ class Stored(NamedTuple):
     bias: tuple[Tensor, int] | None  # a table of relative positions, and its limit
     size: int
     window: int | None
-
-
-class Sizes(NamedTuple):
-    """Compile-time constants of the kernel; SIZE_…: powers of two."""
-
     G: int
     GROUP: int  # read-heads of a write-head
     BEAM: int
     TOKENS: int  # new positions of a program: of a cache row, or of all beams of a slot
-    SIZE_Q: int
+    SIZE_Q: int  # a power of two, as are the next three
     SIZE_K: int
     SIZE_V: int
     POSITIONS: int
@@ -508,8 +457,7 @@ def attend_triton(
     if isinstance(layer, CacheLayer):
         appends, counts, window = True, layer.counts, layer.window
         ancestors = layer.ancestors if beam > 1 else None
-        if layer.bias is not None:
-            bias = layer.bias, layer.bias.shape[1] // 2
+        bias = None if layer.bias is None else (layer.bias, layer.bias.shape[1] // 2)
     tokens = n if appends else n * beam  # of a program
     programs, depth = rows * n // tokens * heads.g, max(heads.k, heads.v)
     shape = Shape(depth, K.element_size(), programs, size, tokens * group, appends, beam > 1)
@@ -522,18 +470,17 @@ def attend_triton(
     parts = None
     if splits > 1:  # normalized results; the largest logit and the sum
         parts = tuple(O.new_empty(splits, count, x, dtype=torch.float32) for x in (heads.v, 2))
-    tensors = layer.lengths, layer.live, layer.slots, ancestors, counts, bias
-    stored = Stored(K, V, K.stride()[:3], V.stride()[:3], *tensors, size, window)
-    angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
-    norm = None
-    if deferred is not None:
-        d = deferred.X.shape[-1]
-        norm = deferred.X, d, deferred.epsilon, tl.constexpr(triton.next_power_of_2(d))
     size_q = max(16, triton.next_power_of_2(tokens * group))
-    numbers = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
-    sizes = Sizes(*map(tl.constexpr, (*numbers, appends, layer.padded, tile.prefetch)))
+    sizes = heads.g, group, beam, tokens, size_q, heads.k, heads.v, tile.positions, splits
+    inputs = Inputs(
+        *(K, V, K.stride()[:3], V.stride()[:3], layer.lengths, layer.live, layer.slots),
+        *(ancestors, counts, bias, size, window),
+        *map(tl.constexpr, (*sizes, appends, layer.padded, tile.prefetch)),
+    )
+    angles = None if rotary is None else (rotary.cos, rotary.sin, len(rotary.cos))
+    norm = None if deferred is None else deferred.for_kernel()
     launch_pdl(attend_kernel, (programs, splits), Q)(
-        *(Q, Q.stride(0), stored, angles, norm, O, parts, scale * math.log2(math.e), sizes),
+        *(Q, Q.stride(0), inputs, angles, norm, O, parts, scale * math.log2(math.e)),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -544,60 +491,60 @@ def attend_triton(
 
 
 @triton.jit
-def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL: tl.constexpr):  # noqa: E741
+def attend_kernel(Q, q_stride, inputs, rotary, norm, O, parts, scale, PDL: tl.constexpr):  # noqa: E741
     """Computes attention of one tile: reads K and V in steps, with a running softmax in base 2.
 
     rotary: cosines, sines, and their positions. norm: X, d, epsilon, and the power of two above d.
     """
-    G: tl.constexpr = sizes.G
-    GROUP: tl.constexpr = sizes.GROUP
-    TOKENS: tl.constexpr = sizes.TOKENS
-    POSITIONS: tl.constexpr = sizes.POSITIONS
+    G: tl.constexpr = inputs.G
+    GROUP: tl.constexpr = inputs.GROUP
+    TOKENS: tl.constexpr = inputs.TOKENS
+    POSITIONS: tl.constexpr = inputs.POSITIONS
     head, index = tl.program_id(0) % G, (tl.program_id(0) // G).to(tl.int64)
-    part = tl.program_id(1) if sizes.SPLITS > 1 else 0
-    queries = tl.arange(0, sizes.SIZE_Q)
+    part = tl.program_id(1) if inputs.SPLITS > 1 else 0
+    queries = tl.arange(0, inputs.SIZE_Q)
     token = queries // GROUP
     row = index * TOKENS + token  # of Q and O
     heads = head * GROUP + queries % GROUP
-    ks, vs = tl.arange(0, sizes.SIZE_K), tl.arange(0, sizes.SIZE_V)
+    ks, vs = tl.arange(0, inputs.SIZE_K), tl.arange(0, inputs.SIZE_V)
 
-    slot = index // sizes.BEAM if sizes.APPENDS else index
-    if stored.slots is not None:
-        slot = tl.load(stored.slots + slot).to(tl.int64)
-    first_row = slot * sizes.BEAM
-    own = first_row + index % sizes.BEAM if sizes.APPENDS else slot  # row of K and V
-    alive = tl.load(stored.live + first_row) != 0
-    length, size = tl.load(stored.lengths + own).to(tl.int32), stored.size
+    slot = index // inputs.BEAM if inputs.APPENDS else index
+    if inputs.slots is not None:
+        slot = tl.load(inputs.slots + slot).to(tl.int64)
+    first_row = slot * inputs.BEAM
+    own = first_row + index % inputs.BEAM if inputs.APPENDS else slot  # row of K and V
+    alive = tl.load(inputs.live + first_row) != 0
+    length, size = tl.load(inputs.lengths + own).to(tl.int32), inputs.size
     held = tl.minimum(length, size)
-    end = tl.where(alive, size if sizes.PADDED else held, 0)
-    width = tl.cdiv(tl.cdiv(end, sizes.SPLITS), POSITIONS) * POSITIONS
+    end = tl.where(alive, size if inputs.PADDED else held, 0)
+    width = tl.cdiv(tl.cdiv(end, inputs.SPLITS), POSITIONS) * POSITIONS
     begin = part * width
     end = tl.minimum(end, begin + width)
-    k_row, k_head, k_position = stored.k_strides
-    v_row, v_head, v_position = stored.v_strides
-    K, V = stored.K + head * k_head, stored.V + head * v_head
+    k_row, k_head, k_position = inputs.k_strides
+    v_row, v_head, v_position = inputs.v_strides
+    K, V = inputs.K + head * k_head, inputs.V + head * v_head
 
     # the previous kernel writes the queries; lengths and cache are older and can be read already
-    if sizes.PREFETCH:
-        k, v = _load_tile(K, V, stored, own, first_row, begin, end, sizes)
+    if inputs.PREFETCH:
+        k, v = _load_tile(K, V, inputs, own, first_row, begin, end)
     wait_for_previous(PDL)
     is_query = queries < TOKENS * GROUP
-    start, mask = (row * q_stride + heads * sizes.SIZE_K)[:, None], (is_query & alive)[:, None]
-    q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, sizes)
+    start, mask = (row * q_stride + heads * inputs.SIZE_K)[:, None], (is_query & alive)[:, None]
+    q = _load_rotated(Q, start, ks[None, :], mask, (length + token)[:, None], rotary, inputs)
     if norm is not None:
-        factors = _rms_factors(norm, index * TOKENS, token, sizes)
+        factors = _rms_factors(norm, index * TOKENS, token, inputs)
         q = (q.to(tl.float32) * factors[:, None]).to(q.dtype)
-    largest = tl.full([sizes.SIZE_Q], float("-inf"), tl.float32)
-    total = tl.zeros([sizes.SIZE_Q], tl.float32)
-    acc = tl.zeros([sizes.SIZE_Q, sizes.SIZE_V], tl.float32)
-    K_new = Q + index * TOKENS * q_stride + (G * GROUP + head) * sizes.SIZE_K
-    V_new = Q + index * TOKENS * q_stride + G * (GROUP + 1) * sizes.SIZE_K + head * sizes.SIZE_V
+    largest = tl.full([inputs.SIZE_Q], float("-inf"), tl.float32)
+    total = tl.zeros([inputs.SIZE_Q], tl.float32)
+    acc = tl.zeros([inputs.SIZE_Q, inputs.SIZE_V], tl.float32)
+    K_new = Q + index * TOKENS * q_stride + (G * GROUP + head) * inputs.SIZE_K
+    V_new = Q + index * TOKENS * q_stride + G * (GROUP + 1) * inputs.SIZE_K + head * inputs.SIZE_V
     count = TOKENS  # new positions to write
-    if stored.counts is not None:
-        count = tl.load(stored.counts + index).to(tl.int32)
-    if sizes.APPENDS and TOKENS == 1:
+    if inputs.counts is not None:
+        count = tl.load(inputs.counts + index).to(tl.int32)
+    if inputs.APPENDS and TOKENS == 1:
         if part == 0:
-            k_new = _load_rotated(K_new, 0, ks, alive, length, rotary, sizes)
+            k_new = _load_rotated(K_new, 0, ks, alive, length, rotary, inputs)
             v_new = tl.load(V_new + vs, mask=alive, other=0.0)
             if norm is not None:
                 factor = tl.max(factors, axis=0)  # all are equal, because there is one row
@@ -608,37 +555,37 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
             tl.store(K + own * k_row + place * k_position + ks, k_new, mask=is_stored)
             tl.store(V + own * v_row + place * v_position + vs, v_new, mask=is_stored)
             largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
-            if stored.bias is not None:
-                largest += _load_bias(stored.bias, heads, token * 0)
+            if inputs.bias is not None:
+                largest += _load_bias(inputs, heads, token * 0)
             total += 1.0
             acc += v_new.to(tl.float32)[None, :]
-    if sizes.PREFETCH:
-        seen, distance, v = _seen(v, stored, begin, end, held, length, token, sizes)
-        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+    if inputs.PREFETCH:
+        seen, distance, v = _seen(v, inputs, begin, end, held, length, token)
+        logits = _logits(q, k, seen, inputs, heads, distance, scale)
         largest, total, acc = attend_tile(logits, v, largest, total, acc)
         begin += POSITIONS
     for first in range(begin, end, POSITIONS):
-        k, v = _load_tile(K, V, stored, own, first_row, first, end, sizes)
-        seen, distance, v = _seen(v, stored, first, end, held, length, token, sizes)
-        logits = _logits(q, k, seen, stored.bias, heads, distance, scale)
+        k, v = _load_tile(K, V, inputs, own, first_row, first, end)
+        seen, distance, v = _seen(v, inputs, first, end, held, length, token)
+        logits = _logits(q, k, seen, inputs, heads, distance, scale)
         largest, total, acc = attend_tile(logits, v, largest, total, acc)
-    if sizes.APPENDS and TOKENS > 1:
-        end_new = TOKENS if sizes.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
+    if inputs.APPENDS and TOKENS > 1:
+        end_new = TOKENS if inputs.SPLITS == 1 else tl.where(part == 0, TOKENS, 0)
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
             is_new = (new < TOKENS) & alive
-            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, inputs)
             seen_new = is_new[None, :] & (new[None, :] <= token[:, None])
-            if stored.window is not None:
-                seen_new = seen_new & (token[:, None] - new[None, :] < stored.window)
+            if inputs.window is not None:
+                seen_new = seen_new & (token[:, None] - new[None, :] < inputs.window)
             distance = token[:, None] - new[None, :]
-            logits = _logits(q, k_new, seen_new, stored.bias, heads, distance, scale)
+            logits = _logits(q, k_new, seen_new, inputs, heads, distance, scale)
             largest, total, acc = attend_tile(logits, v_new, largest, total, acc)
         tl.debug_barrier()  # all warps have read the positions that are replaced in a ring
         for first in tl.range(0, end_new, POSITIONS, num_stages=1):
             new = first + tl.arange(0, POSITIONS)
             is_new = (new < count) & (new >= count - size) & alive
-            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, sizes)
+            k_new, v_new = _load_new(K_new, V_new, q_stride, new, is_new, length, rotary, inputs)
             places = ((length + new) % size)[:, None]
             k_at, v_at = own * k_row + places * k_position, own * v_row + places * v_position
             tl.store(K + k_at + ks[None, :], k_new, mask=is_new[:, None])
@@ -646,54 +593,56 @@ def attend_kernel(Q, q_stride, stored, rotary, norm, O, parts, scale, sizes, PDL
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     result = row * (G * GROUP) + heads
     if parts is None:
-        to = O + result[:, None] * sizes.SIZE_V + vs[None, :]
+        to = O + result[:, None] * inputs.SIZE_V + vs[None, :]
         tl.store(to, acc.to(O.dtype.element_ty), mask=is_query[:, None])
     else:
         part_O, part_statistics = parts
         result += part * (tl.num_programs(0).to(tl.int64) * TOKENS * GROUP)
-        tl.store(part_O + result[:, None] * sizes.SIZE_V + vs[None, :], acc, mask=is_query[:, None])
+        tl.store(
+            part_O + result[:, None] * inputs.SIZE_V + vs[None, :], acc, mask=is_query[:, None]
+        )
         tl.store(part_statistics + result * 2, largest, mask=is_query)
         tl.store(part_statistics + result * 2 + 1, total, mask=is_query)
 
 
 @triton.jit
-def _rms_factors(norm, first, token, sizes):
+def _rms_factors(norm, first, token, inputs):
     """Returns 1 / RMS of the row of X that each query was projected from, [SIZE_Q].
 
     first: the row of token 0.
     """
     X, d, epsilon = norm[0], norm[1], norm[2]
-    at, factors = tl.arange(0, norm[3]), tl.zeros([sizes.SIZE_Q], tl.float32)
-    for i in tl.static_range(sizes.TOKENS):
+    at, factors = tl.arange(0, norm[3]), tl.zeros([inputs.SIZE_Q], tl.float32)
+    for i in tl.static_range(inputs.TOKENS):
         x = tl.load(X + (first + i) * d + at, mask=at < d, other=0.0).to(tl.float32)
         factor = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
-        factors = tl.where(token == i, factor, factors) if sizes.TOKENS > 1 else factors + factor
+        factors = tl.where(token == i, factor, factors) if inputs.TOKENS > 1 else factors + factor
     return factors
 
 
 @triton.jit
-def _load_tile(K, V, stored, own, first_row, first, end, sizes):
+def _load_tile(K, V, inputs, own, first_row, first, end):
     """Loads K and V [POSITIONS, SIZE] of the positions from `first` on; 0 from `end` on."""
-    at, holder = first + tl.arange(0, sizes.POSITIONS), own
-    if stored.ancestors is not None:
-        holders = tl.load(stored.ancestors + own * stored.size + at, mask=at < end, other=0)
+    at, holder = first + tl.arange(0, inputs.POSITIONS), own
+    if inputs.ancestors is not None:
+        holders = tl.load(inputs.ancestors + own * inputs.size + at, mask=at < end, other=0)
         holder = first_row + holders[:, None]
-    k_at = holder * stored.k_strides[0] + at[:, None] * stored.k_strides[2]
-    v_at = holder * stored.v_strides[0] + at[:, None] * stored.v_strides[2]
-    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
+    k_at = holder * inputs.k_strides[0] + at[:, None] * inputs.k_strides[2]
+    v_at = holder * inputs.v_strides[0] + at[:, None] * inputs.v_strides[2]
+    ks, vs = tl.arange(0, inputs.SIZE_K)[None, :], tl.arange(0, inputs.SIZE_V)[None, :]
     mask = (at < end)[:, None]
     k = tl.load(K + k_at + ks, mask=mask, other=0.0)
     return k, tl.load(V + v_at + vs, mask=mask, other=0.0)
 
 
 @triton.jit
-def _load_rotated(T, start, ks, mask, position, rotary, sizes):
+def _load_rotated(T, start, ks, mask, position, rotary, inputs):
     """Loads T[start + ks], rotated by `position` with rotary positions; 0 where `mask` is false."""
     x = tl.load(T + start + ks, mask=mask, other=0.0)
     if rotary is not None:
         cos, sin, limit = rotary
-        HALF: tl.constexpr = sizes.SIZE_K // 2
-        pair = tl.load(T + start + (ks + HALF) % sizes.SIZE_K, mask=mask, other=0.0).to(tl.float32)
+        HALF: tl.constexpr = inputs.SIZE_K // 2
+        pair = tl.load(T + start + (ks + HALF) % inputs.SIZE_K, mask=mask, other=0.0).to(tl.float32)
         # positions that will not be written may exceed the capacity
         at = tl.minimum(position, limit - 1) * HALF + ks % HALF
         c, s = tl.load(cos + at, mask=mask, other=0.0), tl.load(sin + at, mask=mask, other=0.0)
@@ -702,49 +651,49 @@ def _load_rotated(T, start, ks, mask, position, rotary, sizes):
 
 
 @triton.jit
-def _load_new(K_new, V_new, stride, new, is_new, length, rotary, sizes):
+def _load_new(K_new, V_new, stride, new, is_new, length, rotary, inputs):
     """Loads K and V of the new positions `new` [POSITIONS] from the columns after the queries."""
     at, mask, position = (new * stride)[:, None], is_new[:, None], (length + new)[:, None]
-    ks, vs = tl.arange(0, sizes.SIZE_K)[None, :], tl.arange(0, sizes.SIZE_V)[None, :]
-    k = _load_rotated(K_new, at, ks, mask, position, rotary, sizes)
+    ks, vs = tl.arange(0, inputs.SIZE_K)[None, :], tl.arange(0, inputs.SIZE_V)[None, :]
+    k = _load_rotated(K_new, at, ks, mask, position, rotary, inputs)
     return k, tl.load(V_new + at + vs, mask=mask, other=0.0)
 
 
 @triton.jit
-def _seen(v, stored, first, end, held, length, token, sizes):
+def _seen(v, inputs, first, end, held, length, token):
     """Returns which positions from `first` on queries see, how far back these are, and v.
 
     Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
     """
-    at, size = (first + tl.arange(0, sizes.POSITIONS))[None, :], stored.size
+    at, size = (first + tl.arange(0, inputs.POSITIONS))[None, :], inputs.size
     seen = at < tl.minimum(held, end)
-    if sizes.APPENDS:
-        if sizes.TOKENS == 1:
+    if inputs.APPENDS:
+        if inputs.TOKENS == 1:
             seen = seen & (at != length % size)  # the new position replaces it in a full ring
-        elif stored.window is not None:
+        elif inputs.window is not None:
             position = length - 1 - (length - 1 - at) % size
-            seen = seen & (position > (length + token)[:, None] - stored.window)
-    if sizes.PADDED:
-        used = first + tl.arange(0, sizes.POSITIONS) < held
+            seen = seen & (position > (length + token)[:, None] - inputs.window)
+    if inputs.PADDED:
+        used = first + tl.arange(0, inputs.POSITIONS) < held
         v = tl.where(used[:, None], v, tl.zeros_like(v))
     distance = token[:, None] + 1 + (length - 1 - at) % size  # from the position that is held
     return seen, distance, v
 
 
 @triton.jit
-def _load_bias(bias, heads, distances):
+def _load_bias(inputs, heads, distances):
     """Loads the bias of read-heads at distances, in base 2; the arguments broadcast."""
-    table, limit = bias
+    table, limit = inputs.bias
     column = limit + tl.minimum(tl.maximum(distances, -limit), limit)
     return tl.load(table + heads * (2 * limit + 1) + column) * LOG2E
 
 
 @triton.jit
-def _logits(q, k, seen, bias, heads, distance, scale):
+def _logits(q, k, seen, inputs, heads, distance, scale):
     """Returns the logits of a tile in base 2, with the bias of each distance, if there is one."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if bias is not None:
-        logits += _load_bias(bias, heads[:, None], distance)
+    if inputs.bias is not None:
+        logits += _load_bias(inputs, heads[:, None], distance)
     return tl.where(seen, logits, float("-inf"))
 
 

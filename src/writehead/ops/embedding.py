@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
+from writehead.ops.cpu_weights import quantize_rows
 from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 
@@ -21,8 +22,7 @@ class QuantizedTable:
     @classmethod
     def of(cls, E: Tensor) -> "QuantizedTable":
         """Quantizes a table E [rows, d]."""
-        scales = (E.abs().amax(dim=1, keepdim=True) / 127).clamp_(min=1e-30)
-        return cls((E / scales).round_().to(torch.int8), scales)
+        return cls(*quantize_rows(E))
 
     def __len__(self) -> int:
         return len(self.codes)

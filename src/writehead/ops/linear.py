@@ -1,16 +1,14 @@
 """Linear projections, fused with the norm of the input, bias, activation, gate and residual.
 
-- "small_rows": one kernel for 1 to 1,024 rows. With few rows, the cost of a product is that of
-  reading the weight. A program owns some columns of the result and reads their weights once.
-  Weights never change, so it starts to read them before the previous kernel has ended. It reads
-  whole rows of X, so it also computes the statistics of the norm and applies them to the sums:
+- "small_rows": one kernel for 1 to 1,024 rows. With few rows, most of the time goes into reading
+  the weight. A program reads the weights of its columns once, and starts before the previous kernel
+  has ended. It reads whole rows of X, so it also computes the statistics of the norm:
 
       rms:    norm(x) W^T = r x W^T,                             r = 1 / sqrt(mean(x²) + epsilon)
       layer:  norm(x) W^T = r (x W^T - mean(x) column_sums(W)),  r = 1 / sqrt(var(x) + epsilon)
 
-- "split_depth": for 2 to 128 rows and a weight with more depth than columns. One program for each
-  tile of the result would not fill a GPU, so several divide its depth among themselves, and a
-  second kernel sums their parts.
+- "split_depth": for 2 to 128 rows and a weight with more depth than columns. Several programs
+  divide the depth of a tile among themselves, to fill the GPU; a second kernel sums their parts.
 - "library": a norm kernel, then a cuBLAS product, fused with other operations where possible.
 - "onednn" and "int8": for weights that `Weight.pack` has packed for a CPU; see `cpu_weights.py`.
 - "reference": plain PyTorch, with gradients.
@@ -27,12 +25,7 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, runs_triton, why_not_kernel
-from writehead.ops.cpu_weights import (
-    PackedWeight,
-    pack_int8,
-    pack_onednn,
-    why_not_onednn,
-)
+from writehead.ops.cpu_weights import PackedWeight, pack_int8, pack_onednn, why_not_onednn
 from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 
@@ -48,9 +41,8 @@ MANY_COLUMNS = 16_384  # of a weight, for 1 row
 MAX_SMALL_COLUMNS = 2048  # of a weight, for more than 1 row
 MAX_SMALL_DEPTH = 1024  # of a weight
 MAX_SPLIT_ROWS = 128
-UNSUPPORTED = "it supports neither a deferred norm nor an activation of its input"
 CACHE_LINE = 128  # bytes
-GATE_COLUMNS = 1024  # per program of `_gate`
+GATE_COLUMNS = 1024  # per program of `_gate_kernel`
 TMA_ALIGNMENT = 16  # bytes; required of rows by tensor descriptors
 
 
@@ -109,27 +101,24 @@ class Weight:
             bias = W.new_zeros(len(W))
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
 
-    def pack(self, *, int8: bool = False) -> "Weight":
+    def pack(self, *, streamed: bool = False, int8: bool = False) -> "Weight":
         """Returns this folded weight in the layout that is fastest on its device.
 
         int8: convert it to int8; see `why_not_int8`.
         """
-        if int8:
-            packed = pack_int8(self.W)
-        elif runs_triton(self.W) or why_not_onednn(self.W):
-            return self
-        else:
-            packed = pack_onednn(self.W)
+        if not int8 and (runs_triton(self.W) or why_not_onednn(self.W)):
+            return replace(self, streamed=streamed)
+        packed = pack_int8(self.W) if int8 else pack_onednn(self.W)
         return replace(self, W=self.W.detach().to("meta"), packed=packed)
 
 
 class Epilogue(NamedTuple):
     """The operations after the product; see `linear`."""
 
-    activation: Activation | None
-    gated: bool
-    residual: Tensor | None  # [rows, columns]
-    scale: float
+    activation: Activation | None = None
+    gated: bool = False
+    residual: Tensor | None = None  # [rows, columns]
+    scale: float = 1.0
     deferred: DeferredRms | None = None
     relu_input: bool = False
 
@@ -164,40 +153,36 @@ def linear(
 
 def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
     """Returns the implementation to use; "auto" is the fastest, by measurements on an H200."""
+    is_usual = epilogue.deferred is None and not epilogue.relu_input
+    unusual = None if is_usual else "it supports neither a deferred norm nor a relu of its input"
     if weight.packed is not None:
-        return _choose_packed(name, weight.packed, epilogue)
-    rows, (columns, depth) = X.numel() // max(X.shape[-1], 1), weight.W.shape
-    is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
-    is_plain = weight.norm is None and not epilogue.gated
-    is_short = rows <= MAX_NORMED_ROWS or is_plain
-    is_small = rows == 1 or (is_narrow and is_short and X.dtype != torch.float32)
-    reason = _why_not_library(X, weight, epilogue.residual)
-    other = reason
-    if other is None and (epilogue.deferred is not None or epilogue.relu_input):
-        other = UNSUPPORTED
+        kind = weight.packed.kind
+        if name == "auto" and is_usual:
+            return kind
+        others = dict.fromkeys(IMPLEMENTATIONS, f"the weight is packed for {kind}")
+        name = kind if name == "auto" else name
+        return choose_implementation("linear", name, {**others, kind: unusual})
+    rows, reason = X.numel() // max(X.shape[-1], 1), _why_not_library(X, weight, epilogue.residual)
     reasons = {
-        "small_rows": other or _why_not_small_rows(rows, weight),
+        "small_rows": reason or unusual or _why_not_small_rows(rows, weight),
         "split_depth": reason or _why_not_split_depth(rows, weight, epilogue.gated),
-        "library": other,
+        "library": reason or unusual,
         "reference": None,
         **dict.fromkeys(("onednn", "int8"), "the weight is not packed for it; call Weight.pack"),
     }
-    if name == "auto":
-        unwanted = {"small_rows": not is_small, "split_depth": not _is_deep(weight)}
-        reasons = {key: reason for key, reason in reasons.items() if not unwanted.get(key)}
+    if name == "auto" and not _is_small(rows, weight, epilogue.gated):
+        del reasons["small_rows"]
+    if name == "auto" and not _is_deep(weight):
+        del reasons["split_depth"]
     return choose_implementation("linear", name, reasons)
 
 
-def _choose_packed(name: str, packed: PackedWeight, epilogue: Epilogue) -> str:
-    """Returns the only implementation that can use a packed weight; raises if it cannot."""
-    is_supported = epilogue.deferred is None and not epilogue.relu_input
-    if is_supported and name in ("auto", packed.kind):
-        return packed.kind
-    reasons: dict[str, str | None] = dict.fromkeys(
-        IMPLEMENTATIONS, f"the weight is packed for {packed.kind}"
-    )
-    reasons[packed.kind] = None if is_supported else UNSUPPORTED
-    return choose_implementation("linear", packed.kind if name == "auto" else name, reasons)
+def _is_small(rows: int, weight: Weight, gated: bool) -> bool:
+    """Returns whether "small_rows" is the fastest implementation, if it can run."""
+    columns, depth = weight.W.shape
+    is_narrow = columns <= MAX_SMALL_COLUMNS and depth <= MAX_SMALL_DEPTH
+    is_short = rows <= MAX_NORMED_ROWS or (weight.norm is None and not gated)
+    return rows == 1 or (is_narrow and is_short and weight.W.dtype != torch.float32)
 
 
 def _is_deep(weight: Weight) -> bool:
@@ -264,10 +249,7 @@ def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
 def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     if epilogue.relu_input:
         X = torch.relu(X)
-    if weight.norm is not None:
-        X = normalize(X, weight.norm, implementation="reference")
-    if epilogue.scale != 1.0:
-        X = X * epilogue.scale
+    X = normalize(X, weight.norm, scale=epilogue.scale, implementation="reference")
     if epilogue.deferred is None:
         return _finish(F.linear(X, weight.W, weight.bias), epilogue)
     Y = epilogue.deferred.apply(F.linear(X, weight.W))
@@ -275,17 +257,14 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 
 def _onednn(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
-    packed, bias, residual = weight.packed, weight.bias, epilogue.residual
+    packed, residual, columns = weight.packed, epilogue.residual, len(weight.W)
     assert packed is not None
-    X = X if weight.norm is None else normalize(X, weight.norm)
-    X = X if epilogue.scale == 1.0 else X * epilogue.scale
-    rows, shape = X.reshape(-1, X.shape[-1]), (*X.shape[:-1], len(weight.W))
+    X, shape = normalize(X, weight.norm, scale=epilogue.scale), (*X.shape[:-1], columns)
+    rows = X.reshape(-1, X.shape[-1])
     if epilogue.gated:
-        return _finish(packed.multiply(rows, bias).view(shape), epilogue)
-    if residual is not None and epilogue.activation is None:
-        return packed.multiply_add(rows, bias, residual.reshape(-1, len(weight.W))).view(shape)
-    Y = packed.multiply(rows, bias, epilogue.activation).view(shape)
-    return Y if residual is None else Y.add_(residual)
+        return _finish(packed.multiply(rows, weight.bias).view(shape), epilogue)
+    residual = None if residual is None else residual.reshape(-1, columns)
+    return packed.multiply(rows, weight.bias, epilogue.activation, residual).view(shape)
 
 
 def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
@@ -300,24 +279,23 @@ def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
-    gate = None
-    if epilogue.gated:
-        Y, gate = Y.chunk(2, dim=-1)
-    if epilogue.activation is not None:
-        Y = ACTIVATIONS[epilogue.activation](Y)
+    Y, gate = Y.chunk(2, dim=-1) if epilogue.gated else (Y, None)
+    Y = Y if epilogue.activation is None else ACTIVATIONS[epilogue.activation](Y)
     Y = Y if gate is None else Y * gate
     return Y if epilogue.residual is None else epilogue.residual + Y
 
 
 def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     W, bias, activation, residual = weight.W, weight.bias, epilogue.activation, epilogue.residual
-    if weight.norm is not None:
-        X = normalize(X, weight.norm, scale=epilogue.scale)
-    elif epilogue.scale != 1.0:
-        X = X * epilogue.scale
+    X = normalize(X, weight.norm, scale=epilogue.scale)
     rows = X.reshape(-1, X.shape[-1])
     if epilogue.gated and residual is None and len(rows) > 0:
-        return _gate(F.linear(X, W, bias).contiguous(), activation)
+        Z, f = F.linear(X, W, bias).contiguous(), len(W) // 2
+        Y = Z.new_empty(*X.shape[:-1], f)
+        launch_pdl(_gate_kernel, (len(rows), triton.cdiv(f, GATE_COLUMNS)), Z)(
+            *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
+        )
+        return Y
     fusable = activation in ("relu", "gelu_tanh") and not epilogue.gated
     if fusable and bias is not None and X.is_cuda:  # on a CPU this would be the exact gelu
         Y = torch._addmm_activation(bias, rows, W.t(), use_gelu=activation == "gelu_tanh")
@@ -329,16 +307,6 @@ def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
         residual = residual.clone()
     residual.view(-1, len(W)).addmm_(rows, W.t())
     return residual if bias is None else residual.add_(bias)
-
-
-def _gate(Z: Tensor, activation: Activation | None) -> Tensor:
-    """Returns activation(first f columns) * (last f columns) of contiguous Z [..., 2 f]."""
-    f = Z.shape[-1] // 2
-    Y = torch.empty(*Z.shape[:-1], f, dtype=Z.dtype, device=Z.device)
-    launch_pdl(_gate_kernel, (Y.numel() // f, triton.cdiv(f, GATE_COLUMNS)), Z)(
-        *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
-    )
-    return Y
 
 
 class Tile(NamedTuple):
@@ -431,29 +399,23 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
     )
 
 
-def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
+def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
     columns, shape = len(weight.W), X.shape[:-1]
     X = X.reshape(-1, X.shape[-1]).contiguous()
-    if tile is None:  # tuned on an H200
-        rows, splits = (16, 8) if len(X) <= 16 else (64, 12)
-        tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
-        if len(X) > 64:
-            tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
+    rows, splits = (16, 8) if len(X) <= 16 else (64, 12)  # tuned on an H200
+    tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
+    if len(X) > 64:
+        tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
     parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
-    product = Epilogue(None, False, None, 1.0, None, epilogue.relu_input)
-    _multiply(X, Weight(weight.W), product, tile, parts)
+    _multiply(X, Weight(weight.W), Epilogue(relu_input=epilogue.relu_input), tile, parts)
     Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
-    norm, residual = epilogue.deferred, epilogue.residual
-    given = None
-    if norm is not None:
-        d = norm.X.shape[-1]
-        size = tl.constexpr(triton.next_power_of_2(d))
-        given = norm.X.reshape(-1, d).contiguous(), d, norm.epsilon, size
+    norm = None if epilogue.deferred is None else epilogue.deferred.for_kernel()
+    residual = None if epilogue.residual is None else epilogue.residual.contiguous()
     constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
     launch_pdl(_sum_kernel, (len(X),), X)(
-        *(parts, weight.bias, given, None if residual is None else residual.contiguous(), Y),
-        *(columns, float(epilogue.scale), *map(tl.constexpr, constants)),
+        *(parts, weight.bias, norm, residual, Y, columns, float(epilogue.scale)),
+        *map(tl.constexpr, constants),
         num_warps=4,
     )
     return Y

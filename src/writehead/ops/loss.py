@@ -4,6 +4,7 @@ With a vocabulary of tens of thousands, the logits are the largest tensor of a t
 Triton kernels read them once for the loss and once for its gradient.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,8 +36,7 @@ def label_loss(
     reasons = {"triton": why_not, "reference": None}
     if choose_implementation("loss", implementation, reasons) == "reference":
         return _reference(logits, labels, label_smoothing, z_loss)
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
     objective, nll, _ = _forward(logits, labels, label_smoothing, z_loss)
     return objective, nll
 
@@ -73,18 +73,15 @@ def _forward(
 
 
 @custom_op("writehead::label_loss_backward", mutates_args=())
-def _backward(
-    logits: Tensor, labels: Tensor, log_z: Tensor, d_p: Tensor, d_all: Tensor, d_label: Tensor
-) -> Tensor:
+def _backward(logits: Tensor, labels: Tensor, log_z: Tensor, factors: Sequence[Tensor]) -> Tensor:
     """Returns the gradient of the logits: d_p · p + d_all, plus d_label at the label."""
     gradient = torch.empty_like(logits)
     rows, vocab_size = logits.shape
     chunk = min(BACKWARD_CHUNK, triton.next_power_of_2(vocab_size))
-    # the gradient of a sum is an expanded scalar
-    factors = d_p.contiguous(), d_all.contiguous(), d_label.contiguous()
+    given = tuple(T.contiguous() for T in factors)  # the gradient of a sum is an expanded scalar
     with torch.cuda.device_of(logits):
         launch(loss_gradient_kernel, (rows, triton.cdiv(vocab_size, chunk)))(
-            *(logits, logits.stride(0), labels, log_z, factors),
+            *(logits, logits.stride(0), labels, log_z, given),
             *(gradient, gradient.stride(0), vocab_size),
             CHUNK=chunk,
             num_warps=max(1, min(8, chunk // 256)),
@@ -108,7 +105,7 @@ def _differentiate(ctx: Any, d_objective: Tensor, d_nll: Tensor, _: Tensor) -> t
     d_p = d_objective * (1.0 + 2.0 * ctx.z_loss * log_z) + d_nll
     d_all = d_objective * (-smoothing / logits.shape[1])
     d_label = -(1.0 - smoothing) * d_objective - d_nll
-    return _backward(logits, labels, log_z, d_p, d_all, d_label), None, None, None
+    return _backward(logits, labels, log_z, [d_p, d_all, d_label]), None, None, None
 
 
 _forward.register_fake(_empty_losses)
@@ -127,9 +124,7 @@ def loss_kernel(
     counts = label >= 0
     x_label = tl.load(logits + label, mask=counts & (label < vocab_size), other=0.0).to(tl.float32)
     x_label = tl.where(label < vocab_size, x_label, float("nan"))
-    highest = float("-inf")
-    exp_sum = 0.0
-    logit_sum = 0.0
+    highest, exp_sum, logit_sum = float("-inf"), 0.0, 0.0
     for start in range(0, vocab_size, CHUNK):
         j = start + tl.arange(0, CHUNK)
         x = tl.load(logits + j, mask=(j < vocab_size) & counts, other=0.0).to(tl.float32)

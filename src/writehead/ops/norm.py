@@ -1,7 +1,7 @@
 """RMS norm and layer norm; the kernel makes one pass over X, with sums in float32."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,12 @@ class DeferredRms:
         X = self.X.to(torch.promote_types(self.X.dtype, torch.float32))
         return (Y * rms_factors(X, self.epsilon)).to(Y.dtype)
 
+    def for_kernel(self) -> tuple[Tensor, int, float, Any]:
+        """Returns X, d, epsilon and the power of two above d, as kernels take them."""
+        d = self.X.shape[-1]
+        size = tl.constexpr(triton.next_power_of_2(d))
+        return self.X.reshape(-1, d).contiguous(), d, self.epsilon, size
+
 
 def rms_factors(X: Tensor, epsilon: float) -> Tensor:
     """Returns 1 / sqrt(mean(x²) + epsilon) of each row of X [..., d], [..., 1]."""
@@ -67,12 +73,13 @@ def rms_factors(X: Tensor, epsilon: float) -> Tensor:
     return factors.square_().div_(X.shape[-1]).add_(epsilon).rsqrt_()
 
 
-def normalize(X: Tensor, norm: Norm, *, scale: float = 1.0, implementation: str = "auto") -> Tensor:
+def normalize(
+    X: Tensor, norm: Norm | None, *, scale: float = 1.0, implementation: str = "auto"
+) -> Tensor:
     """Returns scale * norm(X), for X [..., d]."""
-    reason = _why_not_triton(X, norm)
-    if implementation == "auto":
-        return (_reference if reason else _triton)(X, norm, scale)
-    reasons = {"triton": reason, "reference": None}
+    if norm is None:
+        return X if scale == 1.0 else X * scale
+    reasons = {"triton": _why_not_triton(X, norm), "reference": None}
     chosen = choose_implementation("norm", implementation, reasons)
     return (_triton if chosen == "triton" else _reference)(X, norm, scale)
 

@@ -2,9 +2,8 @@
 
 A packed row holds about ten sentences, so a query sees only a small part of it. The first and last
 position of each segment tell a tile which part of the memory to visit. The first kernel computes O
-and the logsumexp of a tile of queries. The second computes the gradient of a tile of queries. The
-third computes that of a tile of memory, summed over all queries that read it. No kernel uses atomic
-additions, so results are deterministic.
+and the logsumexp of a tile of queries, the second its gradient, and the third that of a tile of
+memory, summed over all queries that read it. Without atomic additions, results are deterministic.
 
 The rows of a tile are pairs of a query and a read-head. HEADS read-heads that share a write-head
 are adjacent, so a tile of ROWS holds ROWS / HEADS queries. A tile with few queries sees a short
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
-from torch.nn import functional as F
 
 from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
 from writehead.ops.heads import Heads
@@ -66,24 +64,19 @@ TILES: dict[tuple[str, int, int], Tile] = {
 
 def why_not(Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility) -> str | None:
     """Returns why the kernels do not support the arguments, or None."""
-    if not runs_triton(Q):
-        return "the kernels need a GPU and Triton"
-    if Q.is_cpu and Q.dtype == torch.bfloat16:
-        return "Triton's interpreter computes bfloat16 products incorrectly"
-    if visibility.query_segments is None or visibility.memory_segments is None:
-        return "the kernels need segments"
-    if visibility.query_positions is not None:
-        return "the kernels do not support query_positions"
-    if visibility.lengths is not None:
-        return "the kernels do not support lengths; padding is segment 0"
-    if Q.shape[2] < MIN_QUERIES:
-        return f"the kernels need at least {MIN_QUERIES} queries per row, not {Q.shape[2]}"
-    if Q.dtype not in KERNEL_DTYPES:
-        return f"the kernels need a floating-point type of 16 or 32 bits, not {Q.dtype}"
-    k, v = K.shape[3], V.shape[3]
-    if not {k, v} <= KERNEL_DEPTHS:
-        return f"k={k} and v={v} must be powers of two from 16 to 256"
-    return None
+    n, k, v = Q.shape[2], K.shape[3], V.shape[3]
+    is_interpreted_bfloat16 = Q.is_cpu and Q.dtype == torch.bfloat16
+    faults = (
+        (not runs_triton(Q), "the kernels need a GPU and Triton"),
+        (is_interpreted_bfloat16, "Triton's interpreter computes bfloat16 products incorrectly"),
+        (visibility.query_segments is None, "the kernels need segments"),
+        (visibility.query_positions is not None, "the kernels do not support query_positions"),
+        (visibility.lengths is not None, "the kernels do not support lengths; use segment 0"),
+        (n < MIN_QUERIES, f"the kernels need at least {MIN_QUERIES} queries per row, not {n}"),
+        (Q.dtype not in KERNEL_DTYPES, f"the kernels need 16 or 32 bits, not {Q.dtype}"),
+        (not {k, v} <= KERNEL_DEPTHS, f"k={k} and v={v} must be powers of two from 16 to 256"),
+    )
+    return next((reason for is_fault, reason in faults if is_fault), None)
 
 
 def attend(
@@ -97,17 +90,15 @@ def attend(
 ) -> Tensor:
     """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v].
 
-    Segments may be any int32 numbers, in any order. If segments are not contiguous, or their
-    numbers exceed both n and m, the result is the same, but tiles may visit more memory than
-    necessary.
+    Segments may be any int32 numbers, in any order. If they are not contiguous, the result is the
+    same, but tiles may visit more memory than necessary.
     """
     tensors = [Q, K, V] if fused is None else [fused]
-    if noise is not None:
-        noise = noise.to(torch.float32).contiguous()
-    heads = Q.shape[1], K.shape[1], K.shape[3], V.shape[3]
-    shape = [*heads, visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
+    shape = [Q.shape[1], K.shape[1], K.shape[3], V.shape[3]]
+    shape += [visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
     spans = visibility.cached("spans", lambda: find_spans(visibility))  # shared by layers
-    inputs = tensors, shape, noise, spans, scale
+    fixed = [*spans, *([] if noise is None else [noise.to(torch.float32).contiguous()])]
+    inputs = tensors, fixed, shape, scale
     if torch.compiler.is_compiling() or needs_gradient(*tensors):
         O: Tensor = _forward(*inputs)[0]  # noqa: E741
         return O
@@ -115,18 +106,15 @@ def attend(
 
 
 # These operators are opaque to torch.compile, which has nothing to fuse with them; `triton_op`
-# would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `shape` is h, g, k, v,
-# causal, and the window or 0. `spans` are those of queries and memory.
+# would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `fixed` are the spans of
+# queries and memory, and the noise if there is any. `shape` is h, g, k, v, causal, and the window
+# or 0.
 def _run_forward(
-    tensors: Sequence[Tensor],
-    shape: Sequence[int],
-    noise: Tensor | None,
-    spans: Sequence[Tensor],
-    scale: float,
+    tensors: Sequence[Tensor], fixed: Sequence[Tensor], shape: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Returns O [b, h, n, v], and the logsumexp of the logits in base 2, [b, h, n]."""
-    outputs = _empty_outputs(tensors, shape)
-    _launch(packed_forward_kernel, "query", outputs, (tensors, shape, noise, spans, scale))
+    outputs = _empty_outputs(tensors, fixed, shape)
+    _launch(packed_forward_kernel, "query", outputs, (tensors, fixed, shape, scale))
     return outputs
 
 
@@ -135,56 +123,54 @@ _forward = custom_op("writehead::packed_attention", _run_forward, mutates_args=(
 
 @custom_op("writehead::packed_attention_backward", mutates_args=())
 def _backward(
-    dO: Tensor,
-    O: Tensor,  # noqa: E741
-    logsumexp: Tensor,
+    own: Sequence[Tensor],
     tensors: Sequence[Tensor],
+    fixed: Sequence[Tensor],
     shape: Sequence[int],
-    noise: Tensor | None,
-    spans: Sequence[Tensor],
     scale: float,
 ) -> list[Tensor]:
-    """Returns the gradients of `tensors`."""
-    gradients = _empty_gradients(tensors)
+    """Returns the gradients of `tensors`; own: dO, O and the logsumexp."""
+    gradients = _empty_gradients(own, tensors)
     dQ, dK, dV = (_rows(T) for T in _split(gradients, shape))
-    dO, O = (T.transpose(1, 2).contiguous() for T in (dO, O))  # noqa: E741
-    delta = torch.empty_like(logsumexp)  # written by the first kernel, read by the second
-    shared = tensors, shape, noise, spans, scale
-    _launch(packed_dq_kernel, "query", (dQ, O, dO, logsumexp, delta), shared)
-    _launch(packed_dkv_kernel, "memory", (dK, dV, dO, logsumexp, delta), shared)
+    dO, O = (T.transpose(1, 2).contiguous() for T in own[:2])  # noqa: E741
+    delta = torch.empty_like(own[2])  # written by the first kernel, read by the second
+    shared = tensors, fixed, shape, scale
+    _launch(packed_dq_kernel, "query", (dQ, O, dO, own[2], delta), shared)
+    _launch(packed_dkv_kernel, "memory", (dK, dV, dO, own[2], delta), shared)
     return gradients
 
 
 def _empty_outputs(
-    tensors: Sequence[Tensor], shape: Sequence[int], *options: Any
+    tensors: Sequence[Tensor], _: object, shape: Sequence[int], *__: object
 ) -> tuple[Tensor, Tensor]:
     Q, _, V = _split(tensors, shape)
     return _empty(Q, V.shape[3]), Q.new_empty(Q.shape[:3], dtype=torch.float32)
 
 
-def _empty_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _empty_gradients(_: object, tensors: Sequence[Tensor], *__: object) -> list[Tensor]:
     if len(tensors) == 1:
         return [tensors[0].new_empty(tensors[0].shape)]
     return [_empty(T, T.shape[3]) for T in tensors]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.shape, noise, spans, ctx.scale = inputs
-    ctx.save_for_backward(*output, noise, *spans, *tensors)
+    tensors, fixed, ctx.shape, ctx.scale = inputs
+    ctx.fixed = len(fixed)
+    ctx.save_for_backward(*output, *fixed, *tensors)
     ctx.set_materialize_grads(False)  # logsumexp has no gradient, and zeros would cost time
 
 
 def _differentiate(ctx: Any, dO: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    O, logsumexp, noise, *rest = ctx.saved_tensors  # noqa: E741
-    spans, tensors = rest[:2], rest[2:]
+    O, logsumexp, *rest = ctx.saved_tensors  # noqa: E741
+    fixed, tensors = rest[: ctx.fixed], rest[ctx.fixed :]
     gradients: list[Any] = [None] * len(tensors)
     if dO is not None:
-        gradients = _backward(dO, O, logsumexp, tensors, ctx.shape, noise, spans, ctx.scale)
-    return gradients, None, None, [None, None], None
+        gradients = _backward([dO, O, logsumexp], tensors, fixed, ctx.shape, ctx.scale)
+    return gradients, [None] * len(fixed), None, None
 
 
 _forward.register_fake(_empty_outputs)
-_backward.register_fake(lambda *inputs: _empty_gradients(inputs[3]))
+_backward.register_fake(_empty_gradients)
 register_autograd(_forward, _differentiate, setup_context=_save)
 
 
@@ -216,22 +202,19 @@ def _launch(kernel: Any, tile_of: str, own: tuple[Any, ...], shared: tuple[Any, 
 
     own: arguments of this kernel only. shared: those of `_forward`.
     """
-    tensors, shape, noise, spans, scale = shared
-    Q, K, V = (_as_rows(T) for T in _split(tensors, shape))
-    (b, h, n, k), (_, g, m, v) = Q.shape, V.shape
-    group = h // g
-    tile = _choose_tile(tile_of, Q.itemsize, max(k, v), multi_head=group == 1)
+    tensors, fixed, (h, g, k, v, *limits), scale = shared
+    Q, K, V = (_rows(T) for T in _split(tensors, shared[2]))
+    b, n, m, group = len(Q[0]), Q[0].shape[2], K[0].shape[2], h // g
+    tile = _choose_tile(tile_of, Q[0].itemsize, max(k, v), multi_head=group == 1)
     heads = min(tile.heads, tile.rows, group & -group)  # a power of two that divides the group
     if tile_of == "memory":
         programs = b * g * triton.cdiv(m, tile.memory)
     else:
         programs = b * h // heads * triton.cdiv(n * heads, tile.rows)
-    constants = group, k, v, *shape[4:], tile.rows, tile.memory, heads
-    inputs = Inputs(
-        *(_rows(Q), _rows(K), _rows(V), *spans, noise, n, m, h, scale),
-        *map(tl.constexpr, constants),
-    )
-    with torch.cuda.device_of(Q):
+    noise = fixed[2] if len(fixed) > 2 else None
+    constants = map(tl.constexpr, (group, k, v, *limits, tile.rows, tile.memory, heads))
+    inputs = Inputs(Q, K, V, fixed[0], fixed[1], noise, n, m, h, scale, *constants)
+    with torch.cuda.device_of(Q[0]):
         launch(kernel, (programs,))(*own, inputs, num_warps=tile.warps, num_stages=tile.stages)
 
 
@@ -254,37 +237,29 @@ def _empty(T: Tensor, depth: int) -> Tensor:
     return T.new_empty(b, n, heads, depth).transpose(1, 2)
 
 
-def _as_rows(T: Tensor) -> Tensor:
-    """Returns T [b, heads, n, depth], copied unless it is columns of a projection [b n, d]."""
-    b, heads, n, depth = T.shape
-    by_row, by_head, _, by_column = T.stride()
-    fits = (b == 1 or by_row == n * _rows(T)[1]) and (heads == 1 or by_head == depth)
-    return T if fits and by_column == 1 else T.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def _rows(T: Tensor) -> tuple[Tensor, int]:
-    """Returns T [b, heads, n, depth] with the number of elements from one position to the next."""
-    return T, T.stride(2) if T.shape[2] > 1 else T.stride(0)
+    """Returns T [b, heads, n, depth], and the number of elements from one position to the next.
+
+    T is copied unless it is columns of a projection [b n, d].
+    """
+    b, heads, n, depth = T.shape
+    by_row, by_head, stride, by_column = T.stride()
+    stride = stride if n > 1 else by_row
+    fits = (b == 1 or by_row == n * stride) and (heads == 1 or by_head == depth)
+    return (T, stride) if fits and by_column == 1 else _rows(_empty(T, depth).copy_(T))
 
 
 def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
     """Returns int32 tables of n queries [b, 3, n] and m memory positions [b, 3, m].
 
-    For each query: its segment, the first memory position that it may see, and the end, one past
-    the last. For each memory position: its segment, and the first and end of the queries that may
-    see it. A span covers all visible positions and is empty if there are none. The computation does
-    not synchronize.
+    They are the segment of each, the first memory position that it sees, or query that sees it, and
+    the end, one past the last. The span is empty if there are none.
     """
-    query_segments, memory_segments = visibility.query_segments, visibility.memory_segments
-    assert query_segments is not None
-    assert memory_segments is not None
-    n, m = query_segments.shape[1], memory_segments.shape[1]
-    size = max(n, m)
-    queries, memory = _buckets(query_segments, size), _buckets(memory_segments, size)
-    first, end = _bucket_spans(queries, memory, size)  # [b, n]
-    first_query, end_query = first, end  # [b, m]
-    if query_segments is not memory_segments:
-        first_query, end_query = _bucket_spans(memory, queries, size)
+    given = visibility.query_segments, visibility.memory_segments
+    queries, memory = (T.to(torch.int32).contiguous() for T in given if T is not None)
+    n, m = queries.shape[1], memory.shape[1]
+    first, end = _matches(queries, memory)  # [b, n]
+    first_query, end_query = (first, end) if given[0] is given[1] else _matches(memory, queries)
     i, j = (torch.arange(x, dtype=torch.int32, device=queries.device) for x in (n, m))
     if visibility.causal:
         end, first_query = torch.minimum(end, i + 1), torch.maximum(first_query, j)
@@ -292,40 +267,26 @@ def find_spans(visibility: Visibility) -> tuple[Tensor, Tensor]:
         window = min(visibility.window, MAX_WINDOW)
         first = torch.maximum(first, i + 1 - window)
         end_query = torch.minimum(end_query, j + window)
-    segments = torch.where(queries == 0, PADDING, query_segments.to(torch.int32))
-    return (
-        _table(segments, first, end, queries != 0, m),
-        _table(memory_segments.to(torch.int32), first_query, end_query, memory != 0, n),
-    )
+    segments = torch.where(queries == 0, PADDING, queries)
+    return _table(segments, first, end, m), _table(memory, first_query, end_query, n)
 
 
-def _buckets(segments: Tensor, size: int) -> Tensor:
-    """Returns 0 for padding, and otherwise a bucket from 1 to `size`, as in a hash table."""
-    segments = segments.to(torch.int64)
-    return torch.where(segments == 0, 0, (segments - 1).remainder(size) + 1)
+def _matches(segments: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the first and the end of the positions of `others` in the segment of each position.
 
-
-def _bucket_spans(buckets: Tensor, others: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Returns the first and the end of the positions of `others` in the bucket of each position.
-
-    The span of an empty bucket is empty.
+    The span of padding, and of a segment that `others` does not have, goes from its size to 0.
     """
-    b, m = others.shape
-    index = torch.arange(m, dtype=torch.int32, device=others.device)
-    # of a run in one bucket, only the first and last positions count; atomic operations on the same
-    # entry are slow, so each other position has an entry of its own
-    differs = others[:, 1:] != others[:, :-1]
-    edges = F.pad(differs, (1, 0), value=True), F.pad(differs, (0, 1), value=True)
-    places = torch.stack([torch.where(edge, others, size + 1 + index) for edge in edges], 1)
-    ends = torch.stack([index, -1 - index]).expand(b, 2, m)  # the end is negated
-    spans = ends.new_full((b, 2, size + 1 + m), m).scatter_reduce(2, places, ends, "amin")
-    first, end = spans.gather(2, buckets.unsqueeze(1).expand(-1, 2, -1)).unbind(1)
-    return first, -end
+    size = others.shape[1]
+    ordered, index = others.sort(dim=1, stable=True)  # positions of one segment stay in order
+    start, stop = (torch.searchsorted(ordered, segments, right=right) for right in (False, True))
+    found, index = (start < stop) & (segments != 0), index.to(torch.int32)
+    first, last = index.gather(1, start.clamp(max=size - 1)), index.gather(1, (stop - 1).clamp(0))
+    return torch.where(found, first, size), torch.where(found, last + 1, 0)
 
 
-def _table(segments: Tensor, first: Tensor, end: Tensor, valid: Tensor, size: int) -> Tensor:
+def _table(segments: Tensor, first: Tensor, end: Tensor, size: int) -> Tensor:
     """Returns [b, 3, n]; an empty span goes from `size` to 0, so a tile does not widen."""
-    valid = valid & (first < end)
+    valid = first < end
     return torch.stack([segments, torch.where(valid, first, size), torch.where(valid, end, 0)], 1)
 
 

@@ -6,12 +6,11 @@ use the equivalent `mask`.
 
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from writehead.errors import ConfigError, ShapeError
 
@@ -31,7 +30,6 @@ class Visibility:
     query_positions: Tensor | None = None  # [b, n], instead of 0, 1, …
     query_segments: Tensor | None = None  # [b, n], a query sees its own segment only
     memory_segments: Tensor | None = None  # [b, m]; 0 is padding: sees nothing, never seen
-    sizes: tuple[int, int] | None = None  # n and m without the padding that `padded` adds
 
     # what `cached` has computed; an argument, because FSDP copies by the arguments
     _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
@@ -63,10 +61,6 @@ class Visibility:
             if T.device != device:
                 raise ShapeError(f"{name} is on {T.device} and Q on {device}; move them together")
 
-    def padded(self, n: int, m: int) -> "Visibility":
-        """Returns the visibility if queries and positions are added to n and m as padding."""
-        return self.cached(("padded", n, m), lambda: replace(self, sizes=(n, m), _results={}))
-
     def mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """Returns whether each pair is visible, broadcastable to [b, 1, n, m]; None if all are."""
         return self.cached(("mask", n, m, device), lambda: self._make_mask(n, m, device))
@@ -86,12 +80,6 @@ class Visibility:
         return result
 
     def _make_mask(self, n: int, m: int, device: torch.device) -> Tensor | None:
-        if self.sizes is not None:
-            visible = replace(self, sizes=None)._make_mask(*self.sizes, device)
-            if visible is None:
-                visible = torch.ones(1, 1, 1, self.sizes[1], dtype=torch.bool, device=device)
-            added = 0 if visible.shape[2] == 1 else n - self.sizes[0]
-            return pad(visible, (0, m - self.sizes[1], 0, added))
         conditions: list[Tensor] = []  # each broadcastable to [b, n, m]
         i, j = (torch.arange(count, device=device) for count in (n, m))
         i = (i if self.query_positions is None else self.query_positions).unsqueeze(-1)
