@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from writehead.bench.decode import CTRANSLATE2, check_beam, search_name
 from writehead.bench.peers import attempt, load_translator
@@ -26,7 +25,7 @@ from writehead.bulk.translator import BatchTranslator
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import load_tokenizer
 from writehead.engine import Engine
-from writehead.engine.runner import Graphs, Lane, is_step
+from writehead.engine.runner import Lane
 from writehead.engine.scheduler import Scheduler, Stats
 from writehead.errors import BackendError, DataError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
@@ -277,33 +276,26 @@ def _utilisation(
 def step_clock(device: torch.device) -> Iterator[Callable[[], float]]:
     """Clocks all decoding steps in the block; yields a function that returns their seconds.
 
-    Steps include the search, but not the encoder. On a GPU, their time is that of their graphs on
-    the device.
+    Steps include the search, but not the encoder. On a GPU, their time is that on the device.
     """
     seconds, events = [0.0], list[tuple[torch.cuda.Event, torch.cuda.Event]]()
-    step, replay = Lane.step, Graphs.replay
+    step = Lane.step
 
-    def clocked_step(lane: Lane, slots: NDArray[np.int32], steps: int = 1) -> None:
-        seconds[0] += clocked(partial(step, lane, slots, steps), device)
-
-    def clocked_replay(graphs: Graphs, key: Hashable) -> None:
-        if not is_step(key):
-            replay(graphs, key)
+    def clocked_step(*arguments: Any) -> None:
+        if device.type != "cuda":
+            seconds[0] += clocked(partial(step, *arguments), device)
             return
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        replay(graphs, key)
+        step(*arguments)
         end.record()
         events.append((start, end))
 
     def total() -> float:
         wait_for(device)
-        milliseconds: float = sum(start.elapsed_time(end) for start, end in events)
-        return seconds[0] + milliseconds / 1e3
+        return seconds[0] + sum(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
-    patch = mock.patch.object
-    on_gpu = device.type == "cuda"
-    with patch(Graphs, "replay", clocked_replay) if on_gpu else patch(Lane, "step", clocked_step):
+    with mock.patch.object(Lane, "step", clocked_step):
         yield total
 
 

@@ -61,11 +61,6 @@ def graph_slots(count: int) -> int:
     return size
 
 
-def is_step(key: Hashable) -> bool:
-    """Returns whether the graph with this key is that of decoding steps."""
-    return isinstance(key, tuple) and isinstance(key[0], int)
-
-
 class Lane:
     """Buffers and steps for `shape.slots` sequences."""
 
