@@ -16,6 +16,7 @@ from writehead.config import DecodeConfig
 from writehead.engine.runner import Lane
 from writehead.errors import ConfigError
 from writehead.serving import app
+from writehead.serving.logprobs import Scorer
 from writehead.serving.models import Models, pair_of, parse_pair
 from writehead.serving.settings import Settings
 
@@ -54,7 +55,7 @@ REFUSED = [
     ("/v1/completions", {**PROMPT, "model": "toy-en-de"}, 422, "/v1/translate"),
     ("/v1/completions", {**PROMPT, "n": 2, "temperature": 0}, 422, "temperature"),
     ("/v1/completions", {**PROMPT, "prompt": "the cat " * 40}, 422, "shorten"),
-    ("/v1/completions", {**PROMPT, "stream": True, "logprobs": 1}, 422, "logprobs"),
+    ("/v1/completions", {**PROMPT, "stream": True, "logprobs": 21}, 422, "logprobs"),
     ("/v1/completions", {**PROMPT, "suffix": "b"}, 422, "suffix"),
     ("/v1/nothing", {}, 404, "/v1/nothing"),
     ("/translate", b"{", 400, "valid"),
@@ -290,6 +291,23 @@ def test_a_step_that_raises_fails_its_requests_only(monkeypatch, caplog):
         assert "a fault of the device" in caplog.text
         monkeypatch.setattr(Lane, "step", step)
         assert ask((1, lines[1])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("a fault"), 500), (torch.OutOfMemoryError("full"), 503)]
+)
+def test_log_probabilities_that_fail_end_their_stream_only(monkeypatch, caplog, error, status):
+    served = models()
+    with client(served) as http:
+        scored = {**PROMPT, "temperature": 0, "stream": True, "logprobs": 1}
+        with monkeypatch.context() as patched:
+            patched.setattr(Scorer, "__call__", lambda *_: raise_(error))
+            refused = http.post("/v1/completions", json=scored)
+            assert refused.status_code == status
+            assert refused.headers["x-request-id"] in caplog.text
+            plain = http.post("/v1/completions", json={**scored, "logprobs": None})
+            assert plain.text.endswith("[DONE]\n\n")
+        assert http.post("/v1/completions", json=scored).text.endswith("[DONE]\n\n")
 
 
 def test_a_lack_of_memory_makes_batches_smaller(monkeypatch):

@@ -14,6 +14,7 @@ from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
 from writehead.errors import OutOfRoom, WriteheadError
 from writehead.serving.errors import ApiError
+from writehead.serving.logprobs import Scored, Scorer
 from writehead.serving.metrics import Metrics
 from writehead.serving.models import Codes, Models, Served
 from writehead.serving.settings import Settings
@@ -133,11 +134,17 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
+        *,
+        logprobs: int | None = None,
         **more: Unpack[More],
     ) -> "Streaming":
-        """Starts to decode texts; returns with the first token, so that errors have a status."""
+        """Starts to decode texts; returns with the first token, so that errors have a status.
+
+        With `logprobs`, tokens come with their log probabilities and those of as many others.
+        """
         lines = await self._requests(http, model, texts, options, **more)
-        job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
+        job = self._submit(http, model, lines, streamed=True, logprobs=logprobs)
+        facts = facts_of(http)
         try:
             first = await self.guarded(http, job.events.get())
             _raise_error(job, facts)
@@ -190,13 +197,20 @@ class Service:
         return lines
 
     def _submit(
-        self, http: Request, model: Served, lines: Sequence[Line], *, streamed: bool = False
+        self,
+        http: Request,
+        model: Served,
+        lines: Sequence[Line],
+        *,
+        streamed: bool = False,
+        logprobs: int | None = None,
     ) -> Job:
         requests = [request for line in lines for request in line]
         self._check_queue(len(requests))
         facts = facts_of(http)
         self.metrics.prompt_tokens.labels(model.name).inc(facts.prompt_tokens)
-        job = Job(facts.id, model.engine.scheduler, requests, streamed)
+        scorer = None if logprobs is None else Scorer(model.engine, requests, logprobs)
+        job = Job(facts.id, model.engine.scheduler, requests, streamed, scorer)
         self.worker.submit(job)
         return job
 
@@ -249,6 +263,7 @@ class Piece(NamedTuple):
     place: int  # of the request in the job
     text: str
     token: int | None
+    scored: Scored | None = None
 
 
 @dataclass
@@ -273,7 +288,7 @@ class Streaming:
         try:
             event = self.first
             while event is not None:
-                index, token, now = event
+                index, token, now, scored = event
                 if token is None:
                     facts.tokens += requests[index].hypotheses[0].finished  # eos
                     yield Piece(index, texts[index].rest(), None)
@@ -286,7 +301,7 @@ class Streaming:
                     facts.first_token = facts.first_token or now - facts.arrived
                 before[index] = now
                 facts.tokens += 1
-                yield Piece(index, texts[index].add([token]), token)
+                yield Piece(index, texts[index].add([token]), token, scored)
                 event = await self._next(deadline)
             _raise_error(job, facts)
         finally:
