@@ -13,10 +13,11 @@ from typing import NamedTuple, TypedDict, TypeVar, Unpack
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
 from writehead.errors import OutOfRoom, WriteheadError
+from writehead.serving.detect import Detected, Detector
 from writehead.serving.errors import ApiError
 from writehead.serving.logprobs import Scored, Scorer
 from writehead.serving.metrics import Metrics
-from writehead.serving.models import Codes, Models, Served
+from writehead.serving.models import AUTO, Codes, Models, Served
 from writehead.serving.settings import Settings
 from writehead.serving.worker import Event, Job, Worker
 from writehead.util.extras import requires
@@ -85,6 +86,7 @@ class Service:
     def __init__(self, models: Models, settings: Settings, worker: Worker) -> None:
         self.models, self.settings, self.limits = models, settings, settings.limits
         self.metrics = Metrics(models)
+        self.detector = Detector([str(one["code"]) for one in models.languages()])
         self.worker = worker
         self.is_draining = False
         self._keys = [_digest(key) for key in settings.keys]
@@ -152,6 +154,31 @@ class Service:
             self.end(model, job, facts)
             raise
         return Streaming(self, model, job, lines, facts, first)
+
+    async def detect(self, http: Request, texts: Sequence[str]) -> list[Detected]:
+        """Returns the language that texts share, best first."""
+        self.check_texts(texts)
+        return await self.guarded(http, asyncio.to_thread(self.detector.rank, texts))
+
+    async def translator(
+        self,
+        http: Request,
+        texts: Sequence[str],
+        source: str | None,
+        target: str | None,
+        name: str | None = None,
+    ) -> tuple[Served, Codes, Detected | None]:
+        """Returns a translation model, the codes of the languages, and the source if it was auto.
+
+        Of the languages that a model translates to the target, the likeliest is the source.
+        """
+        sources = self.models.sources(target, name) if source == AUTO else []
+        if not sources:
+            return *self.models.translator(name, source, target), None
+        ranked = await self.detect(http, texts)
+        known = (one for one in ranked if one.language in sources)
+        found = next(known, Detected(sources[0], 0.0))
+        return *self.models.translator(name, found.language, target), found
 
     async def between_steps(self, http: Request, work: Callable[[], T]) -> T:
         """Calls `work` in the thread of the worker."""
