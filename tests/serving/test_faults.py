@@ -1,11 +1,14 @@
 """The server refuses what it cannot do, in the form of each API, and survives failures."""
 
+import asyncio
 import contextlib
 import json
 import logging
 import socket
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import httpx
 import pytest
 import torch
@@ -18,7 +21,7 @@ from writehead.errors import ConfigError
 from writehead.serving import app
 from writehead.serving.logprobs import Scorer
 from writehead.serving.models import Models, pair_of, parse_pair
-from writehead.serving.settings import Settings
+from writehead.serving.settings import Limits, Settings
 
 TEXT = {"text": "the cat"}
 PROMPT = {"model": "writer", "prompt": "the cat", "max_tokens": 5}
@@ -205,6 +208,35 @@ def test_a_crowd_is_served_or_refused():
                 [output] = served[0].engine.translate([line], DecodeConfig(beam=1))
                 assert answer.json()["translations"][0]["text"] == output.text
         assert http.get("/health").json() == {"status": "ok"}
+
+
+def test_ten_thousand_requests_are_queued_or_refused():
+    served, count, queue = models(), 10_000, 1024
+    paced, statuses = Paced(served[0].engine), Counter()
+    with serving(served, Settings(limits=Limits(queue=queue, deadline=300.0))) as url:
+
+        async def ask(session):
+            async with session.post(f"{url}/v1/translate", json=TEXT) as response:
+                answer = await response.json()
+                statuses[response.status] += 1
+                if response.status == 429:
+                    assert int(response.headers["retry-after"]) >= 1
+                    assert f"{queue:,}" in answer["error"]["message"]
+                else:
+                    return answer["translations"][0]["text"]
+                if statuses[429] == count - queue:
+                    paced.allow()
+                return None
+
+        async def crowd():
+            connector = aiohttp.TCPConnector(limit=queue + 200)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                return await asyncio.gather(*(ask(session) for _ in range(count)))
+
+        answers = {*asyncio.run(crowd())} - {None}
+        assert statuses == {200: queue, 429: count - queue}
+        [output] = models()[0].engine.translate([TEXT["text"]])
+        assert answers == {output.text}
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"stop": "never this"}])
