@@ -115,17 +115,27 @@ def test_statistics():
 
 def test_throughput_at_equal_latency():
     rows = [
-        {"batching": name, "requests_per_second": rate, "e2el_ms": {"p95": p95}}
+        {"batching": name, "requests_per_second": rate, "e2el_ms": p95 and {"p95": p95}}
         for name, rate, p95 in [
             ("static", 4.0, 100.0),
             ("static", 7.0, 300.0),
+            ("static", 6.0, 500.0),  # slower in both
             ("continuous", 11.0, 200.0),
-            ("continuous", 15.0, 290.0),
-            ("continuous", 17.0, 400.0),
+            ("continuous", 15.0, 280.0),
+            ("continuous", 17.0, 320.0),
+            ("continuous", 0.0, None),  # all requests failed
+            ("ctranslate2", 5.0, 60.0),
         ]
     ]
-    expected = {"p95_ms": 300.0, "static": 7.0, "continuous": 15.0}
-    assert at_equal_p95(rows, "static") == expected
+    first, second = at_equal_p95(rows, "static")
+    assert first == {
+        "p95_ms": 100.0,
+        "requests_per_second": {"static": 4.0, "continuous": None, "ctranslate2": 5.0},
+        "ratio": {"continuous": None, "ctranslate2": 1.25},
+    }
+    assert second["p95_ms"] == 300.0
+    assert second["requests_per_second"] == {"static": 7.0, "continuous": 16.0, "ctranslate2": 5.0}
+    assert second["ratio"]["continuous"] == pytest.approx(16 / 7)
 
 
 def test_texts_have_mixed_lengths():

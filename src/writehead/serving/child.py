@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from writehead.bench.static_batching import baseline
-from writehead.engine import Engine
+from writehead.bench.static_batching import load_engine
 from writehead.errors import RunError
 from writehead.serving.models import Served, pair_of
 from writehead.serving.run import listen, run_server
@@ -56,10 +55,9 @@ def _serve(options: ChildOptions, bound: socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark stops this process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the lines about requests
     use_threads(options.threads)
-    engine = Engine.load(options.run, options.device, options.dtype)
-    if options.max_rows is not None:
-        engine.scheduler.max_rows = options.max_rows
-    baseline(options.batching, engine)
+    engine = load_engine(
+        options.batching, options.run, options.device, options.dtype, options.max_rows
+    )
     name = options.run.resolve().name
     pair = options.pair or pair_of(name)
     run_server([Served(name, engine, pair)], Settings(limits=LIMITS), bound)
