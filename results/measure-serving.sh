@@ -25,14 +25,17 @@ if [ ${#runs[@]} = 0 ]; then
     run=$output/models/${preset//\//-}
     [ -d "$run" ] || "$python" - "$preset" "$run" << 'PYTHON'
 import sys
+from dataclasses import replace
 
 import torch
 
-from writehead import make_model, preset, save_run
+from writehead import Engine, make_model, preset, save_run
 from writehead.runs.bundled import bundled_run
 
 torch.manual_seed(0)
-save_run(sys.argv[2], make_model(preset(sys.argv[1])), tokenizer=bundled_run())
+config, bundled = preset(sys.argv[1]), Engine.load(device="cpu").model.config
+config = replace(config, vocab_size=max(config.vocab_size, bundled.vocab_size))
+save_run(sys.argv[2], make_model(config), tokenizer=bundled_run())
 PYTHON
     runs+=("$run")
   done

@@ -1,6 +1,7 @@
 """`bench serve`: its statistics, its clients, and the baselines that it measures."""
 
 import json
+import shutil
 
 import pytest
 
@@ -147,6 +148,13 @@ def test_texts_have_mixed_lengths():
     assert texts == mixed_texts(200, 3, 60, seed=1)
     with pytest.raises(ConfigError, match="range"):
         mixed_texts(3, 5, 4, seed=1)
+
+
+def test_a_server_that_fails_to_start_is_not_waited_for(small_runs, tmp_path, refused):
+    run = tmp_path / "run"
+    shutil.copytree(small_runs / "translation", run)
+    (run / "model.safetensors").write_bytes(b"")
+    assert "no server answers" in refused("bench", "serve", run, "--languages", "en-de")
 
 
 def test_the_command_measures_a_url_and_writes_a_record(writehead, refused, tmp_path):

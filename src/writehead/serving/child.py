@@ -39,13 +39,14 @@ def child_server(options: ChildOptions) -> Iterator[str]:
     bound = listen("127.0.0.1", 0)
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_serve, args=(options, bound), daemon=True)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     process.start()
+    bound.close()  # otherwise, clients of a server that fails to start would wait for it
     try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        yield url
         if not process.is_alive():
             raise RunError("the server has stopped; look at its messages above")
     finally:
-        bound.close()
         process.terminate()
         process.join(STOP_SECONDS)
         process.kill()
