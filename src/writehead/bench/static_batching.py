@@ -104,10 +104,8 @@ class CTranslate2Scheduler(StaticScheduler):
             request.finish([Hypothesis(one, 0.0, 0.0, True) for one in ids])
 
 
-def load_engine(
-    name: str, run: Path, device: str, dtype: str | None, max_rows: int | None = None
-) -> Engine:
-    """Loads a run with the scheduler of a batching; batches have up to `max_rows` rows.
+def load_engine(name: str, run: Path, device: str, dtype: str | None) -> Engine:
+    """Loads a run with the scheduler of a batching.
 
     CTranslate2 has int8 weights if our own engine has them by default.
     """
@@ -115,8 +113,6 @@ def load_engine(
     int8 = engine.model.is_int8
     if name == CTRANSLATE2 and int8:  # which cannot be exported
         engine = Engine.load(run, device, dtype, quantize="none")
-    if max_rows is not None:
-        engine.scheduler.max_rows = max_rows
     baseline(name, engine, int8=int8)
     return engine
 

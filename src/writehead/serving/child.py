@@ -12,7 +12,7 @@ from socket import socket
 from writehead.bench.static_batching import load_engine
 from writehead.errors import RunError
 from writehead.serving.models import Served, pair_of
-from writehead.serving.run import listen, run_server
+from writehead.serving.run import limit_batch, listen, run_server
 from writehead.serving.settings import Limits, Settings
 from writehead.util.threads import use_threads
 
@@ -56,9 +56,8 @@ def _serve(options: ChildOptions, bound: socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark stops this process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the lines about requests
     use_threads(options.threads)
-    engine = load_engine(
-        options.batching, options.run, options.device, options.dtype, options.max_rows
-    )
+    engine = load_engine(options.batching, options.run, options.device, options.dtype)
+    limit_batch(engine, options.max_rows)
     name = options.run.resolve().name
     pair = options.pair or pair_of(name)
     run_server([Served(name, engine, pair)], Settings(limits=LIMITS), bound)
