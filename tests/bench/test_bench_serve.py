@@ -1,6 +1,7 @@
 """`bench serve`: its statistics, its clients, and the baselines that it measures."""
 
 import json
+import shutil
 
 import pytest
 
@@ -115,17 +116,27 @@ def test_statistics():
 
 def test_throughput_at_equal_latency():
     rows = [
-        {"batching": name, "requests_per_second": rate, "e2el_ms": {"p95": p95}}
+        {"batching": name, "requests_per_second": rate, "e2el_ms": p95 and {"p95": p95}}
         for name, rate, p95 in [
             ("static", 4.0, 100.0),
             ("static", 7.0, 300.0),
+            ("static", 6.0, 500.0),  # slower in both
             ("continuous", 11.0, 200.0),
-            ("continuous", 15.0, 290.0),
-            ("continuous", 17.0, 400.0),
+            ("continuous", 15.0, 280.0),
+            ("continuous", 17.0, 320.0),
+            ("continuous", 0.0, None),  # all requests failed
+            ("ctranslate2", 5.0, 60.0),
         ]
     ]
-    expected = {"p95_ms": 300.0, "static": 7.0, "continuous": 15.0}
-    assert at_equal_p95(rows, "static") == expected
+    first, second = at_equal_p95(rows, "static")
+    assert first == {
+        "p95_ms": 100.0,
+        "requests_per_second": {"static": 4.0, "continuous": None, "ctranslate2": 5.0},
+        "ratio": {"continuous": None, "ctranslate2": 1.25},
+    }
+    assert second["p95_ms"] == 300.0
+    assert second["requests_per_second"] == {"static": 7.0, "continuous": 16.0, "ctranslate2": 5.0}
+    assert second["ratio"]["continuous"] == pytest.approx(16 / 7)
 
 
 def test_texts_have_mixed_lengths():
@@ -137,6 +148,13 @@ def test_texts_have_mixed_lengths():
     assert texts == mixed_texts(200, 3, 60, seed=1)
     with pytest.raises(ConfigError, match="range"):
         mixed_texts(3, 5, 4, seed=1)
+
+
+def test_a_server_that_fails_to_start_is_not_waited_for(small_runs, tmp_path, refused):
+    run = tmp_path / "run"
+    shutil.copytree(small_runs / "translation", run)
+    (run / "model.safetensors").write_bytes(b"")
+    assert "no server answers" in refused("bench", "serve", run, "--languages", "en-de")
 
 
 def test_the_command_measures_a_url_and_writes_a_record(writehead, refused, tmp_path):

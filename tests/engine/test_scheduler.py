@@ -4,10 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import cycle, product
+from itertools import cycle, pairwise, product
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers import DEVICE
 from scheduling import (
@@ -63,6 +66,7 @@ def two_threads():
 )
 def test_requests_decode_as_alone(monkeypatch, kind, task, dense):
     monkeypatch.setattr(runner, "DENSE_FRACTION", dense)
+    monkeypatch.setattr(runner, "PADDED_TOKENS", {"cpu": 7})  # encode several groups of sources
     made = make(task, torch.float64, **KINDS[kind])
     alone, loop = Alone(made), scheduler(made, batch_tokens=FEW_SLOTS)
     tasks = 2 * draw_tasks(made, ALL, 27)
@@ -98,6 +102,20 @@ def test_requests_decode_as_alone_with_kernels(monkeypatch, task, changes, confi
     loop = scheduler(made.to(DEVICE), batch_tokens=6 * (19 + 23), graphs=False)
     for done in run_mixed(loop, draw_tasks(made, configs, 6, longest=5, limit=4)):
         alone.check(*done)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array), st.integers(1, 200))
+def test_sources_of_similar_lengths_are_padded_together(lengths, tokens):
+    groups = runner.similar(lengths, tokens)
+    assert sorted(np.concatenate(groups)) == [*range(len(lengths))]
+    for group, following in pairwise(groups):
+        next_length = lengths[following].min()
+        assert lengths[group].max() <= next_length
+        assert len(group) * next_length >= tokens
+    for group in groups:
+        own = lengths[group].tolist()
+        late = [length for i, length in enumerate(own) if i * length >= tokens]
+        assert all(length <= runner.PADDED_RATIO * own[0] for length in late)
 
 
 def test_sizes_of_lanes_and_of_the_vocabulary_change_nothing(monkeypatch):

@@ -168,6 +168,39 @@ def test_a_stop_string_ends_the_text(http, served, stream):
     assert choices[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0, "logprobs": 0},
+        {"n": 3, "seed": 5, "logprobs": 2, "echo": True},
+        {"n": 2, "seed": 8, "logprobs": 3, "stop": ["e", "o d"], "min_tokens": 4},
+    ],
+)
+def test_streamed_log_probabilities_are_those_of_the_whole(http, options):
+    body = {"model": "writer", "prompt": [*LINES[:3], ""], "max_tokens": 20, **options}
+    choices = http.post("/v1/completions", json=body).json()["choices"]
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(http.post("/v1/completions", json=body))
+    assert last["usage"]["total_tokens"] > 0
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    for i, choice in enumerate(choices):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == i]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        parts = [one["logprobs"] for one in own if one["logprobs"]]
+        scored = choice["logprobs"]
+        for name in ("tokens", "text_offset"):
+            assert [one for part in parts for one in part[name]] == scored[name]
+        log_p = [p for part in parts for p in part["token_logprobs"]]
+        assert log_p == pytest.approx(scored["token_logprobs"], rel=1e-5)
+        if options["logprobs"]:
+            tops = [top for part in parts for top in part["top_logprobs"]]
+            for top, expected in zip(tops, scored["top_logprobs"], strict=True):
+                assert top == pytest.approx(expected, rel=1e-5)
+        else:
+            assert {part["top_logprobs"] for part in parts} == {None}
+
+
 def test_many_clients_at_once(http, served):
     lines = sentences(40, seed=9, longest=12)
     searches = [{"beam": 1}, {"beam": 2}, {"beam": 4}, {"temperature": 1.0, "seed": 3}]

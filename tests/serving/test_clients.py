@@ -38,6 +38,29 @@ def test_openai_completes_and_streams(ai, served):
     assert texts[0] == texts[1]
 
 
+def test_openai_streams_log_probabilities_of_several_choices(ai):
+    options = {"model": "writer", "prompt": ["a dog", "the cat"], "max_tokens": 15, "n": 2}
+    options |= {"seed": 3, "logprobs": 2, "stop": ["q", "a "]}
+    whole = ai.completions.create(**options)
+    chunks = [
+        *ai.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    ]
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    found = {choice.index: ("", [], []) for choice in whole.choices}
+    for chunk in chunks[:-1]:
+        [choice] = chunk.choices
+        text, tokens, log_p = found[choice.index]
+        tokens += choice.logprobs.tokens
+        log_p += choice.logprobs.token_logprobs
+        assert all(len(top) <= 2 for top in choice.logprobs.top_logprobs)
+        found[choice.index] = text + choice.text, tokens, log_p
+    assert len(found) == 4
+    for choice in whole.choices:
+        text, tokens, log_p = found[choice.index]
+        assert (text, tokens) == (choice.text, choice.logprobs.tokens)
+        assert log_p == pytest.approx(choice.logprobs.token_logprobs, rel=1e-5)
+
+
 def test_openai_lists_models_and_raises_its_own_errors(ai):
     assert [one.id for one in ai.models.list()] == ["toy-en-de", "writer"]
     assert ai.models.retrieve("writer").owned_by == "writehead"

@@ -1,11 +1,14 @@
 """The server refuses what it cannot do, in the form of each API, and survives failures."""
 
+import asyncio
 import contextlib
 import json
 import logging
 import socket
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import httpx
 import pytest
 import torch
@@ -16,8 +19,9 @@ from writehead.config import DecodeConfig
 from writehead.engine.runner import Lane
 from writehead.errors import ConfigError
 from writehead.serving import app
+from writehead.serving.logprobs import Scorer
 from writehead.serving.models import Models, pair_of, parse_pair
-from writehead.serving.settings import Settings
+from writehead.serving.settings import Limits, Settings
 
 TEXT = {"text": "the cat"}
 PROMPT = {"model": "writer", "prompt": "the cat", "max_tokens": 5}
@@ -54,7 +58,7 @@ REFUSED = [
     ("/v1/completions", {**PROMPT, "model": "toy-en-de"}, 422, "/v1/translate"),
     ("/v1/completions", {**PROMPT, "n": 2, "temperature": 0}, 422, "temperature"),
     ("/v1/completions", {**PROMPT, "prompt": "the cat " * 40}, 422, "shorten"),
-    ("/v1/completions", {**PROMPT, "stream": True, "logprobs": 1}, 422, "logprobs"),
+    ("/v1/completions", {**PROMPT, "stream": True, "logprobs": 21}, 422, "logprobs"),
     ("/v1/completions", {**PROMPT, "suffix": "b"}, 422, "suffix"),
     ("/v1/nothing", {}, 404, "/v1/nothing"),
     ("/translate", b"{", 400, "valid"),
@@ -206,6 +210,35 @@ def test_a_crowd_is_served_or_refused():
         assert http.get("/health").json() == {"status": "ok"}
 
 
+def test_ten_thousand_requests_are_queued_or_refused():
+    served, count, queue = models(), 10_000, 1024
+    paced, statuses = Paced(served[0].engine), Counter()
+    with serving(served, Settings(limits=Limits(queue=queue, deadline=300.0))) as url:
+
+        async def ask(session):
+            async with session.post(f"{url}/v1/translate", json=TEXT) as response:
+                answer = await response.json()
+                statuses[response.status] += 1
+                if response.status == 429:
+                    assert int(response.headers["retry-after"]) >= 1
+                    assert f"{queue:,}" in answer["error"]["message"]
+                else:
+                    return answer["translations"][0]["text"]
+                if statuses[429] == count - queue:
+                    paced.allow()
+                return None
+
+        async def crowd():
+            connector = aiohttp.TCPConnector(limit=queue + 200)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                return await asyncio.gather(*(ask(session) for _ in range(count)))
+
+        answers = {*asyncio.run(crowd())} - {None}
+        assert statuses == {200: queue, 429: count - queue}
+        [output] = models()[0].engine.translate([TEXT["text"]])
+        assert answers == {output.text}
+
+
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"stop": "never this"}])
 def test_a_client_that_goes_away_frees_its_slot(options):
     served, stream = models(), "stream" in options
@@ -290,6 +323,23 @@ def test_a_step_that_raises_fails_its_requests_only(monkeypatch, caplog):
         assert "a fault of the device" in caplog.text
         monkeypatch.setattr(Lane, "step", step)
         assert ask((1, lines[1])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("a fault"), 500), (torch.OutOfMemoryError("full"), 503)]
+)
+def test_log_probabilities_that_fail_end_their_stream_only(monkeypatch, caplog, error, status):
+    served = models()
+    with client(served) as http:
+        scored = {**PROMPT, "temperature": 0, "stream": True, "logprobs": 1}
+        with monkeypatch.context() as patched:
+            patched.setattr(Scorer, "__call__", lambda *_: raise_(error))
+            refused = http.post("/v1/completions", json=scored)
+            assert refused.status_code == status
+            assert refused.headers["x-request-id"] in caplog.text
+            plain = http.post("/v1/completions", json={**scored, "logprobs": None})
+            assert plain.text.endswith("[DONE]\n\n")
+        assert http.post("/v1/completions", json=scored).text.endswith("[DONE]\n\n")
 
 
 def test_a_lack_of_memory_makes_batches_smaller(monkeypatch):

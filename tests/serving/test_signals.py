@@ -18,20 +18,35 @@ from writehead.engine import Engine
 
 
 @pytest.fixture(scope="module")
-def starting(small_runs):
-    """Two servers that start at the same time."""
-    command = [sys.executable, "-m", "writehead", "serve", "--port", "0", "--threads", "1"]
+def start(small_runs):
+    """Starts servers; they are killed at the end."""
+    command = [sys.executable, "-m", "writehead", "serve", "--threads", "1"]
     command += ["--served-model-name", "toy-en-de", str(small_runs / "translation")]
-    processes = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    processes = []
+
+    def begin(*options):
+        command_line = [*command, *map(str, options or ("--port", 0))]
+        processes.append(
+            subprocess.Popen(
+                command_line,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(),
+            )
         )
-        for _ in range(2)
-    ]
-    yield processes
+        return processes[-1]
+
+    yield begin
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def starting(start):
+    """Three servers that start at the same time; the last has no time to finish requests."""
+    return [start(), start(), start("--port", 0, "--grace", 0)]
 
 
 def url_of(process):
@@ -39,9 +54,12 @@ def url_of(process):
     return re.search(r"http://\S+", line)[0]
 
 
-def test_sigterm_lets_requests_finish(starting, small_runs):
-    process, lines = starting[0], sentences(600, longest=5)
-    url, answers = url_of(process), []
+RUNNING = re.compile(r"^writehead_num_requests_running\S* [1-9]", re.MULTILINE)
+
+
+def answer_after_sigterm(process, url, lines):
+    """The answer to a request that is running when the server gets SIGTERM."""
+    answers = []
 
     def ask():
         body = {"text": lines}
@@ -49,11 +67,17 @@ def test_sigterm_lets_requests_finish(starting, small_runs):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    running = re.compile(r"^writehead_num_requests_running\S* [1-9]", re.MULTILINE)
-    until(lambda: running.search(httpx.get(f"{url}/metrics").text))
+    until(lambda: RUNNING.search(httpx.get(f"{url}/metrics").text))
     process.send_signal(signal.SIGTERM)
     thread.join(SECONDS)
     [answer] = answers
+    return answer
+
+
+def test_sigterm_lets_requests_finish(starting, small_runs):
+    process, lines = starting[0], sentences(600, longest=5)
+    url = url_of(process)
+    answer = answer_after_sigterm(process, url, lines)
     assert answer.status_code == 200
     found = [one["text"] for one in answer.json()["translations"]]
     outputs = Engine.load(small_runs / "translation").translate(lines, DecodeConfig())
@@ -65,13 +89,39 @@ def test_sigterm_lets_requests_finish(starting, small_runs):
         httpx.get(f"{url}/ready")
 
 
-def test_sigkill_ends_connections(starting):
+def test_requests_are_refused_when_the_time_to_finish_is_over(starting):
+    process = starting[2]
+    answer = answer_after_sigterm(process, url_of(process), sentences(1000))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "shutting down" in answer.json()["error"]["message"]
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+
+
+def test_sigkill_ends_connections_and_a_new_server_takes_the_port(start, starting, small_runs):
     process = starting[1]
-    url = url_of(process)
-    body = {"text": sentences(900, longest=5), "stream": True}
-    stream = httpx.stream("POST", f"{url}/v1/translate", json=body, timeout=SECONDS)
+    url, lines = url_of(process), sentences(900, longest=5)
+    failures = []
+
+    def ask():
+        with pytest.raises(httpx.TransportError):
+            while True:
+                httpx.post(f"{url}/v1/translate", json={"text": lines[:40]}, timeout=SECONDS)
+        failures.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    stream = httpx.stream("POST", f"{url}/v1/translate", json={"text": lines, "stream": True})
     with stream as response, pytest.raises(httpx.RemoteProtocolError):
         assert response.status_code == 200
         for _ in response.iter_lines():
             process.kill()
     assert process.wait() == -signal.SIGKILL
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(failures) == 4
+    assert url_of(start("--port", url.rpartition(":")[2])) == url
+    answer = httpx.post(f"{url}/v1/translate", json={"text": lines[:9]}, timeout=SECONDS)
+    outputs = Engine.load(small_runs / "translation").translate(lines[:9], DecodeConfig())
+    assert [one["text"] for one in answer.json()["translations"]] == [one.text for one in outputs]

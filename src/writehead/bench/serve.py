@@ -365,18 +365,44 @@ def goodput(results: Sequence[Result], seconds: float, limit_ms: float) -> float
     return sum(1e3 * (one.ended - one.started) <= limit_ms for one in in_time) / seconds
 
 
-def at_equal_p95(rows: Sequence[dict[str, Any]], reference: str) -> dict[str, float]:
-    """Returns the throughput of each batching at the lowest p95 latency that `reference` reaches.
+def at_equal_p95(rows: Sequence[dict[str, Any]], reference: str) -> list[dict[str, Any]]:
+    """Returns the throughput of each batching at each p95 latency of `reference`, and their ratios.
 
-    It is the highest rate of a row whose p95 is at most that of the reference's fastest row.
+    The throughput at a latency is that of the fastest load with this p95 or a lower one, which is
+    interpolated between two loads. It is None if all loads of a batching take longer.
     """
-    own = [row for row in rows if row["batching"] == reference]
-    if not own:
-        return {}
-    limit = max(own, key=lambda row: row["requests_per_second"])["e2el_ms"]["p95"]
-    best: dict[str, float] = {"p95_ms": limit}
-    for row in rows:
-        if row["e2el_ms"] and row["e2el_ms"]["p95"] <= limit:
-            rate = row["requests_per_second"]
-            best[row["batching"]] = max(rate, best.get(row["batching"], 0.0))
-    return best
+    curves = {
+        name: _throughputs([row for row in rows if row["batching"] == name])
+        for name in dict.fromkeys(row["batching"] for row in rows)
+    }
+    found = []
+    for p95, _ in curves[reference]:
+        rates = {name: _rate_at(curve, p95) for name, curve in curves.items()}
+        own = rates[reference]
+        assert own is not None
+        ratios = {
+            name: None if rate is None else rate / own
+            for name, rate in rates.items()
+            if name != reference
+        }
+        found.append({"p95_ms": p95, "requests_per_second": rates, "ratio": ratios})
+    return found
+
+
+def _throughputs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Returns (p95, requests per second) by p95, without loads that are slower in both."""
+    points = sorted(
+        (row["e2el_ms"]["p95"], row["requests_per_second"]) for row in rows if row["e2el_ms"]
+    )
+    curve: list[tuple[float, float]] = []
+    for p95, rate in points:
+        if not curve or rate > curve[-1][1]:
+            curve.append((p95, rate))
+    return curve
+
+
+def _rate_at(curve: Sequence[tuple[float, float]], p95: float) -> float | None:
+    if not curve or p95 < curve[0][0]:
+        return None
+    latencies, rates = np.array(curve).T
+    return float(np.interp(p95, latencies, rates))

@@ -69,9 +69,9 @@ class StaticScheduler(Scheduler):
 
 
 class CTranslate2Scheduler(StaticScheduler):
-    """Decodes batches with CTranslate2, in the dtype of the engine's model."""
+    """Decodes batches with CTranslate2, in the dtype of the engine's model or with int8 weights."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, int8: bool = False) -> None:
         super().__init__(engine)
         model = engine.model
         if not isinstance(model, TranslationModel):
@@ -80,6 +80,7 @@ class CTranslate2Scheduler(StaticScheduler):
             )
         with TemporaryDirectory(prefix="writehead-ctranslate2-") as folder:
             vocabulary, dtype = Vocabulary.of(engine.tokenizer, ids=True), str(model.dtype)[6:]
+            dtype = f"int8_{dtype}" if int8 else dtype
             options: dict[str, Any] = {"quantization": dtype, "add_source_eos": False}
             export_ctranslate2(model, vocabulary, Path(folder) / "model", **options)
             self._translator: Any = load_translator(folder, model.device, dtype)
@@ -103,11 +104,26 @@ class CTranslate2Scheduler(StaticScheduler):
             request.finish([Hypothesis(one, 0.0, 0.0, True) for one in ids])
 
 
-def baseline(name: str, engine: Engine) -> None:
+def load_engine(name: str, run: Path, device: str, dtype: str | None) -> Engine:
+    """Loads a run with the scheduler of a batching.
+
+    CTranslate2 has int8 weights if our own engine has them by default.
+    """
+    engine = Engine.load(run, device, dtype)
+    int8 = engine.model.is_int8
+    if name == CTRANSLATE2 and int8:  # which cannot be exported
+        engine = Engine.load(run, device, dtype, quantize="none")
+    baseline(name, engine, int8=int8)
+    return engine
+
+
+def baseline(name: str, engine: Engine, *, int8: bool = False) -> None:
     """Replaces the scheduler of an engine with a baseline; `continuous` keeps it."""
-    kinds = {STATIC: StaticScheduler, CTRANSLATE2: CTranslate2Scheduler}
-    if name in kinds:
-        rows, engine.scheduler = engine.scheduler.max_rows, kinds[name](engine)
-        engine.scheduler.max_rows = rows
+    rows = engine.scheduler.max_rows
+    if name == STATIC:
+        engine.scheduler = StaticScheduler(engine)
+    elif name == CTRANSLATE2:
+        engine.scheduler = CTranslate2Scheduler(engine, int8=int8)
     elif name != CONTINUOUS:
         raise ConfigError(f"batching={name!r} must be one of {', '.join(BATCHINGS)}")
+    engine.scheduler.max_rows = rows

@@ -60,7 +60,8 @@ def serve_command(
         ),
     ] = None,
     max_batch: Annotated[
-        int | None, Option(min=1, help="Maximum sequences × beams decoded together.")
+        int | None,
+        Option(min=1, help="Sequences × beams decoded together. Default on a CPU: 64."),
     ] = None,
     max_queue: Annotated[
         int, Option(min=1, help="Sequences that may wait for a slot; more get status 429.")
@@ -94,7 +95,7 @@ def serve_command(
     one JSON line per request to standard output.
     """
     from writehead.engine import Engine
-    from writehead.serving.run import listen, run_server
+    from writehead.serving.run import limit_batch, listen, run_server
     from writehead.serving.settings import Limits, Settings
 
     limits = Limits(
@@ -113,8 +114,7 @@ def serve_command(
         name += COMPARED if name in used else ""
         models += _load([compare], [name], [], load)
     for one in models:
-        if max_batch is not None:
-            one.engine.scheduler.max_rows = max_batch
+        limit_batch(one.engine, max_batch)
     settings = Settings(
         limits=limits,
         keys=tuple(keys or ()),

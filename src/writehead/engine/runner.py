@@ -20,7 +20,7 @@ from torch import Tensor
 from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
-from writehead.model.cache import KVCache
+from writehead.model.cache import EncoderMemory, KVCache
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
 from writehead.util.devices import capture_stream, launches_on
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
+PADDED_RATIO = 1.25  # of the lengths of sources that are padded to one length
+PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # of such sources, or fewer if there are no more
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -59,6 +61,20 @@ def graph_slots(count: int) -> int:
     while size < count:  # capturing more graphs takes more time than finer sizes save
         size = max(MIN_GRAPH_SLOTS, 4 * size)
     return size
+
+
+def similar(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.int_]]:
+    """Divides sequences into groups of similar lengths, which need little padding.
+
+    Groups have at least `tokens` tokens, if there are as many, because small products are slow.
+    """
+    order = np.argsort(lengths, kind="stable")
+    starts = [0]
+    for i, length in enumerate(lengths[order].tolist()):
+        start = starts[-1]
+        if length > PADDED_RATIO * lengths[order[start]] and (i - start) * length >= tokens:
+            starts.append(i)
+    return np.split(order, starts[1:])
 
 
 class Lane:
@@ -107,18 +123,14 @@ class Lane:
         model, memory = self.model, self.memory
         assert isinstance(model, TranslationModel)
         assert memory is not None
-        index, tokens = np.array(slots), np.concatenate(sources)
-        lengths = np.array([len(source) for source in sources])
+        index, lengths = np.array(slots), np.array([len(source) for source in sources])
         self._sources[index] = lengths
         # attention over packed rows is slow with relative positions
         if self.graphs is None or model.config.positions == "relative":
-            used = np.arange(lengths.max()) < lengths[:, None]
-            padded = np.full(used.shape, model.config.pad)
-            padded[used] = tokens
-            source, sent, rows = (send(T, model.device) for T in (padded, lengths, index))
-            with launches_on(model.device):
-                model.fill(memory, rows, source, None if used.all() else sent)
+            for group in similar(lengths, PADDED_TOKENS[model.device.type]):
+                self._encode_padded(model, memory, index[group], [sources[i] for i in group])
             return
+        tokens = np.concatenate(sources)
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
         sentences = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
@@ -134,6 +146,22 @@ class Lane:
         size = min(prompts.size, self.cache.size)
         for own, theirs in ((self.cache.K, prompts.K), (self.cache.V, prompts.V)):
             own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
+
+    def _encode_padded(
+        self,
+        model: TranslationModel,
+        memory: EncoderMemory,
+        index: NDArray[np.int_],
+        sources: Sequence[Tokens],
+    ) -> None:
+        """Encodes sources as padded rows."""
+        lengths = np.array([len(source) for source in sources])
+        used = np.arange(lengths.max()) < lengths[:, None]
+        padded = np.full(used.shape, model.config.pad)
+        padded[used] = np.concatenate(sources)
+        source, sent, rows = (send(T, model.device) for T in (padded, lengths, index))
+        with launches_on(model.device):
+            model.fill(memory, rows, source, None if used.all() else sent)
 
     def admit(
         self, slots: Sequence[int], options: Sequence[Options], first: Ints, lengths: Ints = 0

@@ -211,6 +211,12 @@ class Gate:
                 await self.app(scope, limited, answer)
         except ClientGone:
             status = GONE
+        except asyncio.CancelledError:  # after SIGTERM, the time to finish requests is over
+            if status == GONE:
+                message = "the server is shutting down; retry"
+                response = error_response(scope["path"], 503, message, {"Retry-After": "5"})
+                await response(scope, receive, answer)
+            raise
         except TimeoutError:
             log.warning("request %s: the client sends or reads too slowly", facts.id)
             if status == GONE:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from writehead.bench.static_batching import baseline
-from writehead.engine import Engine
+from writehead.bench.static_batching import load_engine
 from writehead.errors import RunError
 from writehead.serving.models import Served, pair_of
-from writehead.serving.run import listen, run_server
+from writehead.serving.run import limit_batch, listen, run_server
 from writehead.serving.settings import Limits, Settings
 from writehead.util.threads import use_threads
 
@@ -40,13 +39,14 @@ def child_server(options: ChildOptions) -> Iterator[str]:
     bound = listen("127.0.0.1", 0)
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_serve, args=(options, bound), daemon=True)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     process.start()
+    bound.close()  # otherwise, clients of a server that fails to start would wait for it
     try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        yield url
         if not process.is_alive():
             raise RunError("the server has stopped; look at its messages above")
     finally:
-        bound.close()
         process.terminate()
         process.join(STOP_SECONDS)
         process.kill()
@@ -56,10 +56,8 @@ def _serve(options: ChildOptions, bound: socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark stops this process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the lines about requests
     use_threads(options.threads)
-    engine = Engine.load(options.run, options.device, options.dtype)
-    if options.max_rows is not None:
-        engine.scheduler.max_rows = options.max_rows
-    baseline(options.batching, engine)
+    engine = load_engine(options.batching, options.run, options.device, options.dtype)
+    limit_batch(engine, options.max_rows)
     name = options.run.resolve().name
     pair = options.pair or pair_of(name)
     run_server([Served(name, engine, pair)], Settings(limits=LIMITS), bound)

@@ -7,6 +7,7 @@ from writehead.serving.bodies import TextList, body_schema, read_body
 from writehead.serving.documents import translate_documents
 from writehead.serving.errors import error_answers
 from writehead.serving.keys import key_in_header
+from writehead.serving.models import AUTO
 from writehead.serving.service import Service
 from writehead.util.extras import requires
 
@@ -56,9 +57,12 @@ async def translate(request: Request) -> dict[str, Any]:
     service: Service = request.app.state.service
     service.check_key(key_in_header(request, SCHEME))
     body = await read_body(request, DeeplBody, lists=("text",))
-    model, codes = service.models.translator(source=body.source_lang, target=body.target_lang)
+    model, codes, detected = await service.translator(
+        request, body.text, body.source_lang or AUTO, body.target_lang
+    )
     found = await translate_documents(request, model, body.text, DecodeConfig(), codes)
-    source = model.languages[0] if model.languages else body.source_lang or ""
+    known = model.languages[0] if model.languages else body.source_lang or ""
+    source = known if detected is None else detected.language
     return {
         "translations": [
             {"detected_source_language": source.upper(), "text": texts[0]} for texts in found

@@ -1,10 +1,11 @@
-"""LibreTranslate's API: /translate and /languages."""
+"""LibreTranslate's API: /translate, /detect and /languages."""
 
 from typing import Annotated, Any, Literal
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import BEAM
 from writehead.serving.bodies import Texts, body_schema, read_body
+from writehead.serving.detect import Detected
 from writehead.serving.documents import translate_documents
 from writehead.serving.errors import error_answers
 from writehead.serving.service import Service
@@ -29,10 +30,28 @@ class TranslateBody(BaseModel):
     api_key: str | None = None
 
 
+class DetectBody(BaseModel):
+    """The body of POST /detect."""
+
+    q: str = Field(description="Text.")
+    api_key: str | None = None
+
+
+class DetectedLanguage(BaseModel):
+    """A language, and how certain it is, from 0 to 100."""
+
+    language: str
+    confidence: float
+
+
 class TranslateAnswer(BaseModel):
-    """The translation, or a list of them; alternatives if any were asked for."""
+    """The translation, or a list of them; alternatives if any were asked for.
+
+    If the source is auto, its language, once or for each text, which is that of all texts.
+    """
 
     translatedText: str | list[str]
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
     alternatives: list[str] | list[list[str]] | None = None
 
 
@@ -62,8 +81,8 @@ async def translate(request: Request) -> dict[str, Any]:
     service: Service = request.app.state.service
     body = await read_body(request, TranslateBody)
     service.check_key(body.api_key)
-    model, codes = service.models.translator(source=body.source, target=body.target)
     documents, count = [body.q] if isinstance(body.q, str) else body.q, 1 + body.alternatives
+    model, codes, source = await service.translator(request, documents, body.source, body.target)
     found = await translate_documents(
         request,
         model,
@@ -75,9 +94,27 @@ async def translate(request: Request) -> dict[str, Any]:
     best, others = [one[0] for one in found], [one[1:] for one in found]
     is_list = isinstance(body.q, list)
     answer: dict[str, Any] = {"translatedText": best if is_list else best[0]}
+    if source is not None:
+        detected = _shown(source)
+        answer["detectedLanguage"] = [detected] * len(documents) if is_list else detected
     if body.alternatives:
         answer["alternatives"] = others if is_list else others[0]
     return answer
+
+
+@router.post(
+    "/detect",
+    response_model=list[DetectedLanguage],
+    responses=error_answers(ErrorAnswer),
+    openapi_extra=body_schema(DetectBody),
+)
+async def detect(request: Request) -> list[dict[str, Any]]:
+    """Detects the language of a text; lists languages that have at least 1%, best first."""
+    service: Service = request.app.state.service
+    body = await read_body(request, DetectBody)
+    service.check_key(body.api_key)
+    best, *others = await service.detect(request, [body.q])
+    return [*map(_shown, [best, *(one for one in others if one.confidence >= 1.0)])]
 
 
 @router.get("/languages", response_model=list[Language])
@@ -85,3 +122,7 @@ async def languages(request: Request) -> list[dict[str, object]]:
     """Lists the languages of all models."""
     service: Service = request.app.state.service
     return service.models.languages()
+
+
+def _shown(detected: Detected) -> dict[str, Any]:
+    return {"language": detected.language, "confidence": round(detected.confidence, 1)}

@@ -154,6 +154,18 @@ class Models:
         hint = f"choose from {known}" if known else "see the list of languages"
         raise ApiError(404, f"no model translates {shown(wanted)}; {hint}")
 
+    def sources(self, target: str | None, name: str | None = None) -> list[str]:
+        """Returns the languages that a model, or any of them, translates to a language."""
+        models = [*self] if name is None else [self.named(name)]
+        found = {
+            source: None
+            for one in models
+            if one.translates
+            for source in one.language_lists()[0]
+            if one.codes(source, target) is not None
+        }
+        return [*found]
+
     def writer(self, name: str) -> Served:
         """Returns a language model by name."""
         found = self.named(name)

@@ -6,22 +6,18 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
-
-import torch
 
 from writehead import cost
 from writehead.config import DecodeConfig
-from writehead.data.continuations import StreamedText
 from writehead.engine import Engine
 from writehead.engine.engine import Line
 from writehead.errors import ConfigError
-from writehead.model import LanguageModel
 from writehead.serving.bodies import Texts
 from writehead.serving.errors import ApiError
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
+from writehead.serving.logprobs import Listing, score_whole, texts_of
 from writehead.serving.models import Served
 from writehead.serving.service import Decoded, Service, Streaming, facts_of
 from writehead.serving.stop import StopText
@@ -144,8 +140,6 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     service: Service = request.app.state.service
     served, samples = service.models.writer(body.model), body.n or 1
     options = _options(body, served.engine.model.config.target_positions)
-    if body.stream and body.logprobs is not None:
-        raise ApiError(422, "logprobs are not streamed; leave out stream or logprobs")
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     head = {
@@ -155,13 +149,17 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         "model": served.name,
     }
     if body.stream or any(stops):
-        stream = await service.stream(request, served, prompts, options, samples=samples)
+        scores = body.logprobs if body.stream else None  # else, one forward pass is faster
+        stream = await service.stream(
+            request, served, prompts, options, samples=samples, logprobs=scores
+        )
         echoes = _echoes(body, stream.lines, prompts)
         texts = [StopText(stops) for _ in echoes]
-        chunks = _chunks(stream, texts, echoes)
+        lists = None if scores is None else [Listing(len(echo), scores) for echo in echoes]
+        chunks = _chunks(stream, texts, echoes, lists)
         if body.stream:
-            wants_usage = bool((body.stream_options or {}).get("include_usage"))
-            return ServerSentEvents(request.url.path, _events(chunks, head, stream, wants_usage))
+            events = _events(chunks, head, stream, _wants_usage(body))
+            return ServerSentEvents(request.url.path, events)
         completed = await service.guarded(request, _collect(stream, chunks, texts))
     else:
         decoded = await service.decode(request, served, prompts, options, samples=samples)
@@ -171,18 +169,21 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     for i, (one, echo) in enumerate(zip(completed, echoes, strict=True)):
         scored = None
         if body.logprobs is not None:
-            work = partial(_logprobs, served.engine, one.prompt, one.tokens, body.logprobs)
-            scored = await service.between_steps(request, work)
-            # not between steps, which would wait for it
-            pieces = asyncio.to_thread(_pieces, served.engine, one.prompt, one.tokens)
-            scored["tokens"] = await service.guarded(request, pieces)
-            ends = accumulate(map(len, scored["tokens"]), initial=len(echo))
-            scored["text_offset"] = [*ends][:-1]
+            scored = await _listing(service, request, served.engine, one, len(echo), body.logprobs)
         choices.append(
             {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
         )
     facts = facts_of(request)
     return {**head, "choices": choices, "usage": usage(facts.prompt_tokens, facts.tokens)}
+
+
+class Chunk(NamedTuple):
+    """New text of a choice; its last chunk has the reason why it ended."""
+
+    place: int
+    text: str
+    reason: str | None = None
+    logprobs: dict[str, Any] | None = None
 
 
 class Completed(NamedTuple):
@@ -216,22 +217,35 @@ def _completed(decoded: Decoded, echoes: Sequence[str]) -> list[Completed]:
 
 
 async def _collect(
-    stream: Streaming,
-    chunks: AsyncGenerator[tuple[int, str, str | None], None],
-    texts: Sequence[StopText],
+    stream: Streaming, chunks: AsyncGenerator[Chunk, None], texts: Sequence[StopText]
 ) -> list[Completed]:
     """Returns the completions of a stream that ends at stop strings."""
     whole = [""] * len(texts)
     reasons: list[str | None] = [None] * len(texts)
     async with aclosing(chunks) as source:
-        async for i, text, reason in source:
-            whole[i], reasons[i] = whole[i] + text, reason
+        async for chunk in source:
+            whole[chunk.place] += chunk.text
+            reasons[chunk.place] = chunk.reason
     return [
         Completed(text, reason, [*map(int, request.tokens)], own.tokens)
         for text, reason, request, own in zip(
             whole, reasons, stream.job.requests, texts, strict=True
         )
     ]
+
+
+async def _listing(
+    service: Service, request: Request, engine: Engine, one: Completed, offset: int, top: int
+) -> dict[str, Any]:
+    """Returns the log probabilities of a whole completion, whose own text starts at `offset`."""
+    work = partial(score_whole, engine, one.prompt, one.tokens, top)
+    scores = await service.between_steps(request, work)
+    # not between steps, which would wait for it
+    texts = asyncio.to_thread(texts_of, engine, one.prompt, one.tokens)
+    listing = Listing(offset, top)
+    for text, scored in zip(await service.guarded(request, texts), scores, strict=True):
+        listing.add(text, scored)
+    return listing.take()
 
 
 def _options(body: CompletionBody, positions: int) -> DecodeConfig:
@@ -258,16 +272,22 @@ def _options(body: CompletionBody, positions: int) -> DecodeConfig:
 
 
 async def _chunks(
-    stream: Streaming, texts: Sequence[StopText], echoes: Sequence[str]
-) -> AsyncGenerator[tuple[int, str, str | None], None]:
-    """Yields (choice, text, finish reason); ends when every choice has ended."""
+    stream: Streaming,
+    texts: Sequence[StopText],
+    echoes: Sequence[str],
+    lists: Sequence[Listing] | None = None,
+) -> AsyncGenerator[Chunk, None]:
+    """Yields new text of the choices; ends when every choice has ended.
+
+    Log probabilities are those of all tokens that have come since the last chunk of the choice.
+    """
     for i, echo in enumerate(echoes):
         if echo:
-            yield i, echo, None
+            yield Chunk(i, echo)
     requests = stream.job.requests
     async with aclosing(aiter(stream)) as pieces:
         async for piece in pieces:
-            text = texts[piece.place]
+            place, text = piece.place, texts[piece.place]
             if text.is_over:
                 continue
             is_last = piece.token is None
@@ -276,55 +296,38 @@ async def _chunks(
                 new += text.rest()
             reason = "stop" if text.is_over else None
             if is_last and reason is None:
-                finished = requests[piece.place].hypotheses[0].finished
-                reason = "stop" if finished else "length"
+                reason = "stop" if requests[place].hypotheses[0].finished else "length"
+            if lists is not None and piece.scored is not None:
+                lists[place].add(piece.text, piece.scored)
+            elif lists is not None:
+                lists[place].end(piece.text)
             if new or reason:
-                yield piece.place, new, reason
+                yield Chunk(place, new, reason, None if lists is None else lists[place].take())
             if all(one.is_over for one in texts):
                 stream.is_enough = True
                 return
 
 
 async def _events(
-    chunks: AsyncGenerator[tuple[int, str, str | None], None],
+    chunks: AsyncGenerator[Chunk, None],
     head: dict[str, Any],
     stream: Streaming,
     wants_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
+    """Yields the objects that are sent; with usage, it is null in all but the last."""
+    if wants_usage:
+        head = {**head, "usage": None}
     async with aclosing(chunks) as source:
-        async for index, text, reason in source:
-            choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        async for place, text, reason, logprobs in source:
+            choice = {"index": place, "text": text, "logprobs": logprobs, "finish_reason": reason}
             yield {**head, "choices": [choice]}
     if wants_usage:
         counted = usage(stream.facts.prompt_tokens, stream.facts.tokens)
         yield {**head, "choices": [], "usage": counted}
 
 
-@torch.no_grad()
-def _logprobs(engine: Engine, prompt: list[int], tokens: list[int], top: int) -> dict[str, Any]:
-    """Returns the log probabilities of tokens after a prompt, from one forward pass."""
-    assert isinstance(engine.model, LanguageModel)
-    if not tokens:
-        return {"token_logprobs": [], "top_logprobs": [] if top else None}
-    ids = torch.tensor([[*prompt, *tokens]], device=engine.model.device)
-    logits = engine.model(ids[:, :-1])[0, len(prompt) - 1 :, : engine.tokenizer.vocab_size]
-    log_p = logits.float().log_softmax(dim=1)
-    best = log_p.topk(min(top, log_p.shape[1]), dim=1) if top else None
-    tops = None
-    if best is not None:
-        tops = [
-            {engine.tokenizer.decode([i]): p for p, i in zip(*row, strict=True)}
-            for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-    chosen = log_p.gather(1, ids[0, len(prompt) :].unsqueeze(1)).squeeze(1)
-    return {"token_logprobs": chosen.tolist(), "top_logprobs": tops}
-
-
-def _pieces(engine: Engine, prompt: list[int], tokens: list[int]) -> list[str]:
-    """Returns the text of each token after a prompt; of an incomplete character, it is empty."""
-    text = StreamedText(engine.tokenizer, prompt)
-    pieces = [text.add([token]) for token in tokens]
-    return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []
+def _wants_usage(body: CompletionBody) -> bool:
+    return bool((body.stream_options or {}).get("include_usage"))
 
 
 def _model(one: Served) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 from writehead.config import DecodeConfig
+from writehead.engine import Engine
 from writehead.engine.engine import BEAM
 from writehead.errors import ConfigError
 from writehead.serving.app import make_app, requests_log
@@ -23,6 +24,7 @@ with requires("serve"):
 
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
 WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
+CPU_ROWS = 64  # decoded together by default; with more, a CPU's caches do not hold K and V
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -68,6 +70,14 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     finally:
         signal.signal(signal.SIGTERM, before)
         requests_log.removeHandler(handler)
+
+
+def limit_batch(engine: Engine, rows: int | None) -> None:
+    """Sets the maximum rows of a batch; None is the default of a server on this device."""
+    if rows is None and engine.model.device.type == "cpu":
+        rows = CPU_ROWS
+    if rows is not None:
+        engine.scheduler.max_rows = rows
 
 
 def warm_up(model: Served) -> None:

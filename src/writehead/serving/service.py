@@ -13,9 +13,11 @@ from typing import NamedTuple, TypedDict, TypeVar, Unpack
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
 from writehead.errors import OutOfRoom, WriteheadError
+from writehead.serving.detect import Detected, Detector
 from writehead.serving.errors import ApiError
+from writehead.serving.logprobs import Scored, Scorer
 from writehead.serving.metrics import Metrics
-from writehead.serving.models import Codes, Models, Served
+from writehead.serving.models import AUTO, Codes, Models, Served
 from writehead.serving.settings import Settings
 from writehead.serving.worker import Event, Job, Worker
 from writehead.util.extras import requires
@@ -84,6 +86,7 @@ class Service:
     def __init__(self, models: Models, settings: Settings, worker: Worker) -> None:
         self.models, self.settings, self.limits = models, settings, settings.limits
         self.metrics = Metrics(models)
+        self.detector = Detector([str(one["code"]) for one in models.languages()])
         self.worker = worker
         self.is_draining = False
         self._keys = [_digest(key) for key in settings.keys]
@@ -133,11 +136,17 @@ class Service:
         model: Served,
         texts: Sequence[str],
         options: DecodeConfig,
+        *,
+        logprobs: int | None = None,
         **more: Unpack[More],
     ) -> "Streaming":
-        """Starts to decode texts; returns with the first token, so that errors have a status."""
+        """Starts to decode texts; returns with the first token, so that errors have a status.
+
+        With `logprobs`, tokens come with their log probabilities and those of as many others.
+        """
         lines = await self._requests(http, model, texts, options, **more)
-        job, facts = self._submit(http, model, lines, streamed=True), facts_of(http)
+        job = self._submit(http, model, lines, streamed=True, logprobs=logprobs)
+        facts = facts_of(http)
         try:
             first = await self.guarded(http, job.events.get())
             _raise_error(job, facts)
@@ -145,6 +154,31 @@ class Service:
             self.end(model, job, facts)
             raise
         return Streaming(self, model, job, lines, facts, first)
+
+    async def detect(self, http: Request, texts: Sequence[str]) -> list[Detected]:
+        """Returns the language that texts share, best first."""
+        self.check_texts(texts)
+        return await self.guarded(http, asyncio.to_thread(self.detector.rank, texts))
+
+    async def translator(
+        self,
+        http: Request,
+        texts: Sequence[str],
+        source: str | None,
+        target: str | None,
+        name: str | None = None,
+    ) -> tuple[Served, Codes, Detected | None]:
+        """Returns a translation model, the codes of the languages, and the source if it was auto.
+
+        Of the languages that a model translates to the target, the likeliest is the source.
+        """
+        sources = self.models.sources(target, name) if source == AUTO else []
+        if not sources:
+            return *self.models.translator(name, source, target), None
+        ranked = await self.detect(http, texts)
+        known = (one for one in ranked if one.language in sources)
+        found = next(known, Detected(sources[0], 0.0))
+        return *self.models.translator(name, found.language, target), found
 
     async def between_steps(self, http: Request, work: Callable[[], T]) -> T:
         """Calls `work` in the thread of the worker."""
@@ -190,13 +224,20 @@ class Service:
         return lines
 
     def _submit(
-        self, http: Request, model: Served, lines: Sequence[Line], *, streamed: bool = False
+        self,
+        http: Request,
+        model: Served,
+        lines: Sequence[Line],
+        *,
+        streamed: bool = False,
+        logprobs: int | None = None,
     ) -> Job:
         requests = [request for line in lines for request in line]
         self._check_queue(len(requests))
         facts = facts_of(http)
         self.metrics.prompt_tokens.labels(model.name).inc(facts.prompt_tokens)
-        job = Job(facts.id, model.engine.scheduler, requests, streamed)
+        scorer = None if logprobs is None else Scorer(model.engine, requests, logprobs)
+        job = Job(facts.id, model.engine.scheduler, requests, streamed, scorer)
         self.worker.submit(job)
         return job
 
@@ -249,6 +290,7 @@ class Piece(NamedTuple):
     place: int  # of the request in the job
     text: str
     token: int | None
+    scored: Scored | None = None
 
 
 @dataclass
@@ -273,7 +315,7 @@ class Streaming:
         try:
             event = self.first
             while event is not None:
-                index, token, now = event
+                index, token, now, scored = event
                 if token is None:
                     facts.tokens += requests[index].hypotheses[0].finished  # eos
                     yield Piece(index, texts[index].rest(), None)
@@ -286,7 +328,7 @@ class Streaming:
                     facts.first_token = facts.first_token or now - facts.arrived
                 before[index] = now
                 facts.tokens += 1
-                yield Piece(index, texts[index].add([token]), token)
+                yield Piece(index, texts[index].add([token]), token, scored)
                 event = await self._next(deadline)
             _raise_error(job, facts)
         finally:

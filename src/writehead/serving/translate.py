@@ -108,10 +108,9 @@ ERRORS = error_answers(FaultAnswer)
 
 
 @router.post("/v1/translate", response_model=TranslationAnswer, responses={200: STREAM, **ERRORS})
-async def translate(request: Request, body: TranslationBody, _: Key) -> Any:
+async def translate(request: Request, body: TranslationBody, _key: Key) -> Any:
     """Translates texts with any search; with `stream`, sends text as it is decoded."""
     service: Service = request.app.state.service
-    model, codes = service.models.translator(body.model, body.source, body.target)
     names = {field.name for field in dataclasses.fields(DecodeConfig)}
     try:
         options = DecodeConfig(**{name: getattr(body, name) for name in names})
@@ -120,6 +119,7 @@ async def translate(request: Request, body: TranslationBody, _: Key) -> Any:
     except ConfigError as error:
         raise ApiError(422, str(error)) from error
     texts = [body.text] if isinstance(body.text, str) else body.text
+    model, codes, _ = await service.translator(request, texts, body.source, body.target, body.model)
     prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
     if body.stream:
         if options.width > 1:

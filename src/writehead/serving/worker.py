@@ -10,10 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import torch
 
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.errors import OutOfRoom
+from writehead.serving.logprobs import Scored, Scorer
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +32,15 @@ class Stopped(Exception):
 class Job:
     """The requests of one call. All fields but the last are set in the worker's thread.
 
-    If the job is streamed, `events` receives (request, token, time) for each token, and once with
-    None for the token when a request is finished. At the end, it receives None; then `error` is the
-    reason of a failure.
+    If the job is streamed, `events` receives an event for each token, and one without a token when
+    a request is finished. At the end, it receives None; then `error` is the reason of a failure.
     """
 
     id: str
     scheduler: Scheduler
     requests: Sequence[Request]
     is_streamed: bool = False
+    scorer: Scorer | None = None  # of the tokens of a stream
     started: float | None = None  # when its first request entered a slot
     error: Exception | None = None
     left: int = 0  # unfinished requests
@@ -49,7 +52,13 @@ class Job:
     events: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
 
 
-Event = tuple[int, int | None, float]
+class Event(NamedTuple):
+    """A token of a request of a stream; None if the request is finished."""
+
+    place: int  # of the request in the job
+    token: int | None
+    time: float
+    scored: Scored | None = None
 
 
 class Worker:
@@ -109,6 +118,7 @@ class Worker:
             while self._take_commands():
                 for scheduler in [*self._busy]:
                     self._step(scheduler)
+                self._score()
                 self._send()
         finally:
             for job in [job for jobs in self._busy.values() for job in jobs]:
@@ -161,7 +171,7 @@ class Worker:
             counts[0] += 1
             if counts[0] > counts[1]:  # else it was sent before the request was repeated
                 counts[1] = counts[0]
-                self._events.append((job, (index, token, now)))
+                self._events.append((job, Event(index, token, now)))
 
     def _step(self, scheduler: Scheduler) -> None:
         failure: Exception | None = None
@@ -199,7 +209,7 @@ class Worker:
     def _finish(self, job: Job, index: int) -> None:
         job.left -= 1
         if job.is_streamed:
-            self._events.append((job, (index, None, time.perf_counter())))
+            self._events.append((job, Event(index, None, time.perf_counter())))
         if not job.left:
             self._end(job)
 
@@ -221,6 +231,36 @@ class Worker:
         self._dequeued += len(job.requests) - len(job.running)
         self._busy[job.scheduler].discard(job)
         self._events.append((job, None))
+
+    def _score(self) -> None:
+        """Scores the new tokens of streams with a scorer; a failure ends its job."""
+        new: dict[Job, list[int]] = {}  # places in `_events`
+        for place, (job, event) in enumerate(self._events):
+            if job.scorer is not None and event is not None and event.token is not None:
+                new.setdefault(job, []).append(place)
+        for job, places in new.items():
+            assert job.scorer is not None
+            events = [event for _, event in map(self._events.__getitem__, places) if event]
+            try:
+                scores = job.scorer(
+                    [(one.place, one.token) for one in events if one.token is not None]
+                )
+            except Exception as error:
+                log.exception("request %s failed", job.id)
+                self._fail(job, error)
+                continue
+            for place, event, scored in zip(places, events, scores, strict=True):
+                self._events[place] = job, event._replace(scored=scored)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """Ends a job whose tokens could not be scored; it may have just ended without an error."""
+        if isinstance(error, torch.OutOfMemoryError):
+            error = OutOfRoom("the device has no memory for log probabilities")
+        if job.is_over:
+            job.error = job.error or error
+        else:
+            self._end(job, error)
+        self._events = [one for one in self._events if one[0] is not job or one[1] is None]
 
     def _send(self) -> None:
         """Hands events to the event loops of their jobs, at once for each loop."""

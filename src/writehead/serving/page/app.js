@@ -2,6 +2,7 @@
 "use strict";
 
 const TYPING_MS = 250; // after the last key, a translation starts
+const RACE_TOKENS = 64; // per copy, if both models have as many positions
 const SECONDS = 60; // that a plot shows
 const TICK_MS = 1000; // between two readings of the metrics
 const find = (id) => document.getElementById(id);
@@ -192,6 +193,9 @@ async function race(models, known) {
   const isText = models[0].translates;
   const text = (isText ? find("source") : find("prompt")).value.trim() || "The house is big.";
   const count = Number(find("copies").value);
+  // texts of different lengths would not be a fair comparison
+  const positions = models.map((one) => known.get(one.id)?.target_positions ?? RACE_TOKENS);
+  const tokens = Math.min(RACE_TOKENS, ...positions);
   find("start").disabled = true;
   say("race-status", "");
   const rows = models.map((one) => {
@@ -213,8 +217,8 @@ async function race(models, known) {
       try {
         const copies = Array(count).fill(text);
         const path = isText ? "v1/translate" : "v1/completions";
-        const own = isText ? { text: copies, beam: 1 }
-          : { prompt: copies, temperature: 0, max_tokens: number("tokens") };
+        const own = isText ? { text: copies, beam: 1, min_length: tokens, max_length: tokens }
+          : { prompt: copies, temperature: 0, min_tokens: tokens, max_tokens: tokens };
         const run = async () => (await call(path, { model: one.id, ...own })).json();
         await run(); // makes room for the batch
         began = performance.now();
@@ -228,7 +232,6 @@ async function race(models, known) {
         clearInterval(clock);
       }
     }
-    // texts may differ in length, so times alone would not be a fair comparison
     const speeds = rows.map((one) => Number(one.bar.dataset.speed));
     const best = Math.max(...speeds);
     rows.forEach((one, i) => { one.bar.value = speeds[i] / best; });
