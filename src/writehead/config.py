@@ -238,7 +238,12 @@ class PrepareConfig(JsonConfig):
         check_bounds(self, "seed", ge=0, lt=2**32)  # the limit of sentencepiece
         check_bounds(self, "max_ratio", ge=1)
         check_bounds(self, "dev", ge=0)
-        check_bounds(self, "vary_case", "vary_copies", ge=0, le=1)
+        check_bounds(self, "vary_case", "vary_copies", ge=0)
+        if self.vary_case + self.vary_copies > 1:
+            raise ConfigError(
+                f"vary_case={self.vary_case} and vary_copies={self.vary_copies} are shares of the "
+                f"training pairs; their sum must be at most 1"
+            )
         if self.task == "language" and (self.vary_case or self.vary_copies):
             raise ConfigError("vary_case and vary_copies are for translation; leave them out")
 

@@ -254,7 +254,7 @@ def test_the_command_repeats_excludes_and_varies(command, tmp_path):
     [
         (["--source=a", "--target=b", "--repeat=2", "--repeat=3"], "2 repeat counts .* 1 training"),
         (["--source=a", "--target=b", "--repeat=0"], "at least 1"),
-        (["--source=a", "--target=b", "--vary-case=2"], "vary_case=2.0 must be at most 1"),
+        (["--source=a", "--target=b", "--vary-case=2"], "vary_case=2.0 .* at most 1"),
         (["--text=a", "--vary-copies=0.1"], "for translation"),
         (["--source=a", "--target=b", "--exclude=none"], "none cannot be read"),
     ],

@@ -38,9 +38,13 @@ class Variation:
 
     def __call__(self, pair: Row) -> Row | None:
         """Returns the changed pair, or None if it stays as it is."""
-        case, copies = (self._random.random() < share for share in (self._case, self._copies))
-        changed = self._vary_copies(pair) if copies else pair
-        changed = self._vary_case(changed) if case else changed
+        draw = self._random.random()
+        if draw < self._copies:
+            changed = self._vary_copies(pair)
+        elif draw < self._copies + self._case:  # never both: words to copy keep their case
+            changed = self._vary_case(pair)
+        else:
+            return None
         return None if changed == pair else changed
 
     def _vary_case(self, pair: Row) -> Row:
@@ -55,7 +59,7 @@ class Variation:
             return _capitalised(source), _capitalised(target)
         if len(source) <= MAX_CAPITALS and self._random.random() < 0.25:
             return source.upper(), target.upper()
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.5 or source[1:2].isupper():  # not iP, but ip
             return source.lower(), target
         return source[0].lower() + source[1:], target
 
@@ -71,13 +75,13 @@ class Variation:
         ]
         if shared:
             old = random.choice(shared)
-            new = self._number(len(old)) if old.isdecimal() else self._name()
+            new = self._number(len(old)) if old.isdecimal() else self._name(numbers=0)
             spans = [side[text.index(old)].span() for side, text in zip(words, texts, strict=True)]
             return tuple(
                 text[:start] + new + text[end:]
                 for text, (start, end) in zip(pair, spans, strict=True)
             )
-        new = self._emoji() if random.random() < 0.6 else self._name()
+        new = self._emoji() if random.random() < 0.6 else self._name(numbers=2)
         kind = random.random()
         if kind < 0.05:
             return new, new
@@ -95,10 +99,10 @@ class Variation:
         choose, count = self._random.choice, self._random.choice((1, 2, 2, 3))
         return "".join(choose(_STARTS) + choose(_VOWELS) + choose(_ENDS) for _ in range(count))
 
-    def _name(self) -> str:
-        """Returns a made-up name, code, number, e-mail address or URL."""
+    def _name(self, *, numbers: int) -> str:
+        """Returns a made-up name, code, number (in `numbers` of 18), e-mail address or URL."""
         random, word = self._random, self._word()
-        match random.choices(range(5), (10, 2, 2, 3, 3))[0]:
+        match random.choices(range(5), (10 - numbers, 2, numbers, 3, 3))[0]:
             case 0:
                 return word.capitalize()
             case 1:

@@ -1,4 +1,4 @@
-"""§4.1: every row of Tables 1 and 3 as a config, smaller families, and the bundled model with its teacher.
+"""§4.1: every row of Tables 1 and 3 as a config, smaller families, the bundled model, its teacher.
 
 A preset is named `family/row`. A family sets the sizes of the multi-head baseline. A row changes
 only the attention; `matched_d_ff` widens the feed-forward layers to keep the number of parameters.
