@@ -7,10 +7,10 @@
 # NAME.en without a NAME.de is only translated. newstest2013 is for development and newstest2014 for
 # the test. All other files go to OUTPUT, by default distilled/. The steps are prepare, teacher,
 # translate, mix, student, quantize and score; by default, all. Finished work is kept, so the same
-# command resumes an interrupted step, and the steps can run on different machines that have OUTPUT.
-# Compare the scores in OUTPUT/results with results/bundled/.
+# command resumes an interrupted step. The steps teacher, translate and student need a GPU and only
+# OUTPUT. Compare the scores in OUTPUT/results with results/bundled/.
 set -euo pipefail
-text=$(realpath "${1:?usage: results/distill.sh TEXT [OUTPUT] [STEP …]}")
+text=$(realpath -m "${1:?usage: results/distill.sh TEXT [OUTPUT] [STEP …]}")
 output=$(realpath -m "${2:-distilled}")
 shift $(($# < 2 ? $# : 2))
 steps=${*:-prepare teacher translate mix student quantize score}
@@ -42,11 +42,12 @@ repeat_of() {
   esac
 }
 
-# Sets `pairs` to the options of `prepare` for the human translations.
+# Sets `pairs` to the options of `prepare` for the human translations of the corpora that are
+# included at least this many times: human_pairs TIMES
 human_pairs() {
   pairs=()
   for name in $(corpora); do
-    if [ -n "$(find_text "$name" de)" ]; then
+    if [ -n "$(find_text "$name" de)" ] && [ "$(repeat_of "$name")" -ge "$1" ]; then
       pairs+=(--source "$(find_text "$name" en)" --target "$(find_text "$name" de)")
       pairs+=(--repeat "$(repeat_of "$name")")
     fi
@@ -56,10 +57,18 @@ human_pairs() {
 # Adds to `pairs` the teacher's translations.
 teacher_pairs() {
   for name in $(corpora); do
-    file=$(basename "$(find_text "$name" en)")
-    pairs+=(--source "$output/sources/$file" --target "$output/translated/$file")
+    pairs+=(--source "$output/sources/$name.en" --target "$output/translated/$name.en")
     pairs+=(--repeat "$(repeat_of "$name")")
   done
+}
+
+# Prints a file that may be compressed.
+unpack() {
+  case $1 in
+    *.xz) xz --decompress --stdout "$1" ;;
+    *.gz) gzip --decompress --stdout "$1" ;;
+    *) cat "$1" ;;
+  esac
 }
 
 # Makes a dataset of `pairs`: prepare DATASET VOCABULARY
@@ -78,22 +87,24 @@ score() {
   [ -s "$file" ] || writehead "$@" --device cpu --output "$file"
 }
 
-mkdir -p "$output/sources" "$scores"
+mkdir -p "$output/sources" "$scores"  # sources are plain text, which bulk jobs write faster
 for step in $steps; do
   echo "$step:" >&2
   case $step in
     prepare)
-      human_pairs
+      for name in $(corpora); do
+        unpack "$(find_text "$name" en)" > "$output/sources/$name.en"
+      done
+      human_pairs 1
       prepare teacher-data "$teacher_vocab"
       ;;
     teacher) writehead train "$output/teacher-data" "${teacher[@]}" --run "$output/teacher" ;;
     translate)
-      for name in $(corpora); do ln -sf "$(find_text "$name" en)" "$output/sources/"; done
       writehead translate "$output/teacher" --input "$output/sources" --output "$output/translated" \
         --beam 4
       ;;
     mix)
-      human_pairs
+      human_pairs 2 # of large corpora, only the teacher's
       teacher_pairs
       prepare student-data "$student_vocab"
       ;;

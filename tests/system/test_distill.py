@@ -62,10 +62,15 @@ def test_the_recipe_runs_step_by_step_and_again(tmp_path):
     model = (output / "en-de" / "model.safetensors").read_bytes()
     human, mixed = texts(output / "teacher-data"), texts(output / "student-data")
     assert 120 + 3 * 80 <= len(human) <= 120 + 4 * 80  # at most a few pairs are filtered
-    assert len(mixed) > len(human)
-    sources = {source.lower() for source, _ in mixed}
-    assert not sources & {held_out[0][0].lower(), f"{greeting}!".lower()}
-    assert len([*(output / "translated").iterdir()]) == 3
+    sources, speeches, ui = (
+        {source for source, _ in one} for one in (mixed, rows[:120], rows[120:])
+    )
+    assert sources & speeches
+    assert not {*mixed} & {*rows[:120]}  # only the teacher's translations of the large corpus
+    assert {*mixed} & {*rows[120:]}
+    assert len(mixed) > len(ui) * 4
+    assert not {text.lower() for text in sources} & {held_out[0][0].lower(), f"{greeting}!".lower()}
+    assert len([*(output / "translated").glob("*.en")]) == 3
     names = {path.stem for path in (output / "results").iterdir()}
     assert names >= {"before-int8", "before-first-lines", "first-lines", "float32", "speed"}
     scores = json.loads((output / "results" / "int8.json").read_text())
