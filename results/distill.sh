@@ -35,7 +35,7 @@ corpora() {
 # Prints how many times to include a corpus: news, everyday and interface texts are few.
 repeat_of() {
   case $1 in
-    europarl*) echo 1 ;;
+    europarl* | books*) echo 1 ;;
     vscode-ui) echo 2 ;;
     tatoeba | *-chat | *-wiki | *-help) echo 3 ;;
     *) echo 4 ;;

@@ -62,7 +62,9 @@ TRAINING: dict[str, TrainConfig] = {
     "wmt14-small": replace(_TABLE, steps=6000, rows=64),
     "lm1b-small": replace(_TABLE, steps=4000, label_smoothing=0.0),
     "bundled": replace(_SMALL, steps=12_000),
-    "bundled-teacher": replace(_SMALL, steps=20_000, rows=64, evaluate_every=4000, keep=1),
+    "bundled-teacher": replace(
+        _SMALL, steps=20_000, rows=64, evaluate_every=4000, checkpoint_every=4000, keep=1
+    ),
     # minutes on two CPU cores
     "tiny": TrainConfig(
         steps=1900,
