@@ -108,8 +108,8 @@ class Variation:
             case 1:
                 return f"{word[:3].upper()}{random.choice(('', '-'))}{self._number(3)}"
             case 2:
-                parts = [self._number(random.randint(1, 4)) for _ in range(random.randint(2, 3))]
-                return random.choice(".-").join(parts)
+                count, separator = random.randint(2, 3), random.choice(".-")
+                return separator.join(self._number(random.randint(1, 4)) for _ in range(count))
             case 3:
                 user = random.choice((word, f"{word}.{self._word()}", f"{word}{self._number(2)}"))
                 return f"{user}@{self._word()}.{random.choice(_DOMAINS)}"
