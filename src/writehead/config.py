@@ -229,6 +229,8 @@ class PrepareConfig(JsonConfig):
     dev: int = 2000  # lines to hold out if there is no dev text, at most one in twenty
     seed: int = 0
     split_digits: bool = False  # each digit is a token, so that models copy numbers reliably
+    vary_case: float = 0.0  # share of training pairs whose letters change between a and A
+    vary_copies: float = 0.0  # share of training pairs that get another number, name or emoji
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -236,11 +238,20 @@ class PrepareConfig(JsonConfig):
         check_bounds(self, "seed", ge=0, lt=2**32)  # the limit of sentencepiece
         check_bounds(self, "max_ratio", ge=1)
         check_bounds(self, "dev", ge=0)
+        check_bounds(self, "vary_case", "vary_copies", ge=0)
+        if self.vary_case + self.vary_copies > 1:
+            raise ConfigError(
+                f"vary_case={self.vary_case} and vary_copies={self.vary_copies} are shares of the "
+                f"training pairs; their sum must be at most 1"
+            )
+        if self.task == "language" and (self.vary_case or self.vary_copies):
+            raise ConfigError("vary_case and vary_copies are for translation; leave them out")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values; older datasets do not have `split_digits`."""
+        """Returns the fields as JSON values; older datasets do not have the last ones."""
+        newer = ("split_digits", "vary_case", "vary_copies")
         fields = super().to_json()
-        return {name: fields[name] for name in fields if name != "split_digits" or fields[name]}
+        return {name: value for name, value in fields.items() if value or name not in newer}
 
     @property
     def token_limit(self) -> int | None:

@@ -1,7 +1,9 @@
 """From text to a dataset: what is kept and left out, and what an error or a kill leaves behind."""
 
 import json
+import re
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -158,6 +160,56 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path):
         assert sorted(tmp_path.iterdir()) == before
 
 
+def test_each_text_is_repeated_as_often_as_asked_without_its_duplicates(tmp_path):
+    often, once = pairs(60), pairs(50, seed=1)
+    (a, b), (c, d) = (
+        write_pairs(tmp_path, *one)
+        for one in (("often", [*often, often[3]]), ("once", [*once, often[0]]))
+    )
+    inputs = replace(parallel_files([a, c], [b, d], [], []), repeat=(3, 1))
+    dataset = prepare(tmp_path / "ds", inputs, SMALL, threads=1)
+    assert Counter(texts(dataset)) == Counter(often * 3 + once)
+    assert dataset.info["splits"]["train"]["lines"] == 112
+    assert dataset.info["dropped"] == {"duplicate": 2}
+    held_out = prepare(tmp_path / "dev", inputs, replace(SMALL, dev=5), threads=1)
+    dev = texts(held_out, "dev")
+    assert len({*dev}) == 5
+    assert not {*dev} & {*texts(held_out)}  # no copy of a held-out pair is left
+    with pytest.raises(DataError, match="another text"):
+        prepare(tmp_path / "ds", replace(inputs, repeat=(2, 1)), SMALL, threads=1)
+
+
+def test_a_source_keeps_all_its_translations(tmp_path):
+    rows = pairs(40)
+    a, b = write_pairs(tmp_path, "human", rows)
+    _, c = write_pairs(
+        tmp_path, "teacher", [(x, y if i % 4 else y * 2) for i, (x, y) in enumerate(rows)]
+    )
+    dataset = prepare(tmp_path / "ds", parallel_files([a, a], [b, c], [], []), SMALL, threads=1)
+    assert Counter(x for x, _ in texts(dataset)) == {
+        x: 1 + (i % 4 == 0) for i, (x, _) in enumerate(rows)
+    }
+
+
+def test_lines_of_excluded_texts_are_not_trained_on(tmp_path):
+    rows = [
+        *pairs(60),
+        ("Hello, World!", "Hallo Welt"),
+        ("Hi", "HALLO?"),
+        ("Hi world", "Hallo"),
+        ("!?", "?!"),
+    ]
+    test = write(
+        tmp_path / "test", ["hello world", "hallo", rows[7][0].upper(), "", " ", "!", "?!"]
+    )
+    inputs = replace(pair_inputs(tmp_path, rows), excluded=text_files([test], []).train)
+    dataset = prepare(tmp_path / "ds", inputs, SMALL, threads=1)
+    assert texts(dataset) == [row for i, row in enumerate(rows[:60]) if i != 7]
+    assert dataset.info["dropped"] == {"in the excluded text": 5}
+    with pytest.raises(DataError, match="another text"):
+        prepare(tmp_path / "ds", replace(inputs, excluded=()), SMALL, threads=1)
+
+
 def sizes(folder):
     dataset = Dataset.open(folder)
     return {name: len(dataset.split(name)) for name in dataset.splits}
@@ -182,6 +234,37 @@ def test_the_command_makes_a_dataset_and_prints_a_table(command, tmp_path):
     assert sizes(tmp_path / "embedded") == {"train": 150, "dev": 150, "test": 150}
     dataset = Dataset.open(tmp_path / "embedded")
     assert texts(dataset) == list(embedded_pairs("train", 150, max_words=9))
+
+
+def test_the_command_repeats_excludes_and_varies(command, tmp_path):
+    a, b = write_pairs(tmp_path, "train", pairs(80))
+    c, d = write_pairs(tmp_path, "more", pairs(30, seed=1))
+    test = write(tmp_path / "test", [pairs(80)[2][0]])
+    given = ["--source", a, "--target", b, "--source", c, "--target", d, "--vocab-size=400"]
+    options = ["--repeat=1", "--repeat=2", "--exclude", test, "--vary-case=1", "--dev=0"]
+    code, out, _ = command(*given, *options)
+    assert (code, "in the excluded text): 1" in out) == (0, True)
+    rows = texts(Dataset.open(tmp_path / "ds"))
+    assert len(rows) == 79 + 2 * 30
+    assert {x for x, _ in rows} - {x for x, _ in pairs(80) + pairs(30, seed=1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--source=a", "--target=b", "--repeat=2", "--repeat=3"], "2 repeat counts .* 1 training"),
+        (["--source=a", "--target=b", "--repeat=0"], "at least 1"),
+        (["--source=a", "--target=b", "--vary-case=2"], "vary_case=2.0 .* at most 1"),
+        (["--text=a", "--vary-copies=0.1"], "for translation"),
+        (["--source=a", "--target=b", "--exclude=none"], "none cannot be read"),
+    ],
+)
+def test_wrong_weights_and_shares_are_one_sentence(command, tmp_path, options, words):
+    write(tmp_path / "a", ["x y"])
+    write(tmp_path / "b", ["z"])
+    code, _, err = command(*options)
+    assert (code, len(err.strip().splitlines())) == (2, 1), err
+    assert re.search(words, err), err
 
 
 @pytest.mark.parametrize("given", ["--text=text", "--embedded --pairs=40 --max-words=5"])

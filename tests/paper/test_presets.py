@@ -34,8 +34,16 @@ def test_the_rows_of_a_family_have_equal_totals_and_small_heads_the_size_of_a_wr
         assert (config.d, config.h, config.g, config.k, config.v) == (512, 8, 1, 64, 64)
 
 
-def test_there_are_rows_of_seven_families_and_other_names_are_errors():
-    assert len({*preset_names()}) == 4 * 8 + 3 * 6
+def test_the_teacher_of_the_bundled_model_has_the_papers_size_and_a_cheaper_decoder():
+    teacher, paper = preset("bundled-teacher/multi-query"), preset("wmt14/multi-query")
+    sizes = [sum(cost.parameters(config).values()) for config in (teacher, paper)]
+    assert abs(sizes[0] / sizes[1] - 1) < 0.01
+    assert teacher.decoder_layers < paper.decoder_layers
+    assert teacher.f % 128 == 0  # matrix kernels are fastest with whole tiles
+
+
+def test_there_are_rows_of_eight_families_and_other_names_are_errors():
+    assert len({*preset_names()}) == 5 * 8 + 3 * 6
     for name in ("wmt14/multiquery", 3, None, ["tiny/multi-query"], torch.zeros(1000)):
         with pytest.raises(ConfigError, match="preset"):
             preset(name)

@@ -205,6 +205,8 @@ def test_the_model_card_has_the_figures_of_the_bundled_model(writehead, project)
     quantized = json.loads((project / "results/bundled/int8.json").read_text())
     row = cells(card)["6 bits, in int8"]
     assert row[1] == f"{quantized['ln_ppl']:.3f}"
+    found = json.loads((project / "results/bundled/first-lines.json").read_text())["first_lines"]
+    assert row[-1] == f"{found['greedy']['kept']} / {found['beam-4']['kept']}"
     assert cells((project / "out.md").read_text(encoding="utf-8"))["6 bits, in int8"] == row
     (project / CARD).write_text(card.replace(row[1], "9.999"), encoding="utf-8")
     assert writehead(*command, "--check")[0] == 1
@@ -218,6 +220,8 @@ def test_the_model_card_has_the_figures_of_the_bundled_model(writehead, project)
         ("quantized", {"quantization": None}, "do not match"),
         ("int8", {"sentences": 5}, "do not match"),
         ("int8", {"fingerprint": "0"}, "not measured with the bundled weights"),
+        ("first-lines", {"fingerprint": "0"}, "not measured with the bundled weights"),
+        ("first-lines", {"first_lines": {}}, "greedy"),
         ("float32", {"ln_ppl": "x"}, "ln_ppl"),
     ],
 )

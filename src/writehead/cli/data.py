@@ -1,5 +1,6 @@
 """`writehead prepare`: turns text into a dataset."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,20 @@ def prepare_command(
     dev_target: Annotated[Paths, Option(help="Translation of --dev-source. Repeatable.")] = None,
     text: Annotated[Paths, Option(help="Text for a language model. Repeatable.")] = None,
     dev_text: Annotated[Paths, Option(help="Dev text for a language model. Repeatable.")] = None,
+    repeat: Annotated[
+        list[int] | None,
+        Option(
+            help="How many times to include each --source or --text, in their order. Default: "
+            "once each."
+        ),
+    ] = None,
+    exclude: Annotated[
+        Paths,
+        Option(
+            help="Text whose lines must not be in the training text, such as a test set; ignores "
+            "case and punctuation. Repeatable."
+        ),
+    ] = None,
     hub: Annotated[
         str | None,
         Option(help="wmt14, lm1b, another Hugging Face dataset, or a folder of parquet files."),
@@ -69,6 +84,17 @@ def prepare_command(
             help="Make each digit a token, so that models copy numbers more reliably.",
         ),
     ] = False,
+    vary_case: Annotated[
+        float,
+        Option(help="Share of training pairs to change between lower case and capitals."),
+    ] = 0.0,
+    vary_copies: Annotated[
+        float,
+        Option(
+            help="Share of training pairs to give another number, name, e-mail address, URL or "
+            "emoji on both sides."
+        ),
+    ] = 0.0,
     dev: Annotated[
         int, Option(help="Lines to hold out if no dev text is given, at most 5%.")
     ] = 2000,
@@ -88,7 +114,10 @@ def prepare_command(
     from writehead.data.prepare import prepare
     from writehead.util.progress import Reporter
 
-    names = ("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed", "split_digits")
+    names = (
+        *("sample", "max_tokens", "max_ratio", "keep_duplicates", "dev", "seed"),
+        *("split_digits", "vary_case", "vary_copies"),
+    )
     config = PrepareConfig(
         task="translation" if inputs.sides == 2 else "language",
         vocab_size=(2_000 if embedded else 32_000) if vocab_size is None else vocab_size,
@@ -107,6 +136,14 @@ def prepare_command(
 
 
 def _find_inputs(given: dict[str, Any]) -> "Inputs":
+    """Returns the text to prepare, with its weights and what to exclude from it."""
+    from writehead.data.sources import text_files
+
+    excluded = text_files(given["exclude"] or (), ()).train
+    return replace(_find_text(given), repeat=tuple(given["repeat"] or ()), excluded=excluded)
+
+
+def _find_text(given: dict[str, Any]) -> "Inputs":
     """Returns the text to prepare; raises ConfigError unless exactly one kind of text is given."""
     from writehead.data import sources
     from writehead.data.hub import hub_inputs

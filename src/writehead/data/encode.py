@@ -1,8 +1,9 @@
 """Cleans and encodes lines of text."""
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,11 @@ from writehead.data.tokenizer import Tokenizer
 
 EMPTY, TOO_LONG, DUPLICATE = "empty", "too long", "duplicate"
 IDENTICAL, RATIO = "source and target identical", "lengths too unlike"
-HELD_OUT = "also in the held-out text"
-REASONS = (EMPTY, TOO_LONG, IDENTICAL, RATIO, DUPLICATE, HELD_OUT)
+HELD_OUT, EXCLUDED = "also in the held-out text", "in the excluded text"
+REASONS = (EMPTY, TOO_LONG, IDENTICAL, RATIO, DUPLICATE, HELD_OUT, EXCLUDED)
 RATIO_SLACK = 4  # tokens added to the shorter side, because ratios of few tokens mean little
 CHUNK_LINES, CHUNK_CHARACTERS = 2000, 1 << 20
+_NOT_LETTERS = re.compile(r"[\W_]+")
 
 
 def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -53,9 +55,17 @@ class Encoded:
 
 
 def encode_chunk(
-    chunk: list[Row], tokenizer: Tokenizer, config: PrepareConfig, is_train: bool, threads: int
+    chunk: list[Row],
+    tokenizer: Tokenizer,
+    config: PrepareConfig,
+    is_train: bool,
+    threads: int,
+    excluded: Set[str] = frozenset(),
 ) -> Encoded:
-    """Encodes a chunk; only `is_train` drops identical sides and unlike lengths."""
+    """Encodes a chunk; only `is_train` drops identical sides and unlike lengths.
+
+    Also drops lines with a side whose `line_key` is in `excluded`.
+    """
     # longer texts are dropped, because our tokens have at most MAX_PIECE characters
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1
     texts = [tuple(map(tokenizer.normalise, row)) for row in chunk]
@@ -66,6 +76,7 @@ def encode_chunk(
     ]
     reasons = [
         _reason(text, list(map(len, tokens)), config, is_train)
+        or (EXCLUDED if excluded and not excluded.isdisjoint(map(line_key, text)) else None)
         for text, tokens in zip(texts, zip(*ids, strict=True), strict=True)
     ]
     kept = [i for i, reason in enumerate(reasons) if reason is None]
@@ -98,6 +109,11 @@ def _reason(
     if is_train and max(lengths) > config.max_ratio * (min(lengths) + RATIO_SLACK):
         return RATIO
     return None
+
+
+def line_key(text: str) -> str:
+    """Returns the letters and digits of a line in lower case, or the line if it has none."""
+    return _NOT_LETTERS.sub("", text.casefold()) or text
 
 
 def _hash(texts: Iterable[str]) -> int:

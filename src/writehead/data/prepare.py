@@ -6,7 +6,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -29,9 +29,18 @@ from writehead.data.dataset import (
     read_info,
     special_ends,
 )
-from writehead.data.encode import DUPLICATE, HELD_OUT, REASONS, Encoded, chunked, encode_chunk
-from writehead.data.sources import Inputs
+from writehead.data.encode import (
+    DUPLICATE,
+    HELD_OUT,
+    REASONS,
+    Encoded,
+    chunked,
+    encode_chunk,
+    line_key,
+)
+from writehead.data.sources import Inputs, Row
 from writehead.data.tokenizer import Tokenizer
+from writehead.data.vary import Variation
 from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
 from writehead.util.locks import locked
@@ -111,10 +120,8 @@ def prepare(
         config = replace(config, vocab_size=id_count(tokenizer.tokenizer))
     else:
         check_vocab_size(config.vocab_size)  # before all the text is read
-    splits, report = inputs.splits().items(), progress or Reporter(quiet=True)
-    threads = threads or available_cores()
-    sources = [{"split": name, **text.identity()} for name, texts in splits for text in texts]
-    job = _Job(inputs, sources, config, threads, report, fit_vocab_size, tokenizer)
+    report, threads = progress or Reporter(quiet=True), threads or available_cores()
+    job = _Job(inputs, inputs.identity(), config, threads, report, fit_vocab_size, tokenizer)
     path = Path(os.path.abspath(directory))
     kept = path.with_name(f".{path.name}.{_tokenizer_key(job)}.tokenizer")
     try:
@@ -208,14 +215,21 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
     samples = [_Reservoir(size, f"{job.config.seed}/{side}") for side in range(job.inputs.sides)]
     lines: Counter[str] = Counter()
     with job.report.stage("reading and sampling") as update:
-        for split, corpora in job.inputs.splits().items():
-            for chunk in chunked(chain.from_iterable(corpus.rows() for corpus in corpora)):
+        for split in job.inputs.splits():
+            for chunk, times in _chunks(job.inputs, split):
                 lines[split] += len(chunk)
                 if split == "train" and not job.given:
                     for sample, side in zip(samples, zip(*chunk, strict=True), strict=True):
-                        sample.add(side)
+                        sample.add(side * times)
                 update(lines.total())
     return lines, list(chain.from_iterable(sample.kept for sample in samples))
+
+
+def _chunks(inputs: Inputs, split: str) -> Iterator[tuple[list[Row], int]]:
+    """Yields the rows of a split in chunks, and how many times the dataset has each chunk."""
+    for corpus, times in inputs.repeated(split):
+        for chunk in chunked(corpus.rows()):
+            yield chunk, times
 
 
 def _train(job: _Job, sample: list[str]) -> BPETokenizer:
@@ -271,12 +285,13 @@ def _encode_split(
         count = min(config.dev, lines // 20)
         dev_lines = random.Random(f"{config.seed}/dev").sample(range(lines), count)
     names = [split, "dev"] if dev_lines else [split]
-    rows = chain.from_iterable(corpus.rows() for corpus in job.inputs.splits()[split])
+    excluded = _excluded_keys(job.inputs, tokenizer) if is_train else frozenset()
+    variation = Variation(config) if is_train else None
     seen, dropped, normalised, read = _HashSet(), Counter[str](), 0, 0
     with ExitStack() as files, job.report.stage(f"encoding {split}", lines) as update:
         writers = {name: _SplitWriter(folder, name, SIDES[config.task], files) for name in names}
-        for chunk in chunked(rows):
-            encoded = encode_chunk(chunk, tokenizer, config, is_train, job.threads)
+        for chunk, times in _chunks(job.inputs, split):
+            encoded = encode_chunk(chunk, tokenizer, config, is_train, job.threads, excluded)
             leaked = held_out.contains(encoded.hashes) & is_train
             keep = ~leaked
             if is_train and not config.keep_duplicates:
@@ -287,9 +302,16 @@ def _encode_split(
             dropped[HELD_OUT] += int(leaked.sum())
             dropped[DUPLICATE] += int((~keep & ~leaked).sum())
             normalised += encoded.normalised
-            is_dev = np.isin(encoded.lines + read, dev_lines)
-            for name, writer in writers.items():
-                writer.add(encoded, keep & (~is_dev if name == split else is_dev))
+            if dev_lines:
+                is_dev = np.isin(encoded.lines + read, dev_lines)
+                writers["dev"].add(encoded, keep & is_dev)
+                keep &= ~is_dev
+            for _ in range(times):
+                same, changed = _vary(chunk, encoded, keep, variation)
+                writers[split].add(encoded, same)
+                if changed:
+                    varied = encode_chunk(changed, tokenizer, config, False, job.threads)
+                    writers[split].add(varied, np.ones(len(varied.lines), dtype=np.bool_))
             read += encoded.total
             update(read)
     counts = {"lines": lines, "dropped": _in_order(dropped), "normalised": normalised}
@@ -302,6 +324,27 @@ def _encode_split(
     if dev_lines:
         sizes["dev"] |= {"lines": 0, "dropped": {}, "normalised": 0}  # counted as train's
     return sizes
+
+
+def _excluded_keys(inputs: Inputs, tokenizer: Tokenizer) -> frozenset[str]:
+    """Returns the keys of the lines that must not be in the training text."""
+    rows = chain.from_iterable(corpus.rows() for corpus in inputs.excluded)
+    keys = (line_key(tokenizer.normalise(text)) for row in rows for text in row)
+    return frozenset(filter(None, keys))
+
+
+def _vary(
+    chunk: list[Row], encoded: Encoded, keep: NDArray[np.bool_], variation: Variation | None
+) -> tuple[NDArray[np.bool_], list[Row]]:
+    """Returns which of the kept lines stay as they are, and the changed texts of the others."""
+    if not variation:
+        return keep, []
+    same, changed = keep.copy(), list[Row]()
+    for i in np.flatnonzero(keep):
+        if varied := variation(chunk[encoded.lines[i]]):
+            same[i] = False
+            changed.append(varied)
+    return same, changed
 
 
 def _in_order(dropped: Counter[str]) -> dict[str, int]:

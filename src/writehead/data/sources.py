@@ -41,11 +41,42 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The corpora of each split of a dataset, which are concatenated."""
+    """The corpora of each split of a dataset, which are concatenated.
+
+    `repeat` is how many times the dataset has each corpus of `train`; by default, once each. The
+    training text loses the lines of `excluded`, whatever their case and punctuation.
+    """
 
     train: tuple[Corpus, ...]
     dev: tuple[Corpus, ...] = ()
     test: tuple[Corpus, ...] = ()
+    repeat: tuple[int, ...] = ()
+    excluded: tuple[Corpus, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.repeat and len(self.repeat) != len(self.train):
+            raise DataError(
+                f"{len(self.repeat)} repeat counts do not match {len(self.train)} training texts; "
+                f"pass one per text"
+            )
+        if any(type(times) is not int or times < 1 for times in self.repeat):
+            raise DataError(f"repeat={self.repeat!r} must be integers of at least 1")
+
+    def repeated(self, split: str) -> Iterator[tuple[Corpus, int]]:
+        """Yields each corpus of a split, and how many times the dataset has it."""
+        corpora = self.splits()[split]
+        ones = (1,) * len(corpora)
+        return zip(corpora, (split == "train" and self.repeat) or ones, strict=True)
+
+    def identity(self) -> list[dict[str, Any]]:
+        """Describes all corpora as JSON; equal descriptions mean equal lines."""
+        described = []
+        for split in self.splits():
+            for corpus, times in self.repeated(split):
+                repeat = {} if times == 1 else {"repeat": times}
+                described.append({"split": split, **corpus.identity(), **repeat})
+        excluded = ({"split": "excluded", **corpus.identity()} for corpus in self.excluded)
+        return [*described, *excluded]
 
     def splits(self) -> dict[str, tuple[Corpus, ...]]:
         """The corpora by split, without empty splits; the held-out splits come first."""
@@ -133,8 +164,10 @@ def embedded(pairs: int, *, max_words: int | None = None, held_out: int = 1000) 
     """The built-in corpus with its held-out sets; `max_words` limits the English sentences."""
     if pairs < 1:
         raise DataError(f"pairs={pairs} must be at least 1")
-    counts = {"train": pairs, "dev": min(held_out, pairs), "test": min(held_out, pairs)}
-    return Inputs(**{name: (Embedded(name, n, max_words=max_words),) for name, n in counts.items()})
+    few = min(held_out, pairs)
+    counts = {"train": pairs, "dev": few, "test": few}
+    train, dev, test = ((Embedded(*one, max_words=max_words),) for one in counts.items())
+    return Inputs(train, dev, test)
 
 
 def file_identity(path: Path) -> dict[str, Any]:

@@ -28,7 +28,17 @@ SPEED = {
         for name in ("ours", "ours, int8")
     },
 }
-SHAPES = {"float32": EVALUATED, "quantized": EVALUATED, "int8": EVALUATED, "speed": SPEED}
+FIRST_LINES = {
+    "fingerprint": str,
+    "first_lines": {name: {"chrf": float, "kept": int, "to_keep": SIZE} for name in SEARCHES},
+}
+SHAPES = {
+    "float32": EVALUATED,
+    "quantized": EVALUATED,
+    "int8": EVALUATED,
+    "speed": SPEED,
+    "first-lines": FIRST_LINES,
+}
 
 
 def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
@@ -40,8 +50,8 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         name: read_json(paths[name], shape, RunError, "measure it again")
         for name, shape in SHAPES.items()
     }
-    before, after, int8, speed = files.values()
-    for name in ("quantized", "int8", "speed"):
+    before, after, int8, speed, lines = files.values()
+    for name in ("quantized", "int8", "speed", "first-lines"):
         if files[name]["fingerprint"] != RunFacts.read(BUNDLED).fingerprint:
             raise RunError(
                 f"{paths[name]} was not measured with the bundled weights; measure it again"
@@ -55,16 +65,22 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         )
     size, bits = RunFacts.read(BUNDLED).bytes, after["quantization"]["bits"]
     engines, hardware = speed["engines"], speed["environment"]["hardware"]
+    found = [lines["first_lines"][name] for name in SEARCHES]
+    chrf = " / ".join(f"{one['chrf']:.1f}" for one in found)
+    kept = " / ".join(str(one["kept"]) for one in found)
+    columns = ("BLEU, greedy / beam 4", "sentences/s, greedy / beam 4", "chrF, first lines", "kept")
     rows = [
-        ["weights", "MB", "ln(PPL)", "BLEU, greedy / beam 4", "sentences/s, greedy / beam 4"],
-        ["float32, as trained", *_quality(before, before["bytes"]), "–"],
-        [f"{bits} bits, in float32", *_quality(after, size), _speed(engines["ours"])],
-        [f"{bits} bits, in int8", *_quality(int8, size), _speed(engines["ours, int8"])],
+        ["weights", "MB", "ln(PPL)", *columns],
+        ["float32, as trained", *_quality(before, before["bytes"]), "–", "–", "–"],
+        [f"{bits} bits, in float32", *_quality(after, size), _speed(engines["ours"]), "–", "–"],
+        [f"{bits} bits, in int8", *_quality(int8, size), _speed(engines["ours, int8"]), chrf, kept],
     ]
     caption = (
         f"English to German, {after['parameters'] / 1e6:.0f}M parameters. Quality: "
         f"{Path(after['on']).name}, {after['sentences']:,} sentences, sacrebleu with `-tok intl`. "
-        f"Speed: {Path(speed['input']).name}, {hardware['device']}, {hardware['threads']} threads."
+        f"Speed: {Path(speed['input']).name}, {hardware['device']}, {hardware['threads']} threads. "
+        f"The last columns are about `--test-set first-lines`: chrF, and how many of "
+        f"{found[0]['to_keep']} numbers and names the translations keep, with greedy / beam 4."
     )
     return rows, caption
 
