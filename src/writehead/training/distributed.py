@@ -1,5 +1,6 @@
 """The processes that `torchrun` starts, and DDP or FSDP2 to train one model on all of them."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,10 @@ class World:
 
 @contextmanager
 def join_world(device: str) -> Iterator[World]:
-    """Joins the process group of `torchrun`; without torchrun, the world is this process."""
+    """Joins the process group of `torchrun`; without torchrun, the world is this process.
+
+    Models of `parallelize` refer to the group, so they must not be used afterwards.
+    """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = find_device(device)
     if chosen.type == "cuda":
@@ -68,6 +72,9 @@ def join_world(device: str) -> Iterator[World]:
     finally:
         if size > 1:
             dist.destroy_process_group()
+            # a thread of gloo that needs the interpreter while it exits aborts the process; the
+            # threads end with the last reference to the group, which parallelized models have
+            gc.collect()
 
 
 def parallelize(

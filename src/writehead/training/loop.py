@@ -51,18 +51,24 @@ def train(
     origin.check(model)
     check_folder(run)
     with join_world(device) as world:
-        # raises before the folder is created
-        trainer = Trainer(data, run, model, config, world, origin)
-        with _locked_folder(run, world):
-            if world.is_first:
-                checkpoint.remove_leftovers(run)
-            world.barrier()
-            changes = agree_on_plan(run, data, model, config, world, origin)
-            trainer.restore()
-            journal = Journal(run, trainer.step, config.steps, quiet=not world.is_first)
-            with deferred_signals() as signals, journal:
-                trainer.print_start(journal, changes)
-                return trainer.train(journal, signals)
+        return _train(data, run, model, config, world, origin)
+
+
+def _train(
+    data: Dataset, run: Path, model: ModelConfig, config: TrainConfig, world: World, origin: Origin
+) -> Outcome:
+    # raises before the folder is created
+    trainer = Trainer(data, run, model, config, world, origin)
+    with _locked_folder(run, world):
+        if world.is_first:
+            checkpoint.remove_leftovers(run)
+        world.barrier()
+        changes = agree_on_plan(run, data, model, config, world, origin)
+        trainer.restore()
+        journal = Journal(run, trainer.step, config.steps, quiet=not world.is_first)
+        with deferred_signals() as signals, journal:
+            trainer.print_start(journal, changes)
+            return trainer.train(journal, signals)
 
 
 class Trainer:
