@@ -329,7 +329,8 @@ def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scal
     logits = torch.baddbmm(mask, Q.to(wide), K.flatten(0, 1).to(wide).mT, alpha=scale)
     logits = logits.view(count, beam, g, -1, m)  # [R, holder, g, beam h/g, m]
     logits -= logits.amax(dim=4, keepdim=True).amax(dim=1, keepdim=True)
-    weights = logits.exp_()
+    # exp takes many times longer for hidden positions, where logits are -inf
+    weights = logits.mul_(math.log2(math.e)).exp2_()
     totals = weights.sum(dim=4).sum(dim=1).unsqueeze(3)  # [R, g, beam h/g, 1]
     O = torch.bmm(weights.view(rows * g, -1, m).to(V.dtype), V.flatten(0, 1))  # noqa: E741
     O = O.view(count, beam, g, -1, v).sum(dim=1) / totals  # noqa: E741
