@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,16 @@ def test_the_shares_of_changed_pairs_are_those_asked_for(tmp_path):
         assert not Counter(rows["dev"]) - expected  # only training pairs change
         changed = (Counter(rows["train"]) - expected).total() / 1960
         assert abs(changed - 0.25) < 0.05  # five standard deviations
+
+
+def test_a_pair_that_a_change_makes_too_long_stays_as_it_is(tmp_path):
+    inputs = pair_inputs(tmp_path, PAIRS)
+    config = PrepareConfig(task="translation", vocab_size=400, dev=0, max_tokens=24, max_ratio=9)
+    plain = prepare(tmp_path / "plain", inputs, config, threads=1)
+    changed = replace(config, vary_copies=1.0)
+    varied = prepare(tmp_path / "varied", inputs, changed, threads=1).split("train")
+    assert len(varied) == len(plain.split("train")) < len(PAIRS)
+    assert max(len(side[i]) for side in varied.sides.values() for i in range(len(varied))) <= 24
 
 
 def test_a_pair_is_changed_in_one_way_only():

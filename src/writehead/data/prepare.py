@@ -307,10 +307,12 @@ def _encode_split(
                 writers["dev"].add(encoded, keep & is_dev)
                 keep &= ~is_dev
             for _ in range(times):
-                same, changed = _vary(chunk, encoded, keep, variation)
-                writers[split].add(encoded, same)
+                same, places, changed = _vary(chunk, encoded, keep, variation)
                 if changed:
                     varied = encode_chunk(changed, tokenizer, config, False, job.threads)
+                    same[np.delete(places, varied.lines)] = True  # the change made them too long
+                writers[split].add(encoded, same)
+                if changed:
                     writers[split].add(varied, np.ones(len(varied.lines), dtype=np.bool_))
             read += encoded.total
             update(read)
@@ -335,16 +337,17 @@ def _excluded_keys(inputs: Inputs, tokenizer: Tokenizer) -> frozenset[str]:
 
 def _vary(
     chunk: list[Row], encoded: Encoded, keep: NDArray[np.bool_], variation: Variation | None
-) -> tuple[NDArray[np.bool_], list[Row]]:
-    """Returns which of the kept lines stay as they are, and the changed texts of the others."""
+) -> tuple[NDArray[np.bool_], list[int], list[Row]]:
+    """Returns which of the kept lines stay as they are; and the other ones, with changed texts."""
     if not variation:
-        return keep, []
-    same, changed = keep.copy(), list[Row]()
-    for i in np.flatnonzero(keep):
+        return keep, [], []
+    same, places, changed = keep.copy(), list[int](), list[Row]()
+    for i in np.flatnonzero(keep).tolist():
         if varied := variation(chunk[encoded.lines[i]]):
             same[i] = False
+            places.append(i)
             changed.append(varied)
-    return same, changed
+    return same, places, changed
 
 
 def _in_order(dropped: Counter[str]) -> dict[str, int]:
