@@ -12,7 +12,7 @@ from typing import Any
 from writehead.bench.peers import load_translator
 from writehead.engine import Engine
 from writehead.engine.scheduler import Load, Request, Scheduler
-from writehead.engine.search import Hypothesis, Targets
+from writehead.engine.search import Hypothesis
 from writehead.errors import ConfigError
 from writehead.interop.ctranslate2 import Vocabulary, export_ctranslate2
 from writehead.model import TranslationModel
@@ -28,8 +28,7 @@ class StaticScheduler(Scheduler):
     """
 
     def __init__(self, engine: Engine) -> None:
-        eos = engine.model.config.eos
-        super().__init__(engine.model, Targets(engine.tokenizer.vocab_size, eos))
+        super().__init__(engine.model, engine.scheduler.targets)
         self._arrived: list[Request] = []
         self._mutex = threading.Lock()
 

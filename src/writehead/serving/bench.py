@@ -26,7 +26,7 @@ from writehead.bench.serve import (
     measure,
     wait_until_ready,
 )
-from writehead.bench.static_batching import BATCHINGS, STATIC
+from writehead.bench.static_batching import BATCHINGS, CONTINUOUS, STATIC
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
 from writehead.engine.engine import Output
@@ -35,6 +35,7 @@ from writehead.model import TranslationModel
 from writehead.runs.bundled import bundled_run, name_of
 from writehead.serving.child import ChildOptions, child_server
 from writehead.serving.models import Served, pair_of
+from writehead.serving.run import limit_batch
 from writehead.util.progress import Reporter
 
 SERVER = "server"  # the batching of a server that somebody else has started
@@ -67,6 +68,8 @@ class ServeJob:
         ):
             if name not in known:
                 raise ConfigError(f"unknown value {shown(name)}; {nearest(name, known)}")
+        if self.run is None and [*self.batchings] != [CONTINUOUS]:
+            raise ConfigError("a server that already runs has its own batching; pass a run instead")
 
     @property
     def run(self) -> Path | None:
@@ -144,8 +147,7 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
     In low precision, it also returns how many are equal offline in batches of another size.
     """
     engine = Engine.load(run, job.device, job.dtype)
-    if job.max_rows is not None:
-        engine.scheduler.max_rows = job.max_rows
+    limit_batch(engine, job.max_rows)  # as the server does
     done = [one for one in results if one.error is None]
     texts = [text for one in done for text in one.texts]
     answers = [answer for one in done for answer in one.answers]
