@@ -6,7 +6,7 @@ import pytest
 from servers import client, models
 from texts import engine
 from writehead.serving.detect import Detector
-from writehead.serving.models import Served
+from writehead.serving.models import NAMES, Served, find_code
 
 TEXTS = {
     "en": "The committee will publish its report in the spring.",
@@ -36,6 +36,17 @@ def test_languages_are_ranked():
         assert sum(one.confidence for one in ranked) == pytest.approx(100.0)
     assert {one.language for one in detector.rank([""])} == {"de", "en_XX", "fr"}
     assert Detector([]).rank([TEXTS["fr"]])[0].language == "fr"
+
+
+def test_every_detected_language_can_be_one_of_nllb():
+    labels = {one.language for one in Detector([]).rank(["text"])}
+    codes = [f"{long}_Latn" for code, (_, long) in NAMES.items() if code in labels]
+    assert len(codes) > 90
+    assert len({*codes}) == len(codes)
+    for code, (_, long) in NAMES.items():
+        assert find_code(code, codes) in (f"{long}_Latn", None)
+    catalan = "La comissió publicarà el seu informe a la primavera, segons van dir ahir."
+    assert Detector(["ca", "es", "pt"]).rank([catalan])[0].language == "ca"
 
 
 def test_libretranslate_detects(several):

@@ -342,6 +342,41 @@ def test_log_probabilities_that_fail_end_their_stream_only(monkeypatch, caplog, 
         assert http.post("/v1/completions", json=scored).text.endswith("[DONE]\n\n")
 
 
+def test_one_of_several_streams_with_log_probabilities_fails(monkeypatch):
+    score = Scorer.__call__
+
+    def sometimes(scorer, new):
+        if scorer._top == 3:
+            raise RuntimeError("a fault")
+        return score(scorer, new)
+
+    monkeypatch.setattr(Scorer, "__call__", sometimes)
+    with client(models()) as http, ThreadPoolExecutor(8) as pool:
+
+        def ask(top):
+            body = {**PROMPT, "temperature": 0, "stream": True, "logprobs": top, "n": 1}
+            return http.post("/v1/completions", json=body)
+
+        tops = [1, 3, 2, 3, 1, 3, 0, 2]
+        for top, answer in zip(tops, pool.map(ask, tops), strict=True):
+            assert answer.status_code == (500 if top == 3 else 200)
+            assert answer.text.endswith("[DONE]\n\n") == (top != 3)
+        assert http.get("/health").status_code == 200
+
+
+def test_streams_with_log_probabilities_have_a_limit(monkeypatch):
+    monkeypatch.setattr("writehead.serving.service.SCORED_POSITIONS", 40)
+    with client(models()) as http:
+        body = {**PROMPT, "stream": True, "logprobs": 0, "max_tokens": 12, "seed": 1}
+        for _ in range(3):  # finished streams do not count
+            assert http.post("/v1/completions", json=body).status_code == 200
+        refused = http.post("/v1/completions", json={**body, "n": 8})
+        assert refused.status_code == 422
+        assert "positions" in message("/v1/completions", refused.json())
+        for other in ({"logprobs": None}, {"stream": False}):
+            assert http.post("/v1/completions", json={**body, "n": 8} | other).status_code == 200
+
+
 def test_a_lack_of_memory_makes_batches_smaller(monkeypatch):
     served = models()
     step, lines = Lane.step, sentences(24, seed=3, longest=12)

@@ -100,7 +100,7 @@ def test_requests_are_refused_when_the_time_to_finish_is_over(starting):
 
 def test_sigkill_ends_connections_and_a_new_server_takes_the_port(start, starting, small_runs):
     process = starting[1]
-    url, lines = url_of(process), sentences(900, longest=5)
+    url, lines = url_of(process), sentences(600, longest=5)  # with the others, fewer than wait
     failures = []
 
     def ask():

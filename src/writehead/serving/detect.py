@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 
 from writehead.util.extras import requires
 
-with requires("serve"):
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
 
 class Detected(NamedTuple):
     """A language, and how certain it is, from 0 to 100."""
@@ -18,7 +15,7 @@ class Detected(NamedTuple):
 
 
 class Detector:
-    """Ranks languages; `codes` are known to clients, such as de or deu_Latn."""
+    """Ranks languages; `codes` are known to clients, such as de or en_XX."""
 
     def __init__(self, codes: Collection[str]) -> None:
         self._codes, self._lock = codes, threading.Lock()
@@ -36,6 +33,8 @@ class Detector:
         return [Detected(self._names.get(label, label), 100.0 * float(p)) for label, p in ranked]
 
     def _load(self) -> Any:
+        with requires("serve"):
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
         identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         known = {*map(str, identifier.labels)}
         bases = {code.replace("-", "_").partition("_")[0]: code for code in self._codes}

@@ -30,6 +30,13 @@ class Scorer:
         self._engine, self._requests, self._top = engine, requests, top
         self._state: DecoderState | None = None
         self._last: list[int] = []  # the next token to feed to each row
+        longest = max(len(one.tokens) + one.max_length for one in requests)
+        self._capacity = min(longest, self._model.config.target_positions)
+
+    @property
+    def positions(self) -> int:
+        """The positions of the KV cache: of all sequences together."""
+        return len(self._requests) * self._capacity
 
     @torch.no_grad()
     def __call__(self, new: Sequence[tuple[int, int]]) -> list[Scored]:
@@ -65,11 +72,8 @@ class Scorer:
         for row, prompt in zip(padded, prompts, strict=True):
             row[: len(prompt)] = torch.as_tensor([*map(int, prompt)])
         self._last = [int(prompt[-1]) for prompt in prompts]
-        longest = max(len(one.tokens) + one.max_length for one in self._requests)
         return model.start(
-            padded.to(model.device),
-            min(longest, model.config.target_positions),
-            prompt_lengths=lengths.to(model.device),
+            padded.to(model.device), self._capacity, prompt_lengths=lengths.to(model.device)
         )
 
 

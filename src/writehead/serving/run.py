@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType
+from itertools import product
 
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
@@ -81,18 +81,28 @@ def limit_batch(engine: Engine, rows: int | None) -> None:
 
 
 def warm_up(model: Served) -> None:
-    """Decodes words, which compiles kernels and captures graphs that requests would wait for."""
+    """Decodes words, which compiles kernels and captures graphs that requests would wait for.
+
+    There are graphs for one step, which streams use, and for several, with and without sampling.
+    """
     engine, tokenizer = model.engine, model.engine.tokenizer
     source = min(tokenizer.source_languages, default=None)
     target = min(tokenizer.target_languages, default=None)
+    searches = [DecodeConfig(beam=1, max_length=2)]
+    if model.translates:
+        searches.append(DecodeConfig(beam=BEAM, max_length=2))
+    else:
+        searches.append(DecodeConfig(temperature=1.0, max_length=2))
     for count in WARMUP_TEXTS.get(engine.model.device.type, (1,)):
-        words = ["a"] * count
-        if model.translates:
-            for beam in (1, BEAM):
-                options = DecodeConfig(beam=beam, max_length=2)
-                list(engine.translate(words, options, source_lang=source, target_lang=target))
-        else:
-            list(engine.generate(words, DecodeConfig(max_length=2)))
+        for search, is_streamed in product(searches, (False, True)):
+            words = ["a"] * count
+            lines = engine.requests(words, search, source_lang=source, target_lang=target)
+            requests = [request for line in lines for request in line]
+            for request in requests:
+                request.on_tokens = _ignore if is_streamed else None
+            engine.scheduler.submit(requests)
+            while engine.scheduler.step():
+                pass
 
 
 def share_memory(models: Sequence[Served]) -> None:
@@ -109,5 +119,5 @@ def share_memory(models: Sequence[Served]) -> None:
         scheduler.memory /= len(models)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
+def _ignore(*arguments: object) -> None:
     pass

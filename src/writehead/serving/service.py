@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypedDict, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Line, Output
@@ -26,6 +27,8 @@ with requires("serve"):
     from fastapi import Request
 
 INLINE_CHARACTERS = 2_000  # shorter texts are tokenized in the event loop
+# of all streams with log probabilities, whose caches are not part of the lanes' memory
+SCORED_POSITIONS = 16_384
 GONE = 499  # the status in the log if the client has gone away
 
 T = TypeVar("T")
@@ -91,6 +94,7 @@ class Service:
         self.is_draining = False
         self._keys = [_digest(key) for key in settings.keys]
         self._waits = 0.0  # an average of the time in the queue
+        self._scored: WeakKeyDictionary[Job, int] = WeakKeyDictionary()  # positions of scorers
 
     def check_key(self, key: str | None) -> None:
         """Raises 401 unless the server has no keys or `key` is one; takes the same time."""
@@ -234,12 +238,28 @@ class Service:
     ) -> Job:
         requests = [request for line in lines for request in line]
         self._check_queue(len(requests))
+        scorer = None if logprobs is None else Scorer(model.engine, requests, logprobs)
+        if scorer is not None:
+            self._check_scored(scorer.positions)
         facts = facts_of(http)
         self.metrics.prompt_tokens.labels(model.name).inc(facts.prompt_tokens)
-        scorer = None if logprobs is None else Scorer(model.engine, requests, logprobs)
         job = Job(facts.id, model.engine.scheduler, requests, streamed, scorer)
+        if scorer is not None:
+            self._scored[job] = scorer.positions
         self.worker.submit(job)
         return job
+
+    def _check_scored(self, positions: int) -> None:
+        """Raises unless one more stream with log probabilities of so many positions may start."""
+        if positions > SCORED_POSITIONS:
+            raise ApiError(
+                422,
+                f"a stream with log probabilities has {positions:,} positions, in all sequences "
+                f"together; the limit is {SCORED_POSITIONS:,}: lower n or max_tokens",
+            )
+        if sum(self._scored.values()) + positions > SCORED_POSITIONS:
+            reason = "too many streams with log probabilities are running; retry later"
+            raise ApiError(429, reason, {"Retry-After": "5"})
 
     def _check_queue(self, count: int) -> None:
         """Raises 429 if too many sequences wait, and 503 if the server cannot decode."""
@@ -274,6 +294,7 @@ class Service:
         """Cancels what is left of a job, and records its metrics."""
         now = time.perf_counter()
         aborted = not is_enough and (job.error is not None or not job.is_over)
+        self._scored.pop(job, None)
         if not job.is_over:
             self.worker.cancel(job)
         if job.started is not None:

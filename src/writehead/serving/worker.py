@@ -238,6 +238,7 @@ class Worker:
         for place, (job, event) in enumerate(self._events):
             if job.scorer is not None and event is not None and event.token is not None:
                 new.setdefault(job, []).append(place)
+        failed: list[tuple[Job, Exception]] = []
         for job, places in new.items():
             assert job.scorer is not None
             events = [event for _, event in map(self._events.__getitem__, places) if event]
@@ -247,10 +248,12 @@ class Worker:
                 )
             except Exception as error:
                 log.exception("request %s failed", job.id)
-                self._fail(job, error)
+                failed.append((job, error))
                 continue
             for place, event, scored in zip(places, events, scores, strict=True):
                 self._events[place] = job, event._replace(scored=scored)
+        for job, reason in failed:  # afterwards, because it removes events
+            self._fail(job, reason)
 
     def _fail(self, job: Job, error: Exception) -> None:
         """Ends a job whose tokens could not be scored; it may have just ended without an error."""
