@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Trains the bundled model by distillation, as docs/distilling.md describes.
+# Trains a new bundled model by distillation, as docs/distilling.md describes.
 #
 # Usage: results/distill.sh TEXT [OUTPUT] [STEP …]
 #
-# TEXT is a folder with a pair of files per corpus, NAME.en and NAME.de, plain or compressed; a
-# NAME.en without a NAME.de is only translated. newstest2013 is for development and newstest2014 for
-# the test. All other files go to OUTPUT, by default distilled/. The steps are prepare, teacher,
-# translate, mix, student, quantize and score; by default, all. Finished work is kept, so the same
-# command resumes an interrupted step. The steps teacher, translate and student need a GPU and only
-# OUTPUT. Compare the scores in OUTPUT/results with results/bundled/.
+# TEXT is a folder with a pair of files per corpus, NAME.en and NAME.de, plain or compressed as .xz
+# or .gz. A NAME.en without a NAME.de is only translated by the teacher. newstest2013 is for
+# development and newstest2014 for testing. New files go to OUTPUT, by default distilled/. The steps
+# are prepare, teacher, translate, mix, student, quantize and score; by default, all of them run.
+# Finished work is kept, so the same command resumes an interrupted step. The steps teacher,
+# translate and student need a GPU, and read only OUTPUT. Compare the scores in
+# OUTPUT/results with results/bundled/.
 set -euo pipefail
 text=$(realpath -m "${1:?usage: results/distill.sh TEXT [OUTPUT] [STEP …]}")
 output=$(realpath -m "${2:-distilled}")
@@ -32,7 +33,7 @@ corpora() {
     grep -v '^newstest201[34]$' | sort
 }
 
-# Prints how many times to include a corpus: news, everyday and interface texts are few.
+# Prints how many times to include a corpus: news, everyday and interface texts are scarce.
 repeat_of() {
   case $1 in
     europarl* | books*) echo 1 ;;
@@ -54,7 +55,7 @@ human_pairs() {
   done
 }
 
-# Adds to `pairs` the teacher's translations.
+# Adds the teacher's translations to `pairs`.
 teacher_pairs() {
   for name in $(corpora); do
     pairs+=(--source "$output/sources/$name.en" --target "$output/translated/$name.en")
@@ -104,7 +105,7 @@ for step in $steps; do
         --beam 4
       ;;
     mix)
-      human_pairs 2 # of large corpora, only the teacher's
+      human_pairs 2 # for large corpora, only the teacher's translations
       teacher_pairs
       prepare student-data "$student_vocab"
       ;;

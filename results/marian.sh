@@ -3,9 +3,9 @@
 #
 # Usage: results/marian.sh [OUTPUT] [OPTION...]
 #
-# The models have random weights, and the sizes of the base and big models of OPUS-MT. They are kept
-# in OUTPUT/models, by default measured/models, and the times are written to
-# OUTPUT/decoding/decode-marian.json. Options are those of `writehead bench decode`.
+# The models have random weights, and the sizes of OPUS-MT's base and big models. OUTPUT is by
+# default measured/. The models are kept in OUTPUT/models, and the times are written to
+# OUTPUT/decoding/decode-marian.json. Each OPTION is passed to `writehead bench decode`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-measured}

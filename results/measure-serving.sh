@@ -4,9 +4,9 @@
 # Usage: results/measure-serving.sh [OUTPUT [RUN…]]
 #
 # New files go to OUTPUT, by default measured/serving. Without a RUN, models of 53M and 211M
-# parameters with random weights are made there. Files that exist are skipped. After seven minutes,
-# no further measurement is started, and the exit code is 3: run the command again. For a rehearsal,
-# set CLIENTS, DURATION, SWEEP (numbers of clients), SWEEP_DURATION, PRESETS and DEVICE.
+# parameters with random weights are created there. Files that exist are skipped. After seven
+# minutes, no further measurement is started, and the exit code is 3: run the command again to
+# continue. For a quick test, set CLIENTS, DURATION, SWEEP (numbers of clients), SWEEP_DURATION, PRESETS and DEVICE.
 set -euo pipefail
 output=$(realpath -m "${1:-measured/serving}")
 [ $# -gt 0 ] && shift
@@ -46,7 +46,7 @@ measure() {
   shift
   [ -s "$file" ] && ! grep -q '"partial": true' "$file" && return
   if [ $SECONDS -gt 420 ]; then
-    echo "run the command again to measure the rest, from $file" >&2
+    echo "run the command again to continue with $file" >&2
     exit 3
   fi
   "$python" -m writehead bench serve "$@" --output "$file" --force
@@ -69,7 +69,7 @@ for run in "${runs[@]}"; do
     measure "batching-$name-beam$beam" "${one[@]}" --beam $beam "${batchings[@]}" "${loads[@]}" \
       --duration "$sweep_duration" --no-check
   done
-  # one request with many texts takes less time per text in the HTTP layer
+  # a request with many texts takes less HTTP time per text
   measure "lists-$name" "${one[@]}" --max-concurrency "$clients" --texts-per-request 16 \
     --duration "$duration"
   measure "clients-$name-float32" "${one[@]}" --dtype float32 --max-concurrency "$clients" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the decoding figures of README and docs again on one GPU, in about 25 minutes.
+# Measures the decoding figures of README and docs on one GPU, in about 25 minutes.
 #
 # Usage: results/measure.sh TEXT [OUTPUT]
 #

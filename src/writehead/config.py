@@ -229,8 +229,8 @@ class PrepareConfig(JsonConfig):
     dev: int = 2000  # lines to hold out if there is no dev text, at most one in twenty
     seed: int = 0
     split_digits: bool = False  # each digit is a token, so that models copy numbers reliably
-    vary_case: float = 0.0  # share of training pairs whose letters change between a and A
-    vary_copies: float = 0.0  # share of training pairs that get another number, name or emoji
+    vary_case: float = 0.0  # share of training pairs whose case is changed
+    vary_copies: float = 0.0  # share with another number or name, or an added emoji
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -248,7 +248,7 @@ class PrepareConfig(JsonConfig):
             raise ConfigError("vary_case and vary_copies are for translation; leave them out")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values; older datasets do not have the last ones."""
+        """Returns the fields as JSON values; without unused newer ones, as in older datasets."""
         newer = ("split_digits", "vary_case", "vary_copies")
         fields = super().to_json()
         return {name: value for name, value in fields.items() if value or name not in newer}

@@ -74,7 +74,7 @@ def random_tokens(model: Any, setting: Setting) -> Tensor:
 def hugging_face_generate(
     subject: Subject, setting: Setting, device: torch.device, dtype: torch.dtype
 ) -> Generate:
-    """Returns a call of `generate` of Hugging Face: of the run, or of Marian with our sizes."""
+    """Returns a call of Hugging Face's `generate`, for the run or for Marian with our sizes."""
     with requires("interop"):
         library: Any = importlib.import_module("transformers")
     library.logging.set_verbosity_error()
@@ -103,7 +103,7 @@ def hugging_face_generate(
 
 
 def _their_model(library: Any, run: Path) -> Any:
-    """Loads a Hugging Face model, or a run that is exported to one."""
+    """Loads a Hugging Face model, or a run after exporting it to one."""
     with TemporaryDirectory(prefix="writehead-huggingface-") as folder:
         if not is_pretrained(run):
             export_model(run, path := Path(folder) / "model")
@@ -149,7 +149,7 @@ def ctranslate2_generate(
     dtype: torch.dtype,
     compute_type: str | None = None,
 ) -> Generate:
-    """Returns a call of `translate_batch` of CTranslate2 with our weights, in one batch.
+    """Returns a call of CTranslate2's `translate_batch` with our weights, in one batch.
 
     compute_type: how CTranslate2 computes, such as "int8"; by default in `dtype`.
     """

@@ -168,7 +168,7 @@ def draw_latencies(record: dict[str, Any], path: Path) -> Path:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields the label of each system in the record, a name, and a model of `_model_name`."""
+    """Yields the label of a system, the name of a line, and its model as in `_model_name`."""
     names = dict.fromkeys(_model_name(row) for row in record["rows"] if "run" in row)
     for label, system, kinds in SYSTEMS:
         for model in (*kinds, *names):
@@ -176,7 +176,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _model_name(row: dict[str, Any]) -> str | None:
-    """Returns the name of a run or the kind of a preset; None with local attention."""
+    """Returns the name of a run, or a preset's kind of attention; None if it is local."""
     if "run" in row:
         return str(row["preset"])
     return None if row["model"].get("window") is not None else str(row["kind"])

@@ -368,8 +368,8 @@ def goodput(results: Sequence[Result], seconds: float, limit_ms: float) -> float
 def at_equal_p95(rows: Sequence[dict[str, Any]], reference: str) -> list[dict[str, Any]]:
     """Returns the throughput of each batching at each p95 latency of `reference`, and their ratios.
 
-    The throughput at a latency is that of the fastest load with this p95 or a lower one, which is
-    interpolated between two loads. It is None if all loads of a batching take longer.
+    The highest throughput up to a p95 is interpolated between two loads. It is None if the p95 of
+    each load of a batching is higher.
     """
     curves = {
         name: _throughputs([row for row in rows if row["batching"] == name])
@@ -390,7 +390,7 @@ def at_equal_p95(rows: Sequence[dict[str, Any]], reference: str) -> list[dict[st
 
 
 def _throughputs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Returns (p95, requests per second) by p95, without loads that are slower in both."""
+    """Returns (p95, requests per second) by p95, without loads that another load beats in both."""
     points = sorted(
         (row["e2el_ms"]["p95"], row["requests_per_second"]) for row in rows if row["e2el_ms"]
     )

@@ -106,11 +106,11 @@ class CTranslate2Scheduler(StaticScheduler):
 def load_engine(name: str, run: Path, device: str, dtype: str | None) -> Engine:
     """Loads a run with the scheduler of a batching.
 
-    CTranslate2 has int8 weights if our own engine has them by default.
+    CTranslate2 uses int8 weights if our own engine does by default.
     """
     engine = Engine.load(run, device, dtype)
     int8 = engine.model.is_int8
-    if name == CTRANSLATE2 and int8:  # which cannot be exported
+    if name == CTRANSLATE2 and int8:  # int8 weights cannot be exported
         engine = Engine.load(run, device, dtype, quantize="none")
     baseline(name, engine, int8=int8)
     return engine

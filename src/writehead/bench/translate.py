@@ -81,8 +81,8 @@ class TranslateJob:
             raise DataError("there is no line to translate; use a file with text in it")
         if self.map_batches is not None and self.map_batches >= len(self.lines):
             raise DataError(
-                f"{len(self.lines):,} lines are one batch of {self.map_batches:,}, but the first "
-                f"batch is not timed; use smaller batches"
+                f"{len(self.lines):,} lines fit in one batch of {self.map_batches:,}, but the "
+                f"first batch is not timed; use smaller batches"
             )
         if self.references is not None:
             load_sacrebleu()  # fails now, not after minutes of decoding
@@ -99,8 +99,8 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     Our result adds the time of a single line, and statistics of the scheduler and the device.
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
     `start_up` times new processes.
-    Our float32 translations are compared too if the dtype is not float32, and those with int8
-    weights on a CPU, and those of Ray Data if the job has `map_batches`.
+    Also compares our own translations in float32 if the dtype is another, with int8 weights on a
+    CPU, and in Ray Data if the job has `map_batches`.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.dtype != torch.float32:
@@ -274,9 +274,9 @@ def _utilisation(
 
 @contextmanager
 def step_clock(device: torch.device) -> Iterator[Callable[[], float]]:
-    """Clocks all decoding steps in the block; yields a function that returns their seconds.
+    """Clocks all decoding steps in the block; yields a function that returns their total seconds.
 
-    Steps include the search, but not the encoder. On a GPU, their time is that on the device.
+    Steps include the search, but not the encoder. On a GPU, only time on the device counts.
     """
     seconds, events = [0.0], list[tuple[torch.cuda.Event, torch.cuda.Event]]()
     step = Lane.step

@@ -40,15 +40,15 @@ def prepare_command(
     repeat: Annotated[
         list[int] | None,
         Option(
-            help="How many times to include each --source or --text, in their order. Default: "
-            "once each."
+            help="Number of times to include each --source or --text, in their order. Repeatable. "
+            "Default: 1."
         ),
     ] = None,
     exclude: Annotated[
         Paths,
         Option(
-            help="Text whose lines must not be in the training text, such as a test set; ignores "
-            "case and punctuation. Repeatable."
+            help="Text whose lines are dropped from the training text, such as a test set. Case "
+            "and punctuation are ignored. Repeatable."
         ),
     ] = None,
     hub: Annotated[
@@ -86,13 +86,13 @@ def prepare_command(
     ] = False,
     vary_case: Annotated[
         float,
-        Option(help="Share of training pairs to change between lower case and capitals."),
+        Option(help="Share of training pairs in which to change the case of letters."),
     ] = 0.0,
     vary_copies: Annotated[
         float,
         Option(
-            help="Share of training pairs to give another number, name, e-mail address, URL or "
-            "emoji on both sides."
+            help="Share of training pairs in which to replace a number or name on both sides, or "
+            "to add a name, number, e-mail address, URL or emoji to both."
         ),
     ] = 0.0,
     dev: Annotated[
@@ -136,7 +136,7 @@ def prepare_command(
 
 
 def _find_inputs(given: dict[str, Any]) -> "Inputs":
-    """Returns the text to prepare, with its weights and what to exclude from it."""
+    """Returns the text to prepare, with its repeat counts and the text to exclude from it."""
     from writehead.data.sources import text_files
 
     excluded = text_files(given["exclude"] or (), ()).train

@@ -61,7 +61,7 @@ def serve_command(
     ] = None,
     max_batch: Annotated[
         int | None,
-        Option(min=1, help="Sequences × beams decoded together. Default on a CPU: 64."),
+        Option(min=1, help="Maximum sequences × beams decoded together. Default on a CPU: 64."),
     ] = None,
     max_queue: Annotated[
         int, Option(min=1, help="Sequences that may wait for a slot; more get status 429.")

@@ -113,8 +113,8 @@ def evaluate_command(
     test_set: Annotated[
         str | None,
         Option(
-            help="A sacrebleu test set, such as wmt14, or first-lines: a hundred English lines "
-            "that people type first, with German references."
+            help="A sacrebleu test set, such as wmt14, or first-lines: a hundred English lines of "
+            "the kind that people first type into a translator."
         ),
     ] = None,
     text: Annotated[Path | None, Option(help="Text to score with a language model.")] = None,

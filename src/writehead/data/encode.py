@@ -62,9 +62,9 @@ def encode_chunk(
     threads: int,
     excluded: Set[str] = frozenset(),
 ) -> Encoded:
-    """Encodes a chunk; only `is_train` drops identical sides and unlike lengths.
+    """Encodes a chunk, and drops lines with a side whose `line_key` is in `excluded`.
 
-    Also drops lines with a side whose `line_key` is in `excluded`.
+    With `is_train`, also drops pairs with identical sides or unlike lengths.
     """
     # longer texts are dropped, because our tokens have at most MAX_PIECE characters
     cut = None if config.token_limit is None else config.token_limit * MAX_PIECE + 1

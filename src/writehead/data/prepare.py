@@ -226,7 +226,7 @@ def _read_and_sample(job: _Job) -> tuple[Counter[str], list[str]]:
 
 
 def _chunks(inputs: Inputs, split: str) -> Iterator[tuple[list[Row], int]]:
-    """Yields the rows of a split in chunks, and how many times the dataset has each chunk."""
+    """Yields the rows of a split in chunks, and how many times the dataset includes each."""
     for corpus, times in inputs.repeated(split):
         for chunk in chunked(corpus.rows()):
             yield chunk, times

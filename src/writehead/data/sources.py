@@ -43,8 +43,8 @@ class Corpus(Protocol):
 class Inputs:
     """The corpora of each split of a dataset, which are concatenated.
 
-    `repeat` is how many times the dataset has each corpus of `train`; by default, once each. The
-    training text loses the lines of `excluded`, whatever their case and punctuation.
+    `repeat` is how many times the dataset includes each corpus of `train`; by default, once each.
+    Lines of `excluded` are dropped from the training text, ignoring case and punctuation.
     """
 
     train: tuple[Corpus, ...]
@@ -63,7 +63,7 @@ class Inputs:
             raise DataError(f"repeat={self.repeat!r} must be integers of at least 1")
 
     def repeated(self, split: str) -> Iterator[tuple[Corpus, int]]:
-        """Yields each corpus of a split, and how many times the dataset has it."""
+        """Yields each corpus of a split, and how many times the dataset includes it."""
         corpora = self.splits()[split]
         ones = (1,) * len(corpora)
         return zip(corpora, (split == "train" and self.repeat) or ones, strict=True)

@@ -7,7 +7,7 @@ from writehead.config import PrepareConfig
 from writehead.data.sources import Row
 
 MAX_CAPITALS = 60  # characters; people write only short texts in capitals
-# addresses, paths and placeholders may depend on case
+# does not match addresses, paths and placeholders, which may depend on case
 _PROSE = re.compile(r"[^\W_][\w\s.,:;!?'’\"“”„()%&+-]*")
 _WORD = re.compile(r"\w+")
 _EMOJI = (
@@ -27,7 +27,7 @@ _DOMAINS = ("com", "org", "net", "de", "eu", "io", "co.uk")
 
 
 class Variation:
-    """Changes the shares of pairs that the config asks for, at random but reproducibly."""
+    """Changes pairs at random but reproducibly, in the shares that the config sets."""
 
     def __init__(self, config: PrepareConfig) -> None:
         self._case, self._copies = config.vary_case, config.vary_copies
@@ -100,7 +100,7 @@ class Variation:
         return "".join(choose(_STARTS) + choose(_VOWELS) + choose(_ENDS) for _ in range(count))
 
     def _name(self, *, numbers: int) -> str:
-        """Returns a made-up name, code, number (in `numbers` of 18), e-mail address or URL."""
+        """Returns a made-up name, code, number (`numbers` times in 18), e-mail address or URL."""
         random, word = self._random, self._word()
         match random.choices(range(5), (10 - numbers, 2, numbers, 3, 3))[0]:
             case 0:

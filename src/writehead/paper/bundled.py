@@ -68,9 +68,9 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
     found = [lines["first_lines"][name] for name in SEARCHES]
     chrf = " / ".join(f"{one['chrf']:.1f}" for one in found)
     kept = " / ".join(str(one["kept"]) for one in found)
-    columns = ("BLEU, greedy / beam 4", "sentences/s, greedy / beam 4", "chrF, first lines", "kept")
+    searched = ("BLEU, greedy / beam 4", "sentences/s, greedy / beam 4")
     rows = [
-        ["weights", "MB", "ln(PPL)", *columns],
+        ["weights", "MB", "ln(PPL)", *searched, "first lines, chrF", "first lines, kept"],
         ["float32, as trained", *_quality(before, before["bytes"]), "–", "–", "–"],
         [f"{bits} bits, in float32", *_quality(after, size), _speed(engines["ours"]), "–", "–"],
         [f"{bits} bits, in int8", *_quality(int8, size), _speed(engines["ours, int8"]), chrf, kept],
@@ -79,8 +79,8 @@ def bundled_table(results: Path) -> tuple[list[list[str]], str] | None:
         f"English to German, {after['parameters'] / 1e6:.0f}M parameters. Quality: "
         f"{Path(after['on']).name}, {after['sentences']:,} sentences, sacrebleu with `-tok intl`. "
         f"Speed: {Path(speed['input']).name}, {hardware['device']}, {hardware['threads']} threads. "
-        f"The last columns are about `--test-set first-lines`: chrF, and how many of "
-        f"{found[0]['to_keep']} numbers and names the translations keep, with greedy / beam 4."
+        f"First lines: `writehead evaluate --test-set first-lines`, greedy / beam 4. *Kept* is how "
+        f"many of its {found[0]['to_keep']} numbers and names the translations keep."
     )
     return rows, caption
 

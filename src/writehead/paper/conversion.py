@@ -203,14 +203,14 @@ def check_base(results: Path, scale: str, base: str | None = None) -> None:
 
 
 def _check_copied(conversion: Conversion) -> None:
-    """Raises RunError if there are rows, but the model they were converted from is not here."""
+    """Raises RunError if there are rows, but not the model that they were converted from."""
     job, run = conversion.job, conversion.job.run(conversion.base)
     if (run / CONFIG).is_file():
         check_base(job.results, conversion.scale, RunFacts.read(run).fingerprint)
         return
     for path in sorted((job.results / TABLE / conversion.scale).glob("*-seed*.json")):
         raise RunError(
-            f"{path} was converted from another multi-head model, which is not at {run}; copy it "
+            f"{path} was converted from a multi-head model that is not at {run}; copy the model "
             f"there, or use another folder for results"
         )
 

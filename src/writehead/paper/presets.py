@@ -1,4 +1,4 @@
-"""§4.1: every row of Tables 1 and 3 as a config, smaller families, the bundled model, its teacher.
+"""§4.1: rows of Tables 1 and 3 as configs, smaller families, the bundled model and its teacher.
 
 A preset is named `family/row`. A family sets the sizes of the multi-head baseline. A row changes
 only the attention; `matched_d_ff` widens the feed-forward layers to keep the number of parameters.
@@ -42,7 +42,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "lm1b-small": _model(16_384, d=512, f=4096, h=8, k=64, layers=(0, 6)),
     # fits in 16 MB at 6 bits per weight; a deep encoder and a shallow decoder decode fast
     "bundled": _model(8192, d=384, f=1120, h=6, k=64, layers=(8, 2)),
-    # its teacher: as many parameters as wmt14, but a deep encoder and a shallow decoder
+    # its teacher: about as large as wmt14, with a deep encoder and a shallow decoder
     "bundled-teacher": _model(16_384, d=1024, f=4096, h=8, k=128, layers=(10, 4)),
     "tiny": _model(1024, d=128, f=512, h=8, k=16, layers=(2, 2), dropout=0.0),
     "tiny-lm": _model(1024, d=128, f=512, h=8, k=16, layers=(0, 2), dropout=0.0),

@@ -211,7 +211,7 @@ class Gate:
                 await self.app(scope, limited, answer)
         except ClientGone:
             status = GONE
-        except asyncio.CancelledError:  # after SIGTERM, the time to finish requests is over
+        except asyncio.CancelledError:  # the grace period after SIGTERM is over
             if status == GONE:
                 message = "the server is shutting down; retry"
                 response = error_response(scope["path"], 503, message, {"Retry-After": "5"})

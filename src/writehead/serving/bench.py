@@ -40,7 +40,7 @@ from writehead.util.progress import Reporter
 
 SERVER = "server"  # the batching of a server that somebody else has started
 WARMUP = Load(seconds=3.0, concurrency=8)
-# offline decoding in low precision is repeated for so many texts, in batches smaller by the factor
+# in low precision, offline decoding is repeated for this many texts, in batches this much smaller
 NEAR_TIES_TEXTS, NEAR_TIES_FACTOR = 2000, 32
 
 
@@ -102,8 +102,10 @@ def bench_serve(job: ServeJob, reporter: Reporter) -> dict[str, Any]:
         result["at_equal_p95"] = at_equal_p95(rows, STATIC)
         for one in result["at_equal_p95"]:
             for name, ratio in one["ratio"].items():
-                times = "no rate" if ratio is None else f"{ratio:.2f} times the requests/s"
-                reporter.say(f"p95 of {one['p95_ms']:,.0f} ms: {name} has {times} of {STATIC}")
+                rate = "a higher p95 at every load"
+                if ratio is not None:
+                    rate = f"{ratio:.2f} times the requests/s of {STATIC}"
+                reporter.say(f"at a p95 of {one['p95_ms']:,.0f} ms: {name} has {rate}")
     return result
 
 
@@ -144,7 +146,7 @@ def _server(job: ServeJob, batching: str) -> Iterator[str]:
 def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, Any]:
     """Decodes the answered requests in one call; returns how many answers are equal, and speeds.
 
-    In low precision, it also returns how many are equal offline in batches of another size.
+    In low precision, also returns how many texts are decoded alike offline in smaller batches.
     """
     engine = Engine.load(run, job.device, job.dtype)
     limit_batch(engine, job.max_rows)  # as the server does
@@ -165,7 +167,7 @@ def _offline(job: ServeJob, run: Path, results: Sequence[Result]) -> dict[str, A
         "compared": len(texts),
     }
     if engine.model.dtype != torch.float32:
-        # rounding decides between tokens that are almost equally likely, by the size of a batch
+        # rounding, which depends on the batch size, decides between almost equally likely tokens
         engine.scheduler.max_rows = max(1, engine.scheduler.max_rows // NEAR_TIES_FACTOR)
         again = [output.text for output in decode(texts[:NEAR_TIES_TEXTS])]
         equal = sum(map(str.__eq__, outputs, again))

@@ -8,24 +8,28 @@ from writehead.util.extras import requires
 
 
 class Detected(NamedTuple):
-    """A language, and how certain it is, from 0 to 100."""
+    """A language, and the confidence in it, from 0 to 100."""
 
     language: str
     confidence: float
 
 
 class Detector:
+<<<<<<< HEAD
     """Ranks languages; `codes` are known to clients, such as de or en_XX."""
+=======
+    """Ranks languages; `codes` are those that clients use, such as de or deu_Latn."""
+>>>>>>> edit
 
     def __init__(self, codes: Collection[str]) -> None:
         self._codes, self._lock = codes, threading.Lock()
         self._identifier: Any = None  # loaded at the first call: 80 MB
-        self._names: dict[str, str] = {}  # our codes of its languages
+        self._names: dict[str, str] = {}  # our codes, by its own
 
     def rank(self, texts: Sequence[str]) -> list[Detected]:
-        """Returns the language that texts share, best first; may be called in any thread.
+        """Ranks the languages of texts that share one, likeliest first; any thread may call it.
 
-        If the detector knows none of the codes, all of its languages are ranked.
+        If py3langid knows none of the codes, all of its languages are ranked.
         """
         with self._lock:
             self._identifier = self._identifier or self._load()

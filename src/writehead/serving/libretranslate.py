@@ -38,16 +38,16 @@ class DetectBody(BaseModel):
 
 
 class DetectedLanguage(BaseModel):
-    """A language, and how certain it is, from 0 to 100."""
+    """A language, and the confidence in it, from 0 to 100."""
 
     language: str
     confidence: float
 
 
 class TranslateAnswer(BaseModel):
-    """The translation, or a list of them; alternatives if any were asked for.
+    """The translation, or a list of them, with alternatives if the request asks for any.
 
-    If the source is auto, its language, once or for each text, which is that of all texts.
+    If the source is auto, the detected language, which is the same for all texts of a list.
     """
 
     translatedText: str | list[str]
@@ -109,7 +109,7 @@ async def translate(request: Request) -> dict[str, Any]:
     openapi_extra=body_schema(DetectBody),
 )
 async def detect(request: Request) -> list[dict[str, Any]]:
-    """Detects the language of a text; lists languages that have at least 1%, best first."""
+    """Lists the likeliest language of a text, and others with a confidence of at least 1%."""
     service: Service = request.app.state.service
     body = await read_body(request, DetectBody)
     service.check_key(body.api_key)

@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of completions, in the form of OpenAI's API."""
+"""Log probabilities of the tokens of completions, in the format of OpenAI's API."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -14,7 +14,7 @@ from writehead.model import DecoderState, LanguageModel
 
 
 class Scored(NamedTuple):
-    """The log probability of a token, and those of the likeliest tokens, if they were asked for."""
+    """The log probability of a token and, if requested, those of the likeliest tokens."""
 
     log_p: float
     top: dict[str, float] | None
@@ -23,7 +23,7 @@ class Scored(NamedTuple):
 class Scorer:
     """Scores the tokens of growing completions, with a KV cache of its own.
 
-    The memory is allocated at the first token. Call it in the thread of the worker only.
+    The cache is allocated at the first token. Call the scorer only in the worker's thread.
     """
 
     def __init__(self, engine: Engine, requests: Sequence[Request], top: int) -> None:
@@ -40,7 +40,7 @@ class Scorer:
 
     @torch.no_grad()
     def __call__(self, new: Sequence[tuple[int, int]]) -> list[Scored]:
-        """Scores new tokens, given as pairs of the number of a request and its token."""
+        """Scores new tokens, given as pairs of the index of a request and a token."""
         model = self._model
         state = self._state = self._state or self._start()
         rows: list[list[int]] = [[] for _ in self._requests]
@@ -78,7 +78,7 @@ class Scorer:
 
 
 def score(engine: Engine, logits: Tensor, tokens: Tensor, top: int) -> list[Scored]:
-    """Returns the scores of tokens [m] from the logits that they were chosen from [m, vocab]."""
+    """Returns the scores of tokens [m], given the logits [m, vocab] that predicted them."""
     log_p = logits[:, : engine.tokenizer.vocab_size].float().log_softmax(dim=1)
     chosen = log_p.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
     if not top:
@@ -105,7 +105,7 @@ def score_whole(
 
 
 def texts_of(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token after a prompt; of an incomplete character, it is empty."""
+    """Returns the text of each token after a prompt; it is empty until a character is complete."""
     text = StreamedText(engine.tokenizer, prompt)
     pieces = [text.add([token]) for token in tokens]
     return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []

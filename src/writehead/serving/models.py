@@ -229,7 +229,7 @@ class Models:
         raise ApiError(404, f"no model translates {shown(wanted)}; {hint}")
 
     def sources(self, target: str | None, name: str | None = None) -> list[str]:
-        """Returns the languages that a model, or any of them, translates to a language."""
+        """Returns the languages that the named model, or any model, translates to `target`."""
         models = [*self] if name is None else [self.named(name)]
         found = {
             source: None

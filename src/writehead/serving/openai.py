@@ -149,7 +149,7 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         "model": served.name,
     }
     if body.stream or any(stops):
-        scores = body.logprobs if body.stream else None  # else, one forward pass is faster
+        scores = body.logprobs if body.stream else None  # otherwise, one forward pass is faster
         stream = await service.stream(
             request, served, prompts, options, samples=samples, logprobs=scores
         )
@@ -178,7 +178,7 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
 
 
 class Chunk(NamedTuple):
-    """New text of a choice; its last chunk has the reason why it ended."""
+    """New text of a choice; the last chunk of a choice has its finish reason."""
 
     place: int
     text: str
@@ -279,7 +279,7 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """Yields new text of the choices; ends when every choice has ended.
 
-    Log probabilities are those of all tokens that have come since the last chunk of the choice.
+    A chunk has the log probabilities of all tokens since the previous chunk of the choice.
     """
     for i, echo in enumerate(echoes):
         if echo:
@@ -314,7 +314,7 @@ async def _events(
     stream: Streaming,
     wants_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields the objects that are sent; with usage, it is null in all but the last."""
+    """Yields the objects to send; with usage, it is null in all but the last."""
     if wants_usage:
         head = {**head, "usage": None}
     async with aclosing(chunks) as source:

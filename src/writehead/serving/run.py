@@ -24,7 +24,7 @@ with requires("serve"):
 
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
 WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
-CPU_ROWS = 64  # decoded together by default; with more, a CPU's caches do not hold K and V
+CPU_ROWS = 64  # decoded together by default; with more, K and V do not fit in a CPU's caches
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -73,7 +73,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
 
 
 def limit_batch(engine: Engine, rows: int | None) -> None:
-    """Sets the maximum rows of a batch; None is the default of a server on this device."""
+    """Sets the maximum rows of a batch; None chooses the server's default for the device."""
     if rows is None and engine.model.device.type == "cpu":
         rows = CPU_ROWS
     if rows is not None:

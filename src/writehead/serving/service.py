@@ -146,7 +146,7 @@ class Service:
     ) -> "Streaming":
         """Starts to decode texts; returns with the first token, so that errors have a status.
 
-        With `logprobs`, tokens come with their log probabilities and those of as many others.
+        With `logprobs`, each token has its log probability and those of as many likeliest tokens.
         """
         lines = await self._requests(http, model, texts, options, **more)
         job = self._submit(http, model, lines, streamed=True, logprobs=logprobs)
@@ -160,7 +160,7 @@ class Service:
         return Streaming(self, model, job, lines, facts, first)
 
     async def detect(self, http: Request, texts: Sequence[str]) -> list[Detected]:
-        """Returns the language that texts share, best first."""
+        """Ranks the languages of texts that share one, likeliest first."""
         self.check_texts(texts)
         return await self.guarded(http, asyncio.to_thread(self.detector.rank, texts))
 
@@ -172,9 +172,9 @@ class Service:
         target: str | None,
         name: str | None = None,
     ) -> tuple[Served, Codes, Detected | None]:
-        """Returns a translation model, the codes of the languages, and the source if it was auto.
+        """Returns a translation model, the codes of the languages, and the source if detected.
 
-        Of the languages that a model translates to the target, the likeliest is the source.
+        The source is the likeliest of the languages that a model translates to the target.
         """
         sources = self.models.sources(target, name) if source == AUTO else []
         if not sources:

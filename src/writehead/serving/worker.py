@@ -33,14 +33,14 @@ class Job:
     """The requests of one call. All fields but the last are set in the worker's thread.
 
     If the job is streamed, `events` receives an event for each token, and one without a token when
-    a request is finished. At the end, it receives None; then `error` is the reason of a failure.
+    a request is finished. At the end, it receives None; if the job failed, `error` says why.
     """
 
     id: str
     scheduler: Scheduler
     requests: Sequence[Request]
     is_streamed: bool = False
-    scorer: Scorer | None = None  # of the tokens of a stream
+    scorer: Scorer | None = None  # scores the tokens of a stream
     started: float | None = None  # when its first request entered a slot
     error: Exception | None = None
     left: int = 0  # unfinished requests
@@ -53,7 +53,7 @@ class Job:
 
 
 class Event(NamedTuple):
-    """A token of a request of a stream; None if the request is finished."""
+    """A new token of a streamed request, or None when the request is finished."""
 
     place: int  # of the request in the job
     token: int | None
@@ -258,7 +258,7 @@ class Worker:
     def _fail(self, job: Job, error: Exception) -> None:
         """Ends a job whose tokens could not be scored; it may have just ended without an error."""
         if isinstance(error, torch.OutOfMemoryError):
-            error = OutOfRoom("the device has no memory for log probabilities")
+            error = OutOfRoom("the device has too little memory for log probabilities")
         if job.is_over:
             job.error = job.error or error
         else:

@@ -1,8 +1,8 @@
-"""A hundred lines that people type first: greetings, interface texts, numbers and names.
+"""The test set first-lines: a hundred lines of the kind that people first type into a translator.
 
-`bundled/first_lines.tsv` has a line per test: the English source, its German references, separated
-by `|`, and the numbers and names that a translation must keep, separated by `;`. Each may have
-several spellings, separated by `~`.
+Each line of `bundled/first_lines.tsv` has three columns: the English source, its German references,
+separated by `|`, and the numbers and names that a translation must keep, separated by `;`. A number
+or name may have several spellings, separated by `~`.
 """
 
 import re

@@ -2,7 +2,7 @@
 "use strict";
 
 const TYPING_MS = 250; // after the last key, a translation starts
-const RACE_TOKENS = 64; // per copy, if both models have as many positions
+const RACE_TOKENS = 64; // per copy, if both models have that many positions
 const SECONDS = 60; // that a plot shows
 const TICK_MS = 1000; // between two readings of the metrics
 const find = (id) => document.getElementById(id);
