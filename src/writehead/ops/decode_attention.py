@@ -37,6 +37,7 @@ from writehead.ops.rotary import Rotary, rotate
 # If the positions are a multiple of this, PyTorch's float32 products, softmax and sums on a CPU
 # round the results of a row alike in any batch.
 INVARIANT_POSITIONS = 2 * INVARIANT_MULTIPLE
+GATHERED_BYTES = 1 << 21  # of the K of beams that the reference copies at a time
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
 # The tiles and these limits were chosen by measurements on an H200.
 PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
@@ -159,7 +160,8 @@ class _Step(NamedTuple):
     readable: int  # m, positions of the cache to read
     seen: Tensor  # [R beam, n, m or m + n], whether a query attends to a position
     bias: Tensor | None  # [R beam, h, n, m or m + n]
-    mask: Tensor | None  # [R beam g, beam h/g, m], added to the logits; for n = 1 without counts
+    mask: Tensor | None  # [R beam g, 1 or h/g, m], added to the logits; for n = 1 without counts
+    held: Tensor | None  # [R beam, g, m], the vectors of K and V of beams; None: those of the row
 
 
 def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
@@ -185,33 +187,32 @@ def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
     if cache.window is not None:
         seen &= (held >= 0).unsqueeze(1) & (distances < cache.window)
     bias = None if cache.bias is None else bias_at(cache.bias, distances)
-    mask = None
+    mask = places = None
     if n == 1 and cache.counts is None:
-        mask = _make_mask(cache, heads, rows, seen, distances == 0, bias)
-    return _Step(rows, positions, at, stopped, appends_last, readable, seen, bias, mask)
+        mask = torch.where(seen, 0.0, -torch.inf).to(
+            torch.promote_types(cache.K.dtype, torch.float)
+        )
+        mask = mask.unsqueeze(1).expand(-1, heads.g, -1, -1)
+        mask = mask if bias is None else mask + bias.unflatten(1, (heads.g, -1)).squeeze(3)
+        mask = mask.flatten(0, 1)
+        if cache.ancestors is not None and cache.beam > 1:
+            places = _held_places(cache, heads.g, rows, distances.squeeze(1) == 0)
+    return _Step(rows, positions, at, stopped, appends_last, readable, seen, bias, mask, places)
 
 
-def _make_mask(
-    cache: CacheLayer, heads: Heads, rows: Tensor, seen: Tensor, is_new: Tensor, bias: Tensor | None
-) -> Tensor:
-    """Returns the mask [R holder g, beam h/g, m] of one new position per row.
+def _held_places(cache: CacheLayer, g: int, rows: Tensor, is_new: Tensor) -> Tensor:
+    """Returns where K.flatten(0, 2) has the vectors of each row, [R beam, g, m].
 
-    It is the bias where the holder's K and V of a position belong to the beam's ancestor, else
-    -inf. seen, is_new: [R beam, 1, m].
+    They are in the rows of the row's ancestors, but the new position is in the row itself. is_new:
+    [R beam, m].
     """
-    beam, m, r = cache.beam, seen.shape[2], heads.h // heads.g
-    own = torch.arange(beam, dtype=torch.int32, device=seen.device).unsqueeze(1)
-    holders = own.expand(beam, m)  # [R, beam, m]
-    if cache.ancestors is not None and beam > 1:
-        holders = _listed(cache.ancestors[:, :m], cache, rows).view(-1, beam, m)
-        holders = torch.where(is_new.view(-1, beam, m), own, holders)
-    holders = torch.where(seen.view(-1, beam, m), holders, -1)
-    mask = torch.where(holders.unsqueeze(1) == own.unsqueeze(1), 0.0, -torch.inf)
-    mask = mask[:, :, None, :, None].expand(-1, -1, heads.g, -1, r, -1)
-    if bias is not None:
-        mask = mask + bias.view(-1, 1, beam, heads.g, r, m).transpose(2, 3)
-    dtype = torch.promote_types(cache.K.dtype, torch.float32)
-    return mask.reshape(-1, beam * r, m).to(dtype)
+    assert cache.ancestors is not None
+    m, size = is_new.shape[1], cache.K.shape[2]
+    own = (rows % cache.beam).unsqueeze(1)
+    holders = torch.where(is_new, own, _listed(cache.ancestors[:, :m], cache, rows).long())
+    holders += rows.unsqueeze(1) - own
+    vectors = holders.unsqueeze(1) * g + torch.arange(g, device=rows.device).unsqueeze(1)
+    return vectors * size + torch.arange(m, device=rows.device)
 
 
 def _cached(layer: MemoryLayer, name: str, make: Callable[[], Any]) -> Any:
@@ -234,6 +235,8 @@ def _attend_cache(
         Q, K_new = rotate(Q, angles, rotary), rotate(K_new, angles, rotary)
     if not step.appends_last:
         _append(cache, step, K_new, V_new)
+    if step.held is not None and step.mask is not None:
+        return _attend_beams(Q, cache, step.held, step.mask, scale)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
     if step.appends_last:
         K, V = torch.cat([K, K_new], dim=2), torch.cat([V, V_new], dim=2)
@@ -244,8 +247,6 @@ def _attend_cache(
         seen = step.seen.unsqueeze(1)
         mask = seen if step.bias is None else add_bias(seen, step.bias.to(Q.dtype))
         return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(QKV.dtype)
-    if cache.beam > 1:
-        return _attend_beams(Q, K, V, step.mask, cache.beam, scale)
     Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
     return _attend_next(Q, K, V, step.mask, cache, scale).flatten(1).unsqueeze(1)
 
@@ -315,26 +316,23 @@ def _attend_next(
     return torch.bmm(weights, V)[: b * g].view(b, g, q, V.shape[2])
 
 
-def _attend_beams(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, beam: int, scale: float) -> Tensor:
-    """Computes [R beam, h, 1, k] [R beam, g, m, k] [R beam, g, m, v] -> [R beam, 1, h v].
+def _attend_beams(Q: Tensor, cache: CacheLayer, held: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Computes one new position per row, Q [R beam, h, 1, k], with ancestors -> [R beam, 1, h v].
 
-    To avoid copying K and V, every query is multiplied by all rows of its slot. The mask [R beam g,
-    beam h/g, m] then hides the positions that its ancestors do not hold.
+    It copies the K and V of some rows at a time, so few that they stay in the caches of a CPU.
+    Products of every query with the K and V of all beams need no copies, but take longer.
     """
-    rows, h, _, k = Q.shape
-    count, g, m, v = rows // beam, K.shape[1], K.shape[2], V.shape[3]
-    Q = Q.view(count, 1, beam, g, -1, k).transpose(2, 3)  # [R, 1, g, beam, h/g, k]
-    Q = Q.expand(-1, beam, -1, -1, -1, -1).reshape(rows * g, -1, k)
-    wide = mask.dtype
-    logits = torch.baddbmm(mask, Q.to(wide), K.flatten(0, 1).to(wide).mT, alpha=scale)
-    logits = logits.view(count, beam, g, -1, m)  # [R, holder, g, beam h/g, m]
-    logits -= logits.amax(dim=4, keepdim=True).amax(dim=1, keepdim=True)
-    # exp takes many times longer for hidden positions, where logits are -inf
-    weights = logits.mul_(math.log2(math.e)).exp2_()
-    totals = weights.sum(dim=4).sum(dim=1).unsqueeze(3)  # [R, g, beam h/g, 1]
-    O = torch.bmm(weights.view(rows * g, -1, m).to(V.dtype), V.flatten(0, 1))  # noqa: E741
-    O = O.view(count, beam, g, -1, v).sum(dim=1) / totals  # noqa: E741
-    return O.view(count, g, beam, -1).transpose(1, 2).reshape(rows, 1, h * v).to(Q.dtype)
+    (rows, g, m), depth = held.shape, Q.shape[3]
+    count = max(1, GATHERED_BYTES // (g * m * depth * Q.element_size()))
+    Q, O = Q.unflatten(1, (g, -1)).squeeze(3), []  # noqa: E741
+    K, V = (T.flatten(0, 2) for T in (cache.K, cache.V))
+    for first in range(0, rows, count):
+        q = Q[first : first + count]
+        places = held[first : first + count].flatten()
+        k, v = (T.index_select(0, places).view(len(q), g, m, -1) for T in (K, V))
+        part = mask[first * g : (first + len(q)) * g]
+        O.append(_attend_next(q, k, v, part, cache, scale))
+    return torch.cat(O).flatten(1).unsqueeze(1)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,7 @@ class Detected(NamedTuple):
 
 
 class Detector:
-<<<<<<< HEAD
-    """Ranks languages; `codes` are known to clients, such as de or en_XX."""
-=======
-    """Ranks languages; `codes` are those that clients use, such as de or deu_Latn."""
->>>>>>> edit
+    """Ranks languages; `codes` are those that clients use, such as de or en_XX."""
 
     def __init__(self, codes: Collection[str]) -> None:
         self._codes, self._lock = codes, threading.Lock()
