@@ -45,8 +45,9 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 def launch_pdl(kernel: Any, grid: tuple[int, ...], T: Tensor) -> Callable[..., Any]:
     """Returns `launch` with PDL if T's device supports it; the kernel's PDL says whether."""
-    options = pdl(T)
-    return functools.partial(launch(kernel, grid), PDL=bool(options), **options)
+    if not supports_pdl(T.device):
+        return functools.partial(launch(kernel, grid), PDL=False)
+    return functools.partial(launch(kernel, grid), PDL=True, launch_pdl=True)
 
 
 def compile_kernels(work: Callable[[], object]) -> None:
@@ -70,14 +71,10 @@ def compile_kernels(work: Callable[[], object]) -> None:
     Context().run(compile_all)  # an error must not leave Triton's mode set
 
 
-def pdl(T: Tensor) -> dict[str, bool]:
-    """Returns the launch options for PDL on T's device; empty where PDL is not supported."""
-    return {"launch_pdl": True} if T.is_cuda and _supports_pdl(T.device) else {}
-
-
 @functools.cache
-def _supports_pdl(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def supports_pdl(device: torch.device) -> bool:
+    """Returns whether a device supports programmatic dependent launch."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
