@@ -28,11 +28,12 @@ from writehead.errors import ShapeError
 from writehead.ops.attention import INVARIANT_MULTIPLE, add_bias, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
 from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
+from writehead.util.devices import shared_memory
 
 # If the positions are a multiple of this, PyTorch's float32 products, softmax and sums on a CPU
 # round the results of a row alike in any batch.

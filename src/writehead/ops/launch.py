@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from writehead.ops.available import has_triton
+from writehead.util.devices import supports_pdl
 
 if has_triton():
     import triton
@@ -69,21 +70,6 @@ def compile_kernels(work: Callable[[], object]) -> None:
             list(threads.map(load, mode.future_kernels.values()))
 
     Context().run(compile_all)  # an error must not leave Triton's mode set
-
-
-@functools.cache
-def supports_pdl(device: torch.device) -> bool:
-    """Returns whether a device supports programmatic dependent launch."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> float:
-    """Returns the bytes of shared memory that a program may use."""
-    if device.type != "cuda":
-        return math.inf
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @triton.jit
