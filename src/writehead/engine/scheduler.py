@@ -56,7 +56,7 @@ class Request(Options):
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
-        return [one.with_tuple() for one in self.hypotheses]
+        return self.hypotheses
 
     def finish(
         self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
