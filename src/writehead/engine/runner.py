@@ -19,13 +19,13 @@ from torch import Tensor
 from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
-from writehead.model.cache import EncoderMemory, KVCache
+from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
 from writehead.ops.launch import compile_kernels
 from writehead.util.devices import launches_on
 from writehead.util.graphs import Graphs
-from writehead.util.transfer import HostCopies, HostCopy, send
+from writehead.util.transfer import HostCopies, HostCopy, send, send_padded
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,11 @@ class Lane:
         # attention over packed rows is slow with relative positions
         if self.graphs is None or model.config.positions == "relative":
             for group in similar(lengths, PADDED_TOKENS[model.device.type]):
-                self._encode_padded(model, memory, index[group], [sources[i] for i in group])
+                rows, some = send(index[group], model.device), [sources[i] for i in group]
+                padded, sent = send_padded(some, model.config.pad, model.device)
+                is_whole = lengths[group].min() == padded.shape[1]
+                with launches_on(model.device):
+                    model.fill(memory, rows, padded, None if is_whole else sent)
             return
         tokens = np.concatenate(sources)
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
@@ -146,22 +150,6 @@ class Lane:
         size = min(prompts.size, self.cache.size)
         for own, theirs in ((self.cache.K, prompts.K), (self.cache.V, prompts.V)):
             own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
-
-    def _encode_padded(
-        self,
-        model: TranslationModel,
-        memory: EncoderMemory,
-        index: NDArray[np.int_],
-        sources: Sequence[Tokens],
-    ) -> None:
-        """Encodes sources as padded rows."""
-        lengths = np.array([len(source) for source in sources])
-        used = np.arange(lengths.max()) < lengths[:, None]
-        padded = np.full(used.shape, model.config.pad)
-        padded[used] = np.concatenate(sources)
-        source, sent, rows = (send(T, model.device) for T in (padded, lengths, index))
-        with launches_on(model.device):
-            model.fill(memory, rows, source, None if used.all() else sent)
 
     def admit(
         self, slots: Sequence[int], options: Sequence[Options], first: Ints, lengths: Ints = 0

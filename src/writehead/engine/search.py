@@ -27,7 +27,7 @@ from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
-from writehead.util.transfer import send
+from writehead.util.transfer import send, send_padded
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 HEADER = 4  # columns of a packed hypothesis before its tokens
@@ -205,9 +205,9 @@ class Search:
         else:
             self.start(send(rows, device))
         if width := int(table["prefix_length"].max()):
-            padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
-            index, prefixes = np.array(slots, np.int64), np.array(padded, np.int32)
-            self.prefix[:, :width].index_copy_(0, send(index, device), send(prefixes, device))
+            index = send(np.array(slots, np.int64), device)
+            prefixes, _ = send_padded([one.prefix for one in options], 0, device)
+            self.prefix[:, :width].index_copy_(0, index, prefixes.int())
         if (table["repetition_penalty"] != 1.0).any():
             self.seen.index_fill_(0, send(np.array(slots, np.int64), device), 0)
 
