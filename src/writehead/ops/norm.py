@@ -30,11 +30,8 @@ class Norm:
         """Returns the norm that `module` computes; its `offset`, if any, is added to the gain."""
         if isinstance(module, nn.LayerNorm):
             return cls("layer", module.weight, module.bias, module.eps)
-        epsilon = module.eps
-        if epsilon is None:  # PyTorch's default
-            dtype = torch.float32 if module.weight is None else module.weight.dtype
-            epsilon = torch.finfo(dtype).eps
-        return cls("rms", module.weight, None, epsilon, getattr(module, "offset", 0.0))
+        assert module.eps is not None
+        return cls("rms", module.weight, None, module.eps, getattr(module, "offset", 0.0))
 
     def wide_gain(self, dtype: torch.dtype) -> Tensor:
         """The gain with its offset, in a dtype that does not round the sum."""
