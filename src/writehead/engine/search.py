@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokens
+from writehead.engine import search_kernels
 from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
@@ -177,11 +178,9 @@ class Search:
         elif beam > MAX_KERNEL_BEAM:
             self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
         reasons = {"triton": self.why_not_triton, "reference": None}
-        self._kernels: Any = None  # the module, which needs Triton
+        self._kernels: search_kernels.State | None = None
         if choose_implementation("search", implementation, reasons) == "triton":
-            from writehead.engine import search_kernels
-
-            self._kernels, self.kernel_state = search_kernels, search_kernels.State.of(self)
+            self._kernels = search_kernels.State.of(self)
 
     def admit(
         self,
@@ -245,7 +244,7 @@ class Search:
         if len(self._suppressed):
             logits.index_fill_(1, self._suppressed, NEVER)
         if self._kernels is not None:
-            self._kernels.advance(self, logits, slots, sampling)
+            search_kernels.advance(self._kernels, beam, logits, slots, sampling)
             return
         live = self.live.view(-1, beam)[slots, 0] != 0
         x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
@@ -267,7 +266,7 @@ class Search:
         if self.beam == 1:
             texts[:, 0] = self.history_tokens[index, :, 0]
         elif self._kernels is not None:
-            self._kernels.trace_back(self, index, texts)
+            search_kernels.trace_back(self._kernels, self.beam, index, texts)
         else:
             _trace_back(self, index, texts)
         return packed

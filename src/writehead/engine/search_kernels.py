@@ -11,11 +11,9 @@ so a CUDA graph can capture a step.
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from writehead.ops.launch import LOG2E, launch, launch_pdl, wait_for_previous
+from writehead.ops.launch import LOG2E, launch, launch_pdl, tl, triton, wait_for_previous
 
 if TYPE_CHECKING:
     from writehead.engine.search import Search
@@ -99,13 +97,12 @@ class Sizes(NamedTuple):
     SIZE_C: int  # continuations
 
 
-def advance(search: "Search", logits: Tensor, slots: Tensor, sampling: bool) -> None:
+def advance(state: State, beam: int, logits: Tensor, slots: Tensor, sampling: bool) -> None:
     """Runs one step; see `Search.advance`."""
-    state, rows, beam = search.kernel_state, len(logits), search.beam
-    parts, chunks = state.statistics.shape[1], state.peaks.shape[1]
-    tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
-    ring = 0 if search.ancestors is None else search.ancestors.shape[1]
-    counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
+    rows, parts, chunks = len(logits), state.statistics.shape[1], state.peaks.shape[1]
+    tile = max(CHUNK, min(TILE, triton.next_power_of_2(state.vocab_size)))
+    ring = 0 if state.ancestors is None else state.ancestors.shape[1]
+    counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(state.vocab_size, tile)
     shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
     beams = beam, 2 * beam, min(triton.next_power_of_2(max(ring, 1)), 128)
     padded = map(triton.next_power_of_2, (chunks, parts, beam, 2 * beam))
@@ -121,9 +118,9 @@ def advance(search: "Search", logits: Tensor, slots: Tensor, sampling: bool) -> 
         launch_pdl(beam_kernel, (rows // beam,), logits)(*given, ring, num_warps=1)
 
 
-def trace_back(search: "Search", index: Tensor, texts: Tensor) -> None:
+def trace_back(state: State, beam: int, index: Tensor, texts: Tensor) -> None:
     """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
-    given = index, search.kernel_state, texts, *texts.stride()[:2], search.beam
+    given = index, state, texts, *texts.stride()[:2], beam
     launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
 
 
