@@ -216,10 +216,7 @@ class EncoderMemory:
 
 @dataclass(frozen=True, eq=False)
 class DecoderState:
-    """The state of decoding between steps: the KV cache and the encoder's K and V.
-
-    The `beam` rows of a sentence are adjacent and share the encoder's K and V.
-    """
+    """The state of decoding between steps: the KV cache and the encoder's K and V."""
 
     cache: KVCache
     memory: EncoderMemory | None  # None for a language model
@@ -227,7 +224,7 @@ class DecoderState:
 
     @property
     def beam(self) -> int:
-        """Rows per sentence."""
+        """Rows per sentence, which are adjacent and share the encoder's K and V."""
         return self.cache.beam
 
     @property

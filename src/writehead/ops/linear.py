@@ -464,6 +464,7 @@ def linear_kernel(
         is_x, is_w = (row < rows)[None, :, None], is_w_row[None, :, None]
 
     # loads that do not depend on the previous kernel
+    w = 0
     if tile.ahead:
         w = tl.load(w_at, mask=is_w & (at < depth), other=0.0, eviction_policy=EVICTION)
     if PDL and LINES > 0:
@@ -481,8 +482,6 @@ def linear_kernel(
     if tile.method == "vector":
         y, total, squares = _vector(x_at, w_at, w, at, is_w, depth, tile, NORM, EVICTION)
     elif tile.method == "split":
-        if not tile.ahead:
-            w = 0
         y, total, squares = _split(x_at, w_at, w, at, is_x, is_w, depth, tile, NORM)
     else:
         first = first_row, first_column

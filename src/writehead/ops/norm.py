@@ -97,8 +97,7 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
         wide = torch.promote_types(X.dtype, torch.float32)
         Y = F.rms_norm(X.to(wide), X.shape[-1:], norm.wide_gain(wide), norm.epsilon).to(X.dtype)
     elif norm.kind == "rms" and norm.gain is None and not needs_gradient(X):
-        Z = X.to(torch.promote_types(X.dtype, torch.float32))
-        Y = (Z * rms_factors(Z, norm.epsilon)).to(X.dtype)
+        Y = DeferredRms(X, norm.epsilon).apply(X)
     elif norm.kind == "rms":
         Y = F.rms_norm(X, X.shape[-1:], norm.gain, norm.epsilon)
     else:
