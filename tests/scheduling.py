@@ -116,7 +116,12 @@ class Alone:
 
     def check(self, task: Task, request: Request, tolerance: float = 1e-4) -> None:
         """Asserts that a request has the result of decoding its task alone."""
-        assert_ranked(request.result(), self.decode(task), tolerance)
+        assert_ranked(hypotheses(request), self.decode(task), tolerance)
+
+
+def hypotheses(request: Request) -> list[Hypothesis]:
+    """The hypotheses of a request, with tuples of tokens, which can be compared."""
+    return [one.with_tuple() for one in request.result()]
 
 
 def scheduler(made: Model, vocab_size: int | None = None, **options: object) -> Scheduler:
@@ -154,5 +159,5 @@ def run_mixed(
             break
     assert all(request.is_done for request in requests)
     for i in streams.keys() - doomed:
-        assert tuple(streams[i]) == requests[i].result()[0].tokens
+        assert tuple(streams[i]) == hypotheses(requests[i])[0].tokens
     return [(tasks[i], requests[i]) for i in range(len(tasks)) if i not in doomed]

@@ -43,13 +43,7 @@ def make_pair(slots: int, beam: int, vocab_size: int = V, **changes: object) -> 
         for T in (cache.lengths, cache.ancestors):
             if T is not None:
                 T.fill_(77)
-        given = {
-            "cache": cache,
-            "sampling": False,
-            "device": DEVICE,
-            "implementation": name,
-            **changes,
-        }
+        given = {"cache": cache, "device": DEVICE, "implementation": name, **changes}
         made.append(Search(slots, beam, 12, Targets(vocab_size, EOS), **given))
     return made
 
@@ -88,6 +82,7 @@ def run(
     admitted: dict[int, Options],
     logits: Iterator[Tensor],
     orders: Sequence[Sequence[int] | None],
+    sampling: bool = False,
 ) -> None:
     """Advances both with the same logits, for the given slots in turn, until all have ended."""
     plain, kernels = pair
@@ -100,7 +95,7 @@ def run(
         listed = None if order is None else torch.tensor(order, dtype=torch.int32, device=DEVICE)
         x = next(logits)[: (plain.slots if order is None else len(order)) * plain.beam]
         for one in pair:
-            one.advance(x, listed)
+            one.advance(x, listed, sampling)
         assert_equal_state(plain, kernels, slots)
         if t in (1, 3) or not plain.live.any():
             found = collect(kernels, admitted), collect(plain, admitted)
@@ -173,7 +168,7 @@ def test_samples_equal_the_reference_for_every_filter(vocab_size, tile, dtype, m
             monkeypatch.setattr(search_kernels, name, size)
     narrowed = NARROW if vocab_size == V else NARROW[2:14:4]
     slots = len(narrowed) + 2
-    pair = make_pair(slots, 1, vocab_size, sampling=True)
+    pair = make_pair(slots, 1, vocab_size)
     heats, penalties = [1.0, 0.5, 3.0, 1e-30, 1e30], [None, 1.0, 1.7, 0.6]
     options = [
         request(i, max_length=4, temperature=heat, repetition_penalty=penalty, **narrow)
@@ -183,7 +178,7 @@ def test_samples_equal_the_reference_for_every_filter(vocab_size, tile, dtype, m
     x = random_logits(slots, vocab_size, dtype=dtype, eos=-2.0)
     # round, so that many tokens are equal
     rounded = x if dtype is torch.float32 else ((2.0 * row).round() / 2.0 for row in x)
-    run(pair, dict(enumerate(options)), rounded, [None])
+    run(pair, dict(enumerate(options)), rounded, [None], sampling=True)
 
 
 @pytest.mark.parametrize(("beam", "dtype"), [(1, torch.float16), (2, torch.float32)])
@@ -200,7 +195,7 @@ def test_ties_go_to_the_earlier_beam_and_then_the_lower_token(small_parts):
     logits[3, [22, 3]] = 1.0  # in two parts
     _, search = make_pair(4, 1)
     search.admit(range(4), [plain(3)] * 4)
-    search.advance(logits.to(DEVICE))
+    search.advance(logits.to(DEVICE), sampling=False)
     assert search.tokens.tolist() == [0, 5, 17, 3]
     _, search = make_pair(1, 3)
     search.admit([0], [plain(4)])
@@ -218,10 +213,10 @@ def test_nan_and_infinite_logits_end_a_row_with_a_valid_token(sampling, temperat
     logits[0] = logits[1, 20] = torch.nan
     logits[2] = NEVER
     logits[3, 7] = torch.inf
-    for search in make_pair(5, 1, sampling=sampling):
+    for search in make_pair(5, 1):
         options = [plain(3, temperature=temperature)] * 5
         search.admit(range(5), options)
-        search.advance(logits.to(DEVICE))
+        search.advance(logits.to(DEVICE), sampling=sampling)
         assert all(0 <= token < V for token in search.tokens.tolist())
         assert search.live[:4].tolist() == [0] * 4
         found = collect(search, dict(enumerate(options)))
@@ -270,5 +265,5 @@ def test_concurrent_programs_choose_the_token_of_each_row_once():
         logits = randn(1024, 32768, dtype=torch.bfloat16)
         logits[:, EOS] = -9.0
         for one in pair:
-            one.advance(logits)
+            one.advance(logits, sampling=False)
         assert torch.equal(pair[0].tokens, pair[1].tokens)

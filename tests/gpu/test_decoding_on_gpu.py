@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from helpers import DEVICE, assert_at_most_twice, tokens
-from scheduling import EOS, GREEDY, NARROW, Alone, draw_tasks, make, run, run_mixed, scheduler
+from scheduling import (
+    EOS,
+    GREEDY,
+    NARROW,
+    Alone,
+    draw_tasks,
+    hypotheses,
+    make,
+    run,
+    run_mixed,
+    scheduler,
+)
 from texts import engine, sentences, tokenizer
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
@@ -57,7 +68,7 @@ def test_repeated_searches_are_bit_exact():
         requests = [task.request() for task in tasks]
         loop.submit(requests)
         run(loop, requests)
-        results.append([request.result() for request in requests])
+        results.append([hypotheses(request) for request in requests])
     assert results[0] == results[1]
 
 

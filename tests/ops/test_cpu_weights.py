@@ -7,7 +7,7 @@ from test_linear import OPTIONS, Case
 from helpers import assert_close_in, randn
 from writehead.errors import BackendError
 from writehead.ops import cpu_weights
-from writehead.ops.cpu_weights import why_not_int8, why_not_onednn
+from writehead.ops.cpu_weights import quantize_rows, why_not_int8, why_not_onednn
 from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
 from writehead.ops.norm import DeferredRms
@@ -130,7 +130,7 @@ def test_a_quantized_table_is_close_to_the_original():
     E, tokens = randn(13, 24), torch.tensor([[1, 12, 0], [5, 5, 7]])
     E[5] = 0.0
     P, positions = randn(4, 24), torch.tensor([0, 1, 3])
-    table = QuantizedTable.of(E)
+    table = QuantizedTable(*quantize_rows(E))
     assert len(table) == 13
     X = embed(tokens, table, positions=positions, P=P, scale=3.0)
     error = (X - embed(tokens, E, positions=positions, P=P, scale=3.0)).abs()

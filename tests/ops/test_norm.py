@@ -64,9 +64,7 @@ def test_an_offset_is_added_to_the_gain_without_rounding(dtype, implementation):
     assert folded.norm.offset == 0.0
 
 
-def test_gradients_and_the_default_epsilon_are_pytorchs():
-    norm, X = nn.RMSNorm(7, device=DEVICE), 1e-4 * randn(2, 7)
-    assert_close_in(torch.float32, normalize(X, Norm.of(norm)), norm(X))
+def test_gradients_are_pytorchs():
     norm, X = make("layer", 7).requires_grad_(True), randn(3, 7).requires_grad_(True)
     ours = torch.autograd.grad(normalize(X, Norm.of(norm)).sin().sum(), [X, *norm.parameters()])
     plain = torch.autograd.grad(norm(X).sin().sum(), [X, *norm.parameters()])

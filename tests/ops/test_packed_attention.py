@@ -29,10 +29,10 @@ ULPS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 16}
 def _small_tiles_in_the_interpreter(monkeypatch):
     torch.compiler.reset()
     if DEVICE == "cpu":
-        small = {
-            kind: replace(tile, rows=32, memory=16, heads=2) for kind, tile in packed.TILES.items()
-        }
-        monkeypatch.setattr(packed, "TILES", small)
+        for name in ("TILES", "TUNED_TILES"):
+            tiles = getattr(packed, name).items()
+            small = {key: replace(tile, rows=32, memory=16, heads=2) for key, tile in tiles}
+            monkeypatch.setattr(packed, name, small)
 
 
 def packed_rows(size: int) -> Tensor:

@@ -185,10 +185,10 @@ class Engine:
     def outputs(self, lines: Sequence[Line]) -> list[Output]:
         """Returns the output of each text from its finished requests; see `requests`."""
         if isinstance(self.model, LanguageModel):
-            found = [[one for request in line for one in _hypotheses(request)] for line in lines]
+            found = [[one for request in line for one in request.result()] for line in lines]
             scored = self._scored(found, [line[0].tokens for line in lines])
             return [Output(tuple(some)) for some in scored]
-        results = [[*map(_hypotheses, line)] for line in lines]
+        results = [[request.result() for request in line] for line in lines]
         pieces = iter(self._scored([*chain.from_iterable(results)]))
         alpha = next((line[0].config.alpha for line in lines if line), 0.0)  # the same for all
         return [_join_pieces(line, [next(pieces) for _ in line], alpha) for line in results]
@@ -389,13 +389,6 @@ def _join_pieces(
         joined.append(ScoredText(text, score, total, all(piece.finished for piece in row)))
     joined.sort(key=lambda scored: scored.score, reverse=True)
     return Output(tuple(joined), len(pieces))
-
-
-def _hypotheses(request: Request) -> Sequence[Hypothesis]:
-    """Returns the hypotheses of a request; raises its error, if any."""
-    if request.error is not None:
-        raise request.error
-    return request.hypotheses
 
 
 def _checked_prompts(prompts: Iterable[str]) -> Iterator[tuple[str]]:

@@ -6,8 +6,7 @@ list of slots on the device selects the rows. Results are copied to the host asy
 """
 
 import logging
-import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +19,13 @@ from torch import Tensor
 from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
-from writehead.model.cache import EncoderMemory, KVCache
+from writehead.model.cache import KVCache
 from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
-from writehead.util.devices import capture_stream, launches_on
-from writehead.util.transfer import HostCopies, HostCopy, StagedCopies, send
+from writehead.ops.launch import compile_kernels
+from writehead.util.devices import launches_on
+from writehead.util.graphs import Graphs
+from writehead.util.transfer import HostCopies, HostCopy, send, send_padded
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,6 @@ DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slo
 
 Model = TranslationModel | LanguageModel
 Work = Callable[[Tensor], Any]
-_capturing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Lane:
         self._slots: NDArray[np.int32] | None = None  # the slots in `_listed`
         self._sizes = (0, False)  # of their graphs: slots, and whether any of them samples
 
-    def _make_graphs(self) -> "Graphs | None":
+    def _make_graphs(self) -> Graphs | None:
         """Returns the graphs of this lane, or None if its steps cannot be captured."""
         if self.model.device.type != "cuda":
             return None
@@ -110,7 +110,7 @@ class Lane:
             heads = Heads(attention.h, attention.g, attention.k, attention.v)
             reason = reason or why_not_triton(probe, heads, beam * heads.h // heads.g)
         if reason is None:
-            return Graphs(self.model.device)
+            return Graphs(self.model.device, compile_kernels)
         log.warning("decoding without CUDA graphs, which is slower: %s", reason)
         return None
 
@@ -128,7 +128,11 @@ class Lane:
         # attention over packed rows is slow with relative positions
         if self.graphs is None or model.config.positions == "relative":
             for group in similar(lengths, PADDED_TOKENS[model.device.type]):
-                self._encode_padded(model, memory, index[group], [sources[i] for i in group])
+                rows, some = send(index[group], model.device), [sources[i] for i in group]
+                padded, sent = send_padded(some, model.config.pad, model.device)
+                is_whole = lengths[group].min() == padded.shape[1]
+                with launches_on(model.device):
+                    model.fill(memory, rows, padded, None if is_whole else sent)
             return
         tokens = np.concatenate(sources)
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
@@ -146,22 +150,6 @@ class Lane:
         size = min(prompts.size, self.cache.size)
         for own, theirs in ((self.cache.K, prompts.K), (self.cache.V, prompts.V)):
             own[:, :, :, :size].index_copy_(1, rows, theirs[:, :, :, :size])
-
-    def _encode_padded(
-        self,
-        model: TranslationModel,
-        memory: EncoderMemory,
-        index: NDArray[np.int_],
-        sources: Sequence[Tokens],
-    ) -> None:
-        """Encodes sources as padded rows."""
-        lengths = np.array([len(source) for source in sources])
-        used = np.arange(lengths.max()) < lengths[:, None]
-        padded = np.full(used.shape, model.config.pad)
-        padded[used] = np.concatenate(sources)
-        source, sent, rows = (send(T, model.device) for T in (padded, lengths, index))
-        with launches_on(model.device):
-            model.fill(memory, rows, source, None if used.all() else sent)
 
     def admit(
         self, slots: Sequence[int], options: Sequence[Options], first: Ints, lengths: Ints = 0
@@ -244,46 +232,3 @@ class Lane:
         assert self.graphs is not None
         self.graphs.staged.send(slots.reshape(-1, 1), self._listed.view(-1, 1), [self.shape.slots])
         self._slots = slots
-
-
-class Graphs:
-    """CUDA graphs of one device that share a memory pool, with their inputs and outputs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self.captured: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._buffers: dict[Hashable, tuple[Tensor, Any]] = {}  # the inputs and outputs of calls
-        self.staged = StagedCopies()
-
-    def call(
-        self, key: tuple[str, int], work: Work, rows: NDArray[Any], padding: Sequence[int]
-    ) -> Any:
-        """Runs `work` as a graph on `rows` and padding, as many rows as key[1]; returns its result.
-
-        The next call with this key overwrites the result. Capturing runs `work` on padding.
-        """
-        if key not in self.captured:
-            row = torch.tensor(padding, dtype=torch.int32, device=self._device)
-            given = row.expand(key[1], -1).contiguous()
-            self._buffers[key] = given, self.capture(key, partial(work, given))
-        given, result = self._buffers[key]
-        self.staged.send(rows, given, padding)
-        self.captured[key].replay()
-        return result
-
-    def capture(self, key: Hashable, work: Callable[[], Any]) -> Any:
-        """Captures `work` as a graph, after a run that loads its kernels; returns its result."""
-        from writehead.ops.launch import compile_kernels
-
-        graph, stream = torch.cuda.CUDAGraph(), capture_stream(self._device)
-        with launches_on(self._device), torch.no_grad():
-            compile_kernels(work)
-            work()
-            # other threads may use the device meanwhile, but captures share a stream
-            with _capturing:
-                torch.cuda.synchronize(self._device)
-                mode = "thread_local"
-                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
-                    result = work()
-        self.captured[key] = graph
-        return result

@@ -25,7 +25,7 @@ from writehead.engine.search import NO_TOKEN, Hypothesis, Ints, Options, Targets
 from writehead.errors import ConfigError, OutOfRoom, SearchError, TokenError, WriteheadError
 from writehead.model import LanguageModel
 from writehead.util.devices import available_memory, steady_modes
-from writehead.util.transfer import HostCopy, send
+from writehead.util.transfer import HostCopy, send_padded
 
 # steps between checks for ended sequences, if no request waits or is streamed
 POLL_STEPS = {"cpu": 1, "cuda": GRAPH_STEPS}
@@ -56,7 +56,7 @@ class Request(Options):
         """Returns the hypotheses, best first; raises the error, if any."""
         if self.error is not None:
             raise self.error
-        return [one.with_tuple() for one in self.hypotheses]
+        return self.hypotheses
 
     def finish(
         self, hypotheses: Sequence[Hypothesis] = (), error: WriteheadError | None = None
@@ -142,11 +142,10 @@ class Scheduler:
 
     def make_room(self, wanted: float) -> float:
         """Returns the bytes free for a new lane; if fewer than `wanted`, first drops idle lanes."""
-        queues = self._queues.values()
-        if self.memory - sum(queue.load.bytes for queue in queues) < wanted:
-            for queue in queues:
+        if self.memory - self.load.bytes < wanted:
+            for queue in self._queues.values():
                 queue.drop_idle_lane()
-        return self.memory - sum(queue.load.bytes for queue in queues)
+        return self.memory - self.load.bytes
 
     def _step(self, queue: "_Queue") -> bool:
         try:
@@ -339,10 +338,8 @@ class _Queue:
         """Feeds the entering prompts in pieces, then starts their searches; yields in between."""
         prompts = [request.tokens for request in self._entering.values()]
         lengths = [len(prompt) - 1 for prompt in prompts]  # the search feeds the last token
-        padded = np.full((len(prompts), max(lengths)), model.config.pad)
-        for row, prompt, length in zip(padded, prompts, lengths, strict=True):
-            row[:length] = prompt[:-1]
-        tokens, counts = send(padded, model.device), send(np.array(lengths), model.device)
+        fed = [prompt[:-1] for prompt in prompts]
+        tokens, counts = send_padded(fed, model.config.pad, model.device)
         state = model.new_state(len(prompts), max(1, max(lengths)))
         size = max(1, PREFILL_TOKENS[self.kind] // len(prompts))
         for begin in range(0, max(lengths), size):

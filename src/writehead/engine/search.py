@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from writehead.config import DecodeConfig
 from writehead.data.tokenizer import Tokens
+from writehead.engine import search_kernels
 from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.model.cache import KVCache
 from writehead.ops.available import choose_implementation, runs_triton
 from writehead.schema import INT32
-from writehead.util.transfer import send
+from writehead.util.transfer import send, send_padded
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist
 HEADER = 4  # columns of a packed hypothesis before its tokens
@@ -135,7 +136,6 @@ class Search:
         *,
         device: torch.device | str,
         cache: KVCache | None = None,
-        sampling: bool = True,
         implementation: str = "auto",
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -143,7 +143,6 @@ class Search:
 
         self.slots, self.beam, self.capacity = slots, beam, capacity
         self.vocab_size, self.eos = targets.vocab_size, targets.eos
-        self.sampling = sampling and beam == 1
         ends = {targets.eos, *targets.ends}
         never = {*targets.suppressed, *ends} - {targets.eos}
         self._suppressed, self._ends = (
@@ -162,7 +161,7 @@ class Search:
         columns = *integers[:6], *floats[6:11], longs[6]
         self.options = SlotOptions(*columns)
         self.prefix = zeros(slots, capacity)
-        self.seen = zeros(slots if self.sampling else 0, self.vocab_size, dtype=torch.uint8)
+        self.seen = zeros(slots if beam == 1 else 0, self.vocab_size, dtype=torch.uint8)
         self.history_tokens, self.history_parents = zeros(2, slots, capacity, beam)
         self.pool_table = zeros(slots, beam, 7)
         integers, floats = self.pool_table.unbind(2), self.pool_table.view(torch.float32).unbind(2)
@@ -179,12 +178,9 @@ class Search:
         elif beam > MAX_KERNEL_BEAM:
             self.why_not_triton = f"the kernels take beams of up to {MAX_KERNEL_BEAM}, not {beam}"
         reasons = {"triton": self.why_not_triton, "reference": None}
-        self.implementation = choose_implementation("search", implementation, reasons)
-        self._kernels: Any = None  # the module, which needs Triton
-        if self.implementation == "triton":
-            from writehead.engine import search_kernels
-
-            self._kernels, self.kernel_state = search_kernels, search_kernels.State.of(self)
+        self._kernels: search_kernels.State | None = None
+        if choose_implementation("search", implementation, reasons) == "triton":
+            self._kernels = search_kernels.State.of(self)
 
     def admit(
         self,
@@ -208,9 +204,9 @@ class Search:
         else:
             self.start(send(rows, device))
         if width := int(table["prefix_length"].max()):
-            padded = [[*one.prefix, *[0] * (width - len(one.prefix))] for one in options]
-            index, prefixes = np.array(slots, np.int64), np.array(padded, np.int32)
-            self.prefix[:, :width].index_copy_(0, send(index, device), send(prefixes, device))
+            index = send(np.array(slots, np.int64), device)
+            prefixes, _ = send_padded([one.prefix for one in options], 0, device)
+            self.prefix[:, :width].index_copy_(0, index, prefixes.int())
         if (table["repetition_penalty"] != 1.0).any():
             self.seen.index_fill_(0, send(np.array(slots, np.int64), device), 0)
 
@@ -248,7 +244,7 @@ class Search:
         if len(self._suppressed):
             logits.index_fill_(1, self._suppressed, NEVER)
         if self._kernels is not None:
-            self._kernels.advance(self, logits, slots, sampling and self.sampling)
+            search_kernels.advance(self._kernels, beam, logits, slots, sampling)
             return
         live = self.live.view(-1, beam)[slots, 0] != 0
         x, at = logits[:, :vocab_size].view(R, beam, vocab_size), slots.long()
@@ -270,7 +266,7 @@ class Search:
         if self.beam == 1:
             texts[:, 0] = self.history_tokens[index, :, 0]
         elif self._kernels is not None:
-            self._kernels.trace_back(self, index, texts)
+            search_kernels.trace_back(self._kernels, self.beam, index, texts)
         else:
             _trace_back(self, index, texts)
         return packed
@@ -285,8 +281,8 @@ class Search:
             )
         samples: NDArray[np.bool_] = table["temperature"] > 0.0
         samples |= table["repetition_penalty"] != 1.0
-        if samples.any() and not self.sampling:
-            raise ConfigError("this search cannot sample; create it with sampling=True")
+        if samples.any() and self.beam > 1:
+            raise ConfigError(f"this search with beam={self.beam} cannot sample; use beam=1")
         largest = max((self.eos, *chain.from_iterable(one.prefix for one in options)))
         if largest >= self.vocab_size:
             raise TokenError(f"token {largest} is outside the vocabulary of {self.vocab_size}")
@@ -389,10 +385,7 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     options, pool = search.options, search.pool
     t, count = options.count[at].long(), options.count[at] + 1
     first, early = _top_k(x, 1)[1], count < options.min_length[at]
-    if search.sampling:
-        token = _sample(search, x, first, at, early)
-    else:
-        token = _likeliest(search, x, first, early)
+    token = _sample(search, x, first, at, early)
     token = torch.where(t < options.prefix_length[at], search.prefix[at, t].long(), token)
     log_p = pool.log_p[at, 0] + x.gather(1, token.unsqueeze(1)).squeeze(1) - _log_z(x, first)
     finished = token == search.eos
@@ -401,8 +394,7 @@ def _choose(search: Search, x: Tensor, at: Tensor) -> None:
     search.history_tokens[at, t, 0] = token.int()
     pool.length[at, 0], pool.finished[at, 0], pool.log_p[at, 0] = count, finished.int(), log_p
     pool.score[at, 0] = log_p / length_penalty(count, options.alpha[at])
-    if search.sampling:
-        search.seen[at, token] = 1
+    search.seen[at, token] = 1
     search.lengths[at] += 1
     options.count[at] = count
     search.tokens[at] = token

@@ -11,11 +11,9 @@ so a CUDA graph can capture a step.
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from writehead.ops.launch import LOG2E, launch, pdl, wait_for_previous
+from writehead.ops.launch import LOG2E, launch, launch_pdl, tl, triton, wait_for_previous
 
 if TYPE_CHECKING:
     from writehead.engine.search import Search
@@ -97,35 +95,32 @@ class Sizes(NamedTuple):
     SIZE_P: int  # parts of a row
     SIZE_B: int  # beams
     SIZE_C: int  # continuations
-    PDL: bool
 
 
-def advance(search: "Search", logits: Tensor, slots: Tensor, sampling: bool) -> None:
+def advance(state: State, beam: int, logits: Tensor, slots: Tensor, sampling: bool) -> None:
     """Runs one step; see `Search.advance`."""
-    state = search.kernel_state
-    rows, beam, options = len(logits), search.beam, pdl(logits)
-    parts, chunks = state.statistics.shape[1], state.peaks.shape[1]
-    tile = max(CHUNK, min(TILE, triton.next_power_of_2(search.vocab_size)))
-    ring = 0 if search.ancestors is None else search.ancestors.shape[1]
-    counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(search.vocab_size, tile)
+    rows, parts, chunks = len(logits), state.statistics.shape[1], state.peaks.shape[1]
+    tile = max(CHUNK, min(TILE, triton.next_power_of_2(state.vocab_size)))
+    ring = 0 if state.ancestors is None else state.ancestors.shape[1]
+    counts = CHUNK, PART, parts, chunks, tile, triton.cdiv(state.vocab_size, tile)
     shift = {torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0)
     beams = beam, 2 * beam, min(triton.next_power_of_2(max(ring, 1)), 128)
     padded = map(triton.next_power_of_2, (chunks, parts, beam, 2 * beam))
-    sizes = Sizes(*map(tl.constexpr, (*counts, shift, *beams, *padded, bool(options))))
+    sizes = Sizes(*map(tl.constexpr, (*counts, shift, *beams, *padded)))
     given = logits, logits.stride(0), slots, state, sizes
-    if sampling:
+    if sampling and beam == 1:
         warps = min(16, max(1, tile // 512))
-        launch(sample_kernel, (rows,))(*given, num_warps=warps, **options)
+        launch_pdl(sample_kernel, (rows,), logits)(*given, num_warps=warps)
         return
-    launch(scan_kernel, (rows, parts))(*given, num_warps=2, **options)
+    launch_pdl(scan_kernel, (rows, parts), logits)(*given, num_warps=2)
     if beam > 1:
-        launch(top_kernel, (rows,))(*given, num_warps=2, **options)
-        launch(beam_kernel, (rows // beam,))(*given, ring, num_warps=1, **options)
+        launch_pdl(top_kernel, (rows,), logits)(*given, num_warps=2)
+        launch_pdl(beam_kernel, (rows // beam,), logits)(*given, ring, num_warps=1)
 
 
-def trace_back(search: "Search", index: Tensor, texts: Tensor) -> None:
+def trace_back(state: State, beam: int, index: Tensor, texts: Tensor) -> None:
     """Writes the tokens of the pools of slots `index` [R] to texts [R, n, longest]."""
-    given = index, search.kernel_state, texts, *texts.stride()[:2], search.beam
+    given = index, state, texts, *texts.stride()[:2], beam
     launch(trace_kernel, texts.shape[:2])(*given, num_warps=1)
 
 
@@ -138,9 +133,9 @@ def _early_eos(state, slot):
 
 
 @triton.jit
-def scan_kernel(logits, stride, slots, state, sizes):
+def scan_kernel(logits, stride, slots, state, sizes, PDL: tl.constexpr):
     """Reads one part of a row per program; in greedy search, the last program chooses the token."""
-    wait_for_previous(sizes.PDL)
+    wait_for_previous(PDL)
     r = tl.program_id(0).to(tl.int64)
     # the logits written last may still be in the L2 cache
     part = sizes.PARTS - 1 - tl.program_id(1)
@@ -444,9 +439,9 @@ def _draw(x, row, peak, draw, options, numbers, sizes):
 
 
 @triton.jit
-def sample_kernel(logits, stride, slots, state, sizes):
+def sample_kernel(logits, stride, slots, state, sizes, PDL: tl.constexpr):
     """Chooses the token of one row per program, by greedy search or sampling."""
-    wait_for_previous(sizes.PDL)
+    wait_for_previous(PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r).to(tl.int64)
     options, numbers = state.options + slot * OPTIONS, state.numbers + slot * OPTIONS
@@ -475,9 +470,9 @@ def sample_kernel(logits, stride, slots, state, sizes):
 
 
 @triton.jit
-def top_kernel(logits, stride, slots, state, sizes):
+def top_kernel(logits, stride, slots, state, sizes, PDL: tl.constexpr):
     """Finds the 2 × BEAM best tokens of one row per program."""
-    wait_for_previous(sizes.PDL)
+    wait_for_previous(PDL)
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + r // sizes.BEAM).to(tl.int64)
     is_live = tl.load(state.live + slot * sizes.BEAM)
@@ -568,9 +563,9 @@ def _continue_parents(ancestors, parent, length, ring, sizes):
 
 
 @triton.jit
-def beam_kernel(logits, stride, slots, state, sizes, ring):
+def beam_kernel(logits, stride, slots, state, sizes, ring, PDL: tl.constexpr):
     """Extends the hypotheses of one slot per program."""
-    wait_for_previous(sizes.PDL)
+    wait_for_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + place).to(tl.int64)
     row, first_row = place * sizes.BEAM, slot * sizes.BEAM  # in the logits, and in the state

@@ -1,11 +1,9 @@
 """§2.4: the KV cache and the encoder's K and V, with fixed shapes.
 
-A `KVCache` holds K and V of all decoder layers and is allocated once, with `capacity` positions per
-row. For local attention, it is a ring of `window` positions, where position p is stored at p mod
-window. Lengths are on the device and a step does not synchronize, so a CUDA graph can capture it.
-The host keeps an upper bound of the lengths, to raise an error before the cache overflows.
-
-All layers of a step write to the same positions:
+A cache is allocated once. For local attention, it is a ring of `window` positions, where position p
+is stored at p mod window. Lengths are on the device and a step does not synchronize, so a CUDA
+graph can capture it. The host keeps an upper bound of the lengths, to raise an error before the
+cache overflows. All layers of a step write to the same positions:
 
     cache.reserve(n)                            # raises CacheFull beyond the capacity
     for layer in cache.layers():
@@ -218,10 +216,7 @@ class EncoderMemory:
 
 @dataclass(frozen=True, eq=False)
 class DecoderState:
-    """The state of decoding between steps: the KV cache and the encoder's K and V.
-
-    The `beam` rows of a sentence are adjacent and share the encoder's K and V.
-    """
+    """The state of decoding between steps: the KV cache and the encoder's K and V."""
 
     cache: KVCache
     memory: EncoderMemory | None  # None for a language model
@@ -229,7 +224,7 @@ class DecoderState:
 
     @property
     def beam(self) -> int:
-        """Rows per sentence."""
+        """Rows per sentence, which are adjacent and share the encoder's K and V."""
         return self.cache.beam
 
     @property

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from writehead.config import AttentionConfig, ModelConfig
+from writehead.config import ModelConfig
 from writehead.model.attention import Attention, Context, dropout_factors
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.embedding import sinusoidal
@@ -83,25 +84,17 @@ class FeedForward(Projections):
 class Layer(nn.Module):
     """Self-attention, optional cross-attention to an encoder's output, and feed-forward."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        attention: AttentionConfig,
-        *,
-        cross: bool,
-        backend: str,
-        rotary: Rotary | None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, attention: Attention, cross: Attention | None) -> None:
         super().__init__()
-        self.is_pre_norm, self.has_cross, p = config.norm_place == "pre", cross, config.dropout
+        self.is_pre_norm, self.has_cross = config.norm_place == "pre", cross is not None
         self.norm_attention = make_norm(config)
-        self.attention = Attention(attention, dropout=p, backend=backend, rotary=rotary)
-        if cross:
+        self.attention = attention
+        if cross is not None:
             self.norm_cross = make_norm(config)
-            self.cross = Attention(config.cross_attention, dropout=p, backend=backend)
+            self.cross = cross
         self.norm_feed_forward = make_norm(config)
         self.feed_forward = FeedForward(config)
-        self.dropout = SharedDropout(p)
+        self.dropout = SharedDropout(config.dropout)
 
     def forward(self, X: Tensor, context: Context, memory: Context | None = None) -> Tensor:
         """Computes a whole sequence or its next positions, by `context`: [b, n, d] -> [b, n, d]."""
@@ -153,10 +146,11 @@ class Stack(nn.Module):
             self.relative_bias = nn.Embedding(config.relative_buckets, attention.h)
             nn.init.normal_(self.relative_bias.weight, std=config.d**-0.5)
         self.compute_table()
-        self.layers = nn.ModuleList(
-            Layer(config, attention, cross=cross, backend=backend, rotary=rotary)
-            for _ in range(layers)
-        )
+        make = partial(Attention, dropout=config.dropout, backend=backend)
+        self.layers = nn.ModuleList()
+        for _ in range(layers):
+            own = make(attention, rotary=rotary)
+            self.layers.append(Layer(config, own, make(config.cross_attention) if cross else None))
         self.norm = make_norm(config) if config.norm_place == "pre" else None
         self.dropout = SharedDropout(config.dropout)
 

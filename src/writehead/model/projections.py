@@ -43,10 +43,7 @@ class Projections(nn.Module):
     def pack(
         self, norm: Norm | None, *names: str, zero_bias: bool = False, **options: bool
     ) -> None:
-        """Prepares joined weights for inference; `norm` and `zero_bias` apply to the first only.
-
-        See `Weight.pack` for the options.
-        """
+        """Prepares joined weights with `Weight.pack`; `norm` and `zero_bias` are for the first."""
         self.packed = {}
         for one in names:
             self.packed[one] = self.weight(one, norm).fold(zero_bias=zero_bias).pack(**options)

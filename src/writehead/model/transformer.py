@@ -14,7 +14,7 @@ from writehead.model.attention import Memory, WholeSequence
 from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
 from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
-from writehead.ops.cpu_weights import int8_name, why_not_int8
+from writehead.ops.cpu_weights import int8_name, quantize_rows, why_not_int8
 from writehead.ops.decode_attention import INVARIANT_POSITIONS, round_up
 from writehead.ops.embedding import QuantizedTable, embed
 from writehead.ops.linear import Weight, linear
@@ -105,7 +105,6 @@ class Transformer(nn.Module):
         first = torch.full((rows * beam,), self.config.bos, device=self.device)
         return DecoderState(cache, None, first)
 
-    @torch.no_grad()
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Feeds one token per row [rows]; returns the logits of the next [rows, vocab_size]."""
         if not isinstance(tokens, Tensor) or tokens.dim() != 1:
@@ -184,7 +183,9 @@ class Transformer(nn.Module):
             self.packed_output = folded.pack(streamed=streamed, int8=int8)
         if int8:  # frees the parameters that int8 weights replace
             tables = [one for one in self.children() if isinstance(one, nn.Embedding)]
-            self.quantized_tables = {one: QuantizedTable.of(one.weight) for one in tables}
+            self.quantized_tables = {
+                one: QuantizedTable(*quantize_rows(one.weight)) for one in tables
+            }
             for module in (*tables, *([] if self.config.tied else [self.output])):
                 module.to("meta")
             self.requires_grad_(False)

@@ -46,8 +46,11 @@ def attend(
     batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, in float32.
     """
     visibility = visibility or Visibility()
-    _check(Q, K, V, visibility, scale, noise, bias)
+    _check(Q, K, V, noise, bias)
+    if not scale > 0.0:
+        raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
     n, m, k, v = Q.shape[2], K.shape[2], Q.shape[3], V.shape[3]
+    visibility.check(len(Q), n, m, Q.device)
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility)
         or (None if bias is None else "the kernels do not support a bias of relative positions"),
@@ -127,15 +130,7 @@ def attend_sdpa(
     return O.reshape(b, h, n, v)
 
 
-def _check(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    visibility: Visibility,
-    scale: float,
-    noise: Tensor | None,
-    bias: Tensor | None,
-) -> None:
+def _check(Q: Tensor, K: Tensor, V: Tensor, noise: Tensor | None, bias: Tensor | None) -> None:
     for name, T in (("Q", Q), ("K", K), ("V", V)):
         if T.dim() != 4 or 0 in T.shape:
             raise ShapeError(
@@ -147,7 +142,7 @@ def _check(
     for name, other in (("K", K), ("V", V), ("noise", noise)):
         if other is not None and other.device != Q.device:
             raise ShapeError(f"{name} is on {other.device} and Q on {Q.device}; move them together")
-    (b, h, n, k), (_, g, m, _) = Q.shape, K.shape
+    (b, h, _, k), (_, g, m, _) = Q.shape, K.shape
     if K.shape[:3] != V.shape[:3] or (b, k) != (K.shape[0], K.shape[3]) or h % g:
         raise ShapeError(
             f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} do not fit; K and V need "
@@ -160,6 +155,3 @@ def _check(
         )
     if bias is not None and (bias.dim() != 2 or len(bias) != h or bias.shape[1] % 2 == 0):
         raise ShapeError(f"bias is {list(bias.shape)}; it must be a table [h, 2 limit + 1]")
-    if not scale > 0.0:
-        raise ConfigError(f"scale={scale} must be above 0; the usual value is k**-0.5")
-    visibility.check(b, n, m, Q.device)

@@ -15,10 +15,7 @@ KERNEL_DEPTHS = {16, 32, 64, 128, 256}  # of keys and values, in attention
 
 
 def choose_implementation(op: str, name: str, why_not: Mapping[str, str | None]) -> str:
-    """Returns `name`, or for "auto" the first implementation whose `why_not` is None.
-
-    Raises if `name` is unknown, or if `why_not` gives a reason against it.
-    """
+    """Returns `name`, unless `why_not` gives a reason; for "auto", the first without a reason."""
     if name == "auto":
         return next(known for known, reason in why_not.items() if reason is None)
     if name not in why_not:

@@ -29,14 +29,12 @@ ONEDNN_ACTIVATIONS = {
     "silu": ("swish", ""),
 }
 
-Kind = Literal["onednn", "int8"]
-
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A weight W [columns, depth] in a library's own layout."""
 
-    kind: Kind
+    kind: Literal["onednn", "int8"]
     data: Any
 
     def multiply(
@@ -120,10 +118,7 @@ def quantize_rows(W: Tensor, levels: int = LEVELS) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _int8_levels() -> int | None:
-    """Returns the largest code of a weight: 127, or 63 on CPUs where 127 would overflow.
-
-    None means that this PyTorch cannot multiply int8 weights on this CPU.
-    """
+    """Returns the largest code of a weight: 127, 63 where 127 overflows, None without fbgemm."""
     largest = torch.full((1, 64), float(LEVELS))
     for levels in (LEVELS, LEVELS_WITHOUT_VNNI):
         try:

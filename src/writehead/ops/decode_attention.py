@@ -28,11 +28,12 @@ from writehead.errors import ShapeError
 from writehead.ops.attention import INVARIANT_MULTIPLE, add_bias, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
 from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
 from writehead.ops.rotary import Rotary, rotate
+from writehead.util.devices import shared_memory
 
 # If the positions are a multiple of this, PyTorch's float32 products, softmax and sums on a CPU
 # round the results of a row alike in any batch.
@@ -606,10 +607,7 @@ def attend_kernel(Q, q_stride, inputs, rotary, norm, O, parts, scale, PDL: tl.co
 
 @triton.jit
 def _rms_factors(norm, first, token, inputs):
-    """Returns 1 / RMS of the row of X that each query was projected from, [SIZE_Q].
-
-    first: the row of token 0.
-    """
+    """Returns 1 / RMS of the row of X of each query's token, [SIZE_Q]; `first` is token 0's row."""
     X, d, epsilon = norm[0], norm[1], norm[2]
     at, factors = tl.arange(0, norm[3]), tl.zeros([inputs.SIZE_Q], tl.float32)
     for i in tl.static_range(inputs.TOKENS):
@@ -660,10 +658,7 @@ def _load_new(K_new, V_new, stride, new, is_new, length, rotary, inputs):
 
 @triton.jit
 def _seen(v, inputs, first, end, held, length, token):
-    """Returns which positions from `first` on queries see, how far back these are, and v.
-
-    Values of unused cache positions become 0: they may be NaN, and 0 × NaN is NaN.
-    """
+    """Returns which positions from `first` on queries see, how far back these are, and v."""
     at, size = (first + tl.arange(0, inputs.POSITIONS))[None, :], inputs.size
     seen = at < tl.minimum(held, end)
     if inputs.APPENDS:
@@ -672,7 +667,7 @@ def _seen(v, inputs, first, end, held, length, token):
         elif inputs.window is not None:
             position = length - 1 - (length - 1 - at) % size
             seen = seen & (position > (length + token)[:, None] - inputs.window)
-    if inputs.PADDED:
+    if inputs.PADDED:  # unused values may be NaN, and 0 × NaN is NaN
         used = first + tl.arange(0, inputs.POSITIONS) < held
         v = tl.where(used[:, None], v, tl.zeros_like(v))
     distance = token[:, None] + 1 + (length - 1 - at) % size  # from the position that is held

@@ -8,21 +8,15 @@ from torch.nn import functional as F
 
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
-from writehead.ops.cpu_weights import quantize_rows
 from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTable:
-    """A table [rows, d] in int8, with a scale for each row."""
+    """A table [rows, d] in int8, with a scale for each row; see `quantize_rows`."""
 
     codes: Tensor  # [rows, d] int8
     scales: Tensor  # [rows, 1]
-
-    @classmethod
-    def of(cls, E: Tensor) -> "QuantizedTable":
-        """Quantizes a table E [rows, d]."""
-        return cls(*quantize_rows(E))
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from writehead.ops.available import has_triton
+from writehead.util.devices import supports_pdl
 
 if has_triton():
     import triton
@@ -45,8 +46,9 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 def launch_pdl(kernel: Any, grid: tuple[int, ...], T: Tensor) -> Callable[..., Any]:
     """Returns `launch` with PDL if T's device supports it; the kernel's PDL says whether."""
-    options = pdl(T)
-    return functools.partial(launch(kernel, grid), PDL=bool(options), **options)
+    if not supports_pdl(T.device):
+        return functools.partial(launch(kernel, grid), PDL=False)
+    return functools.partial(launch(kernel, grid), PDL=True, launch_pdl=True)
 
 
 def compile_kernels(work: Callable[[], object]) -> None:
@@ -68,25 +70,6 @@ def compile_kernels(work: Callable[[], object]) -> None:
             list(threads.map(load, mode.future_kernels.values()))
 
     Context().run(compile_all)  # an error must not leave Triton's mode set
-
-
-def pdl(T: Tensor) -> dict[str, bool]:
-    """Returns the launch options for PDL on T's device; empty where PDL is not supported."""
-    return {"launch_pdl": True} if T.is_cuda and _supports_pdl(T.device) else {}
-
-
-@functools.cache
-def _supports_pdl(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> float:
-    """Returns the bytes of shared memory that a program may use."""
-    if device.type != "cuda":
-        return math.inf
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @triton.jit

@@ -26,8 +26,9 @@ from torch.nn import functional as F
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, runs_triton, why_not_kernel
 from writehead.ops.cpu_weights import PackedWeight, pack_int8, pack_onednn, why_not_onednn
-from writehead.ops.launch import NUM_SMS, launch_pdl, shared_memory, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
+from writehead.util.devices import shared_memory
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -81,10 +82,7 @@ class Weight:
 
     @torch.no_grad()
     def fold(self, *, scale: float = 1.0, zero_bias: bool = False) -> "Weight":
-        """Returns this weight for inference, with `scale` and the norm's gain and bias folded in.
-
-        zero_bias: add a bias of zeros if there is none; cuBLAS fuses activations only with a bias.
-        """
+        """Returns this weight for inference, with `scale` and the norm's gain and bias folded."""
         W, bias, norm, sums = self.W, self.bias, self.norm, None
         wide = torch.promote_types(W.dtype, torch.float32)
         if norm is not None and norm.bias is not None:
@@ -97,15 +95,12 @@ class Weight:
         if norm is not None:
             norm = replace(norm, gain=None, bias=None, offset=0.0)
             sums = W.float().sum(1) if norm.kind == "layer" else None
-        if bias is None and zero_bias:
+        if bias is None and zero_bias:  # cuBLAS fuses activations only with a bias
             bias = W.new_zeros(len(W))
         return replace(self, W=W, bias=bias, norm=norm, column_sums=sums)
 
     def pack(self, *, streamed: bool = False, int8: bool = False) -> "Weight":
-        """Returns this folded weight in the layout that is fastest on its device.
-
-        int8: convert it to int8; see `why_not_int8`.
-        """
+        """Returns this folded weight in the fastest layout for its device, or in int8."""
         if not int8 and (runs_triton(self.W) or why_not_onednn(self.W)):
             return replace(self, streamed=streamed)
         packed = pack_int8(self.W) if int8 else pack_onednn(self.W)
@@ -148,7 +143,12 @@ def linear(
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"residual has shape {list(residual.shape)}; it must be {list(shape)}")
     epilogue = Epilogue(activation, gated, residual, scale, deferred, relu_input)
-    return IMPLEMENTATIONS[_choose(implementation, X, weight, epilogue)](X, weight, epilogue)
+    chosen = _choose(implementation, X, weight, epilogue)
+    if chosen == "reference":
+        return _reference(X, weight, epilogue)
+    if residual is not None:
+        epilogue = epilogue._replace(residual=residual.reshape(-1, shape[-1]))
+    return IMPLEMENTATIONS[chosen](X.reshape(-1, X.shape[-1]), weight, epilogue).view(shape)
 
 
 def _choose(name: str, X: Tensor, weight: Weight, epilogue: Epilogue) -> str:
@@ -256,26 +256,24 @@ def _reference(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     return _finish(Y if weight.bias is None else Y + weight.bias, epilogue)
 
 
+# this and the other implementations take X [rows, depth] and return [rows, columns]
 def _onednn(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
-    packed, residual, columns = weight.packed, epilogue.residual, len(weight.W)
-    assert packed is not None
-    X, shape = normalize(X, weight.norm, scale=epilogue.scale), (*X.shape[:-1], columns)
-    rows = X.reshape(-1, X.shape[-1])
+    assert weight.packed is not None
+    X = normalize(X, weight.norm, scale=epilogue.scale)
     if epilogue.gated:
-        return _finish(packed.multiply(rows, weight.bias).view(shape), epilogue)
-    residual = None if residual is None else residual.reshape(-1, columns)
-    return packed.multiply(rows, weight.bias, epilogue.activation, residual).view(shape)
+        return _finish(weight.packed.multiply(X, weight.bias), epilogue)
+    return weight.packed.multiply(X, weight.bias, epilogue.activation, epilogue.residual)
 
 
 def _int8(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     assert weight.packed is not None
-    rows = X.reshape(-1, X.shape[-1]).float()  # under autocast, X has another dtype
-    Y = weight.packed.multiply_quantized(rows, weight.norm)
+    # under autocast, X has another dtype
+    Y = weight.packed.multiply_quantized(X.float(), weight.norm)
     Y = Y if epilogue.scale == 1.0 else Y.mul_(epilogue.scale)
     Y = Y if weight.bias is None else Y.add_(weight.bias)
     if epilogue.activation == "relu" and not epilogue.gated:
         Y, epilogue = Y.relu_(), epilogue._replace(activation=None)
-    return _finish(Y.view(*X.shape[:-1], len(weight.W)).to(X.dtype), epilogue)
+    return _finish(Y.to(X.dtype), epilogue)
 
 
 def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
@@ -288,24 +286,22 @@ def _finish(Y: Tensor, epilogue: Epilogue) -> Tensor:
 def _library(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     W, bias, activation, residual = weight.W, weight.bias, epilogue.activation, epilogue.residual
     X = normalize(X, weight.norm, scale=epilogue.scale)
-    rows = X.reshape(-1, X.shape[-1])
-    if epilogue.gated and residual is None and len(rows) > 0:
+    if epilogue.gated and residual is None and len(X) > 0:
         Z, f = F.linear(X, W, bias).contiguous(), len(W) // 2
-        Y = Z.new_empty(*X.shape[:-1], f)
-        launch_pdl(_gate_kernel, (len(rows), triton.cdiv(f, GATE_COLUMNS)), Z)(
+        Y = Z.new_empty(len(X), f)
+        launch_pdl(_gate_kernel, (len(X), triton.cdiv(f, GATE_COLUMNS)), Z)(
             *(Z, Y, f), ACTIVATION=activation or "", COLUMNS=GATE_COLUMNS, num_warps=4
         )
         return Y
     fusable = activation in ("relu", "gelu_tanh") and not epilogue.gated
     if fusable and bias is not None and X.is_cuda:  # on a CPU this would be the exact gelu
-        Y = torch._addmm_activation(bias, rows, W.t(), use_gelu=activation == "gelu_tanh")
-        Y = Y.view(*X.shape[:-1], len(W))
+        Y = torch._addmm_activation(bias, X, W.t(), use_gelu=activation == "gelu_tanh")
         return Y if residual is None else residual + Y
     if residual is None or activation or epilogue.gated or not residual.is_contiguous():
         return _finish(F.linear(X, W, bias), epilogue)
     if residual.data_ptr() == X.data_ptr():
         residual = residual.clone()
-    residual.view(-1, len(W)).addmm_(rows, W.t())
+    residual.addmm_(X, W.t())
     return residual if bias is None else residual.add_(bias)
 
 
@@ -360,18 +356,15 @@ def choose_tile(X: Tensor, W: Tensor) -> Tile:
 
 
 def small_rows(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile | None = None) -> Tensor:
-    """Computes `linear` with one kernel."""
-    columns = len(weight.W) // 2 if epilogue.gated else len(weight.W)
-    Y = torch.empty(*X.shape[:-1], columns, dtype=X.dtype, device=X.device)
-    X = X.reshape(-1, X.shape[-1]).contiguous()
-    _multiply(X, weight, epilogue, tile or choose_tile(X, weight.W), Y)
-    return Y
+    """Computes `linear` with one kernel.
 
-
-def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tensor) -> None:
-    """Launches the product of X [rows, depth], with an epilogue unless the depth is split."""
+    If the tile splits the depth, returns float32 parts [splits, rows, columns], without epilogue.
+    """
     W, norm, gated, residual = weight.W, weight.norm, epilogue.gated, epilogue.residual
-    (rows, depth), columns = X.shape, Y.shape[-1]
+    X, tile, columns = X.contiguous(), tile or choose_tile(X, W), len(W) // 2 if gated else len(W)
+    rows, depth = X.shape
+    parts = (tile.splits,) if tile.splits > 1 else ()
+    Y = X.new_empty(*parts, rows, columns, dtype=torch.float32 if parts else X.dtype)
     own = tile.columns // 2 if gated else tile.columns  # columns of Y per program
     x_tiles, w_tiles, stages = None, None, tile.stages
     if tile.method == "tile":
@@ -397,19 +390,18 @@ def _multiply(X: Tensor, weight: Weight, epilogue: Epilogue, tile: Tile, Y: Tens
         num_warps=tile.warps,
         num_stages=stages,
     )
+    return Y
 
 
 def split_depth(X: Tensor, weight: Weight, epilogue: Epilogue) -> Tensor:
     """Computes `linear` by programs that each read a part of the depth, and a sum."""
-    columns, shape = len(weight.W), X.shape[:-1]
-    X = X.reshape(-1, X.shape[-1]).contiguous()
+    columns = len(weight.W)
     rows, splits = (16, 8) if len(X) <= 16 else (64, 12)  # tuned on an H200
     tile = Tile("tile", rows, 64, 128, 4, 4, splits=splits)
     if len(X) > 64:
         tile = Tile("tile", 64, 64, 64, 4, 6, splits=8)
-    parts = torch.empty(tile.splits, len(X), columns, dtype=torch.float32, device=X.device)
-    _multiply(X, Weight(weight.W), Epilogue(relu_input=epilogue.relu_input), tile, parts)
-    Y = torch.empty(*shape, columns, dtype=X.dtype, device=X.device)
+    parts = small_rows(X, Weight(weight.W), Epilogue(relu_input=epilogue.relu_input), tile)
+    Y = X.new_empty(len(X), columns)
     norm = None if epilogue.deferred is None else epilogue.deferred.for_kernel()
     residual = None if epilogue.residual is None else epilogue.residual.contiguous()
     constants = tile.splits, triton.next_power_of_2(columns), epilogue.activation or ""
@@ -472,6 +464,7 @@ def linear_kernel(
         is_x, is_w = (row < rows)[None, :, None], is_w_row[None, :, None]
 
     # loads that do not depend on the previous kernel
+    w = 0
     if tile.ahead:
         w = tl.load(w_at, mask=is_w & (at < depth), other=0.0, eviction_policy=EVICTION)
     if PDL and LINES > 0:
@@ -489,8 +482,6 @@ def linear_kernel(
     if tile.method == "vector":
         y, total, squares = _vector(x_at, w_at, w, at, is_w, depth, tile, NORM, EVICTION)
     elif tile.method == "split":
-        if not tile.ahead:
-            w = 0
         y, total, squares = _split(x_at, w_at, w, at, is_x, is_w, depth, tile, NORM)
     else:
         first = first_row, first_column

@@ -30,11 +30,8 @@ class Norm:
         """Returns the norm that `module` computes; its `offset`, if any, is added to the gain."""
         if isinstance(module, nn.LayerNorm):
             return cls("layer", module.weight, module.bias, module.eps)
-        epsilon = module.eps
-        if epsilon is None:  # PyTorch's default
-            dtype = torch.float32 if module.weight is None else module.weight.dtype
-            epsilon = torch.finfo(dtype).eps
-        return cls("rms", module.weight, None, epsilon, getattr(module, "offset", 0.0))
+        assert module.eps is not None
+        return cls("rms", module.weight, None, module.eps, getattr(module, "offset", 0.0))
 
     def wide_gain(self, dtype: torch.dtype) -> Tensor:
         """The gain with its offset, in a dtype that does not round the sum."""
@@ -100,8 +97,7 @@ def _reference(X: Tensor, norm: Norm, scale: float) -> Tensor:
         wide = torch.promote_types(X.dtype, torch.float32)
         Y = F.rms_norm(X.to(wide), X.shape[-1:], norm.wide_gain(wide), norm.epsilon).to(X.dtype)
     elif norm.kind == "rms" and norm.gain is None and not needs_gradient(X):
-        Z = X.to(torch.promote_types(X.dtype, torch.float32))
-        Y = (Z * rms_factors(Z, norm.epsilon)).to(X.dtype)
+        Y = DeferredRms(X, norm.epsilon).apply(X)
     elif norm.kind == "rms":
         Y = F.rms_norm(X, X.shape[-1:], norm.gain, norm.epsilon)
     else:

@@ -9,8 +9,9 @@ The rows of a tile are pairs of a query and a read-head. HEADS read-heads that s
 are adjacent, so a tile of ROWS holds ROWS / HEADS queries. A tile with few queries sees a short
 span of the memory, and reads K and V once for all its heads. Multi-head attention has HEADS = 1.
 
-Spans limit the positions that a tile visits, and segments decide which of them are visible, so a
-segment does not have to be contiguous. Logits are in base 2, for exp2.
+Spans limit the positions that a tile visits, and segments decide which of them are visible. A
+segment is any int32 number; if it is not contiguous, tiles visit more memory than necessary. Logits
+are in base 2, for exp2.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient
 from writehead.ops.heads import Heads
 from writehead.ops.launch import LOG2E, launch, tl, triton
 from writehead.ops.visibility import Visibility
+
+Tensors = Sequence[Tensor]
 
 MIN_QUERIES = 16  # the kernels are designed for whole sequences
 MAX_WINDOW = 2**30  # longer than any row; the sum of a window and a position fits in int32
@@ -43,22 +46,21 @@ class Tile:
     stages: int = 2
 
 
-# Keys: what a program's tile consists of ("query" or "memory"; "multi-head" if g = h), bytes per
-# element, and the largest depth. For 2 bytes and a depth of 128, these are the fastest of about ten
-# tiles on an H200, for 128 rows of 256 positions with sentences of 27 tokens (docs/benchmarks.md).
-# The other tiles are small enough for smaller chips.
-TILES: dict[tuple[str, int, int], Tile] = {
-    ("query", 2, 128): Tile(rows=64, memory=16, stages=3),
-    ("query", 2, 256): Tile(rows=32, memory=32),
-    ("query", 4, 64): Tile(rows=32, memory=32),
-    ("query", 4, 128): Tile(rows=16, memory=16),
-    ("query", 4, 256): Tile(rows=16, memory=16, stages=1),
-    ("memory", 2, 128): Tile(rows=32, memory=64, stages=3),
-    ("memory multi-head", 2, 128): Tile(rows=16, memory=32, warps=2),
-    ("memory", 2, 256): Tile(rows=32, memory=32),
-    ("memory", 4, 64): Tile(rows=32, memory=32),
-    ("memory", 4, 128): Tile(rows=16, memory=16),
-    ("memory", 4, 256): Tile(rows=16, memory=16, stages=1),
+# For 2 bytes per element and depths of up to 128, by what a program's tile consists of, and whether
+# g = h: the fastest of about ten tiles on an H200, for 128 rows of 256 positions with sentences of
+# 27 tokens (docs/benchmarks.md).
+TUNED_TILES = {
+    "query": Tile(rows=64, memory=16, stages=3),
+    "query multi-head": Tile(rows=64, memory=16, stages=3),
+    "memory": Tile(rows=32, memory=64, stages=3),
+    "memory multi-head": Tile(rows=16, memory=32, warps=2),
+}
+# By bytes per element and the largest depth, small enough for smaller chips.
+TILES = {
+    (2, 256): Tile(rows=32, memory=32),
+    (4, 64): Tile(rows=32, memory=32),
+    (4, 128): Tile(rows=16, memory=16),
+    (4, 256): Tile(rows=16, memory=16, stages=1),
 }
 
 
@@ -88,11 +90,7 @@ def attend(
     noise: Tensor | None,
     fused: Tensor | None = None,
 ) -> Tensor:
-    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v].
-
-    Segments may be any int32 numbers, in any order. If they are not contiguous, the result is the
-    same, but tiles may visit more memory than necessary.
-    """
+    """Computes `attend` of Q [b, h, n, k]: [b, h, n, v], a view of a tensor [b, n, h, v]."""
     tensors = [Q, K, V] if fused is None else [fused]
     shape = [Q.shape[1], K.shape[1], K.shape[3], V.shape[3]]
     shape += [visibility.causal, min(visibility.window or 0, MAX_WINDOW)]
@@ -110,7 +108,7 @@ def attend(
 # queries and memory, and the noise if there is any. `shape` is h, g, k, v, causal, and the window
 # or 0.
 def _run_forward(
-    tensors: Sequence[Tensor], fixed: Sequence[Tensor], shape: Sequence[int], scale: float
+    tensors: Tensors, fixed: Tensors, shape: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Returns O [b, h, n, v], and the logsumexp of the logits in base 2, [b, h, n]."""
     outputs = _empty_outputs(tensors, fixed, shape)
@@ -123,11 +121,7 @@ _forward = custom_op("writehead::packed_attention", _run_forward, mutates_args=(
 
 @custom_op("writehead::packed_attention_backward", mutates_args=())
 def _backward(
-    own: Sequence[Tensor],
-    tensors: Sequence[Tensor],
-    fixed: Sequence[Tensor],
-    shape: Sequence[int],
-    scale: float,
+    own: Tensors, tensors: Tensors, fixed: Tensors, shape: Sequence[int], scale: float
 ) -> list[Tensor]:
     """Returns the gradients of `tensors`; own: dO, O and the logsumexp."""
     gradients = _empty_gradients(own, tensors)
@@ -141,13 +135,13 @@ def _backward(
 
 
 def _empty_outputs(
-    tensors: Sequence[Tensor], _: object, shape: Sequence[int], *__: object
+    tensors: Tensors, _: object, shape: Sequence[int], *__: object
 ) -> tuple[Tensor, Tensor]:
     Q, _, V = _split(tensors, shape)
     return _empty(Q, V.shape[3]), Q.new_empty(Q.shape[:3], dtype=torch.float32)
 
 
-def _empty_gradients(_: object, tensors: Sequence[Tensor], *__: object) -> list[Tensor]:
+def _empty_gradients(_: object, tensors: Tensors, *__: object) -> list[Tensor]:
     if len(tensors) == 1:
         return [tensors[0].new_empty(tensors[0].shape)]
     return [_empty(T, T.shape[3]) for T in tensors]
@@ -198,10 +192,7 @@ class Inputs(NamedTuple):
 
 
 def _launch(kernel: Any, tile_of: str, own: tuple[Any, ...], shared: tuple[Any, ...]) -> None:
-    """Launches a kernel whose programs each own a tile of queries or of memory.
-
-    own: arguments of this kernel only. shared: those of `_forward`.
-    """
+    """Launches a kernel, with a program per tile; `shared` are the arguments of `_forward`."""
     tensors, fixed, (h, g, k, v, *limits), scale = shared
     Q, K, V = (_rows(T) for T in _split(tensors, shared[2]))
     b, n, m, group = len(Q[0]), Q[0].shape[2], K[0].shape[2], h // g
@@ -219,13 +210,14 @@ def _launch(kernel: Any, tile_of: str, own: tuple[Any, ...], shared: tuple[Any, 
 
 
 def _choose_tile(tile_of: str, itemsize: int, depth: int, *, multi_head: bool) -> Tile:
-    depths = (limit for kind, size, limit in TILES if (kind, size) == (tile_of, itemsize))
-    limit = min(limit for limit in depths if limit >= depth)
-    tile = TILES[tile_of, itemsize, limit]
-    return TILES.get((f"{tile_of} multi-head", itemsize, limit), tile) if multi_head else tile
+    if itemsize == 2 and depth <= 128:
+        return TUNED_TILES[f"{tile_of} multi-head" if multi_head else tile_of]
+    return next(
+        tile for (size, limit), tile in TILES.items() if size == itemsize and depth <= limit
+    )
 
 
-def _split(tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _split(tensors: Tensors, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns Q, K and V, or their gradients."""
     Q, K, V = Heads(*shape[:4]).split(tensors[0]) if len(tensors) == 1 else tensors
     return Q, K, V
@@ -292,11 +284,8 @@ def _table(segments: Tensor, first: Tensor, end: Tensor, size: int) -> Tensor:
 
 @triton.jit
 def _load(T, b, head, i, n, valid, DEPTH: tl.constexpr):
-    """Loads [len(i), DEPTH] of T [batch, n, heads, DEPTH], or zeros where `valid` is false.
-
-    T: a tensor, and the number of elements from i to i + 1.
-    """
-    data, stride = T
+    """Loads [len(i), DEPTH] of T [batch, n, heads, DEPTH], or zeros where `valid` is false."""
+    data, stride = T  # stride: elements from i to i + 1
     # this order of the sum needs the fewest registers
     offsets = b * n * stride + head.to(tl.int64) * DEPTH + i.to(tl.int64) * stride
     pointers = data + offsets[:, None] + tl.arange(0, DEPTH)[None, :]
@@ -445,10 +434,7 @@ def packed_dq_kernel(dQ, O, dO, logsumexp, delta, inputs):  # noqa: E741
 
 @triton.jit
 def packed_dkv_kernel(dK, dV, dO, logsumexp, delta, inputs):
-    """Computes dK and dV of one tile of a write-head's memory per program.
-
-    One loop visits the tiles of all queries and read-heads that read this memory.
-    """
+    """Computes dK and dV of one tile of a write-head's memory per program."""
     n, m, h = inputs.n, inputs.m, inputs.h
     GROUP: tl.constexpr = inputs.GROUP
     HEADS: tl.constexpr = inputs.HEADS
@@ -471,7 +457,7 @@ def packed_dkv_kernel(dK, dV, dO, logsumexp, delta, inputs):
     spans = tl.cdiv(tl.maximum(end - start, 0), inputs.ROWS // HEADS)
     dk = tl.zeros([inputs.MEMORY, DEPTH_K], tl.float32)
     dv = tl.zeros([inputs.MEMORY, DEPTH_V], tl.float32)
-    for tile in range(0, spans * (GROUP // HEADS)):
+    for tile in range(0, spans * (GROUP // HEADS)):  # of all queries and heads that read it
         heads = write_head * GROUP + tile // spans * HEADS + r % HEADS
         i = start + tile % spans * (inputs.ROWS // HEADS) + r // HEADS
         valid = i < end

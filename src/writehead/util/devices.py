@@ -1,4 +1,4 @@
-"""Finds devices and dtypes by name; a device's streams, modes and free memory."""
+"""Finds devices and dtypes by name; a device's streams, modes, memory and capabilities."""
 
 import functools
 import logging
@@ -69,6 +69,23 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     captures on a stream of the first device that it ever captured on.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def supports_pdl(device: torch.device) -> bool:
+    """Returns whether kernels may use programmatic dependent launch."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> float:
+    """Returns the bytes of shared memory that a program of a kernel may use."""
+    if device.type != "cuda":
+        return math.inf
+    import triton
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def launches_on(device: torch.device) -> AbstractContextManager[object]:

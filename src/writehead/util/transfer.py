@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,6 +18,17 @@ def send(T: Tensor | NDArray[Any], device: torch.device) -> Tensor:
     # without pinned memory, the copy would wait for earlier work
     T = T if isinstance(T, Tensor) else torch.from_numpy(T)
     return T.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else T.to(device)
+
+
+def send_padded(
+    sequences: Sequence[Sequence[int] | NDArray[Any]], padding: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Copies sequences to rows [b, n] of a device, with padding, and their lengths [b]."""
+    lengths = np.array([len(one) for one in sequences])
+    used = np.arange(lengths.max()) < lengths[:, None]
+    rows = np.full(used.shape, padding)
+    rows[used] = np.concatenate(sequences)
+    return send(rows, device), send(lengths, device)
 
 
 class Staging:
