@@ -8,8 +8,8 @@ from torch import Tensor
 
 from helpers import DTYPES, assert_close_in, integers, randn
 from writehead.errors import BackendError, ShapeError
-from writehead.ops.available import has_triton
 from writehead.ops.embedding import embed, sinusoidal
+from writehead.util.devices import has_triton
 
 d, vocab_size, last = 21, 13, 6
 needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not installed")

@@ -7,8 +7,8 @@ from torch import Tensor
 from helpers import assert_close_in, integers, randn
 from writehead.errors import BackendError
 from writehead.ops import loss
-from writehead.ops.available import has_triton
 from writehead.ops.loss import label_loss
+from writehead.util.devices import has_triton
 
 # the kernels compute with minus infinity
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

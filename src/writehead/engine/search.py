@@ -26,8 +26,9 @@ from writehead.data.tokenizer import Tokens
 from writehead.engine import search_kernels
 from writehead.errors import ConfigError, ShapeError, TokenError
 from writehead.model.cache import KVCache
-from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.available import choose_implementation
 from writehead.schema import INT32
+from writehead.util.devices import runs_triton
 from writehead.util.transfer import send, send_padded
 
 NEVER = float("-inf")  # the score of a hypothesis that does not exist

@@ -1,14 +1,12 @@
 """Chooses the implementation of an op, and checks whether Triton kernels can run."""
 
-import functools
-import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from writehead.errors import BackendError, ConfigError, nearest
+from writehead.util.devices import runs_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 KERNEL_DEPTHS = {16, 32, 64, 128, 256}  # of keys and values, in attention
@@ -42,17 +40,3 @@ def why_not_kernel(X: Tensor, *others: Tensor | None) -> str | None:
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Returns whether autograd records operations on any of the tensors."""
     return torch.is_grad_enabled() and any(T is not None and T.requires_grad for T in tensors)
-
-
-def runs_triton(T: Tensor) -> bool:
-    """Returns whether Triton kernels run on T: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
-    if torch.compiler.is_compiling():  # torch.compile cannot trace the interpreter
-        return T.is_cuda
-    is_interpreted = T.is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
-    return has_triton() and (T.is_cuda or is_interpreted)
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Returns whether Triton is installed."""
-    return find_spec("triton") is not None

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from writehead.errors import ShapeError
-from writehead.ops.attention import INVARIANT_MULTIPLE, add_bias, attend_sdpa
+from writehead.ops.attention import INVARIANT_MULTIPLE, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
 from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
@@ -159,10 +159,8 @@ class _Step(NamedTuple):
     live: Tensor | None  # [R beam, 1, 1, 1]; None: all rows are live
     appends_last: bool  # because the new positions replace some that the first queries still see
     readable: int  # m, positions of the cache to read
-    seen: Tensor  # [R beam, n, m or m + n], whether a query attends to a position
-    bias: Tensor | None  # [R beam, h, n, m or m + n]
-    mask: Tensor | None  # [R beam g, 1 or h/g, m], added to the logits; for n = 1 without counts
-    held: Tensor | None  # [R beam, g, m], the vectors of K and V of beams; None: those of the row
+    mask: Tensor  # [R beam, 1 or h, n, m or m + n], added to the logits
+    places: Tensor | None  # [R beam, g, m], of the K and V of beams; None: in the rows themselves
 
 
 def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
@@ -187,18 +185,12 @@ def _make_step(cache: CacheLayer, heads: Heads, count: int, n: int) -> _Step:
     seen = distances >= 0
     if cache.window is not None:
         seen &= (held >= 0).unsqueeze(1) & (distances < cache.window)
-    bias = None if cache.bias is None else bias_at(cache.bias, distances)
-    mask = places = None
-    if n == 1 and cache.counts is None:
-        mask = torch.where(seen, 0.0, -torch.inf).to(
-            torch.promote_types(cache.K.dtype, torch.float)
-        )
-        mask = mask.unsqueeze(1).expand(-1, heads.g, -1, -1)
-        mask = mask if bias is None else mask + bias.unflatten(1, (heads.g, -1)).squeeze(3)
-        mask = mask.flatten(0, 1)
-        if cache.ancestors is not None and cache.beam > 1:
-            places = _held_places(cache, heads.g, rows, distances.squeeze(1) == 0)
-    return _Step(rows, positions, at, stopped, appends_last, readable, seen, bias, mask, places)
+    dtype, places = torch.promote_types(cache.K.dtype, torch.float32), None
+    mask = torch.where(seen, 0.0, -torch.inf).to(dtype).unsqueeze(1)
+    mask = mask if cache.bias is None else mask + bias_at(cache.bias, distances)
+    if cache.ancestors is not None and cache.beam > 1:
+        places = _held_places(cache, heads.g, rows, distances.squeeze(1) == 0)
+    return _Step(rows, positions, at, stopped, appends_last, readable, mask, places)
 
 
 def _held_places(cache: CacheLayer, g: int, rows: Tensor, is_new: Tensor) -> Tensor:
@@ -236,20 +228,19 @@ def _attend_cache(
         Q, K_new = rotate(Q, angles, rotary), rotate(K_new, angles, rotary)
     if not step.appends_last:
         _append(cache, step, K_new, V_new)
-    if step.held is not None and step.mask is not None:
-        return _attend_beams(Q, cache, step.held, step.mask, scale)
+    if step.places is not None:
+        return _attend_beams(Q, cache, step.places, step.mask, scale)
     K, V = (_listed(T[:, :, : step.readable], cache, step.rows) for T in (cache.K, cache.V))
     if step.appends_last:
         K, V = torch.cat([K, K_new], dim=2), torch.cat([V, V_new], dim=2)
         _append(cache, step, K_new, V_new)
-    if step.mask is None:
-        if cache.batch_invariant:  # n and m depend on the batch; in float64, that does not matter
-            Q, K, V = Q.double(), K.double(), V.double()
-        seen = step.seen.unsqueeze(1)
-        mask = seen if step.bias is None else add_bias(seen, step.bias.to(Q.dtype))
-        return attend_sdpa(Q, K, V, mask, scale).transpose(1, 2).flatten(2).to(QKV.dtype)
-    Q = Q.unflatten(1, (heads.g, -1)).squeeze(3)
-    return _attend_next(Q, K, V, step.mask, cache, scale).flatten(1).unsqueeze(1)
+    if Q.shape[2] > 1 or cache.counts is not None:
+        # n and m depend on the batch; in float64, that does not matter
+        dtype = torch.float64 if cache.batch_invariant else Q.dtype
+        q, k, v, mask = (T.to(dtype) for T in (Q, K, V, step.mask))
+        O = attend_sdpa(q, k, v, mask, scale)  # noqa: E741
+        return O.transpose(1, 2).flatten(2).to(Q.dtype)
+    return _attend_next(Q, K, V, step.mask, cache, scale)
 
 
 def _listed(T: Tensor, cache: CacheLayer, rows: Tensor) -> Tensor:
@@ -283,57 +274,64 @@ def _attend_memory(Q: Tensor, memory: MemoryLayer, heads: Heads, scale: float) -
 
     def make_mask() -> tuple[Tensor, Tensor | None]:
         seen = torch.arange(readable, device=Q.device) < lengths.unsqueeze(1)
-        mask = torch.where(seen, 0.0, -torch.inf).unsqueeze(1).repeat_interleave(g, dim=0)
-        empty = lengths == 0
+        mask = torch.where(seen, 0.0, -torch.inf)[:, None, None].expand(-1, g, -1, -1)
+        mask, empty = mask.contiguous(), lengths == 0
         none_empty = Q.device.type == "cpu" and not empty.any()
         return mask, None if none_empty else empty[:, None, None, None]
 
     mask, empty = _cached(memory, "mask", make_mask)
     # beams and new positions become additional read-heads of the same memory
     Q = Q.view(count, memory.beam, n, g, -1, heads.k).permute(0, 3, 1, 2, 4, 5)
-    O = _attend_next(Q.flatten(2, 4), K, V, mask, memory, scale)  # noqa: E741
+    O = _attend_few(Q.flatten(2, 4), K, V, mask, memory, scale)  # noqa: E741
     O = O if empty is None else O.masked_fill(empty, 0.0)  # noqa: E741
     O = O.view(count, g, memory.beam, n, -1, heads.v).permute(0, 2, 3, 1, 4, 5)  # noqa: E741
     return O.reshape(rows, n, heads.h * heads.v)
 
 
-def _attend_next(
+def _attend_few(
     Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, layer: MemoryLayer, scale: float
 ) -> Tensor:
-    """Computes Q [b, g, q, k], K [b, g, m, k], V [b, g, m, v] -> [b, g, q, v].
+    """Computes Q [b, g, q, k], K [b, g, m, k], V [b, g, m, v] -> [b, g, q, v], for few queries.
 
-    `mask` [b g, 1 or q, m] is added to the logits.
+    `mask` [b, 1 or g, 1 or q, m] is added to the logits.
     """
     b, g, q = Q.shape[:3]
     can_flatten = g == 1 or all(T.stride(0) == g * T.stride(1) for T in (K, V))
     if Q.dtype != torch.float32 or not can_flatten:
-        mask = mask.unflatten(0, (-1, g)).to(Q.dtype)
-        return scaled_dot_product_attention(Q, K, V, attn_mask=mask, scale=scale)
-    # for few queries on a CPU, two products are faster than SDPA
-    Q, K, V = Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1)
+        return scaled_dot_product_attention(Q, K, V, attn_mask=mask.to(Q.dtype), scale=scale)
+    # on a CPU, two products are faster than SDPA
+    Q, K, V, mask = (T.flatten(0, 1) for T in (Q, K, V, mask.expand(-1, g, -1, -1)))
     if layer.batch_invariant and len(Q) == 1:  # threads would divide a single product
         Q, K, V, mask = (T.expand(2, -1, -1) for T in (Q, K, V, mask))
     weights = torch.softmax(torch.baddbmm(mask, Q, K.mT, alpha=scale), dim=2)
     return torch.bmm(weights, V)[: b * g].view(b, g, q, V.shape[2])
 
 
-def _attend_beams(Q: Tensor, cache: CacheLayer, held: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Computes one new position per row, Q [R beam, h, 1, k], with ancestors -> [R beam, 1, h v].
+def _attend_next(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor, cache: CacheLayer, scale: float
+) -> Tensor:
+    """Computes one new position per row, Q [b, h, 1, k] -> [b, 1, h v]; mask [b, 1 or h, 1, m]."""
+    b, g, m = K.shape[:3]
+    Q, mask = Q.reshape(b, g, -1, Q.shape[3]), mask.reshape(b, min(g, mask.shape[1]), -1, m)
+    return _attend_few(Q, K, V, mask, cache, scale).flatten(1).unsqueeze(1)
+
+
+def _attend_beams(
+    Q: Tensor, cache: CacheLayer, places: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """Computes the same as `_attend_next`, with the K and V of ancestors.
 
     It copies the K and V of some rows at a time, so few that they stay in the caches of a CPU.
     Products of every query with the K and V of all beams need no copies, but take longer.
     """
-    (rows, g, m), depth = held.shape, Q.shape[3]
-    count = max(1, GATHERED_BYTES // (g * m * depth * Q.element_size()))
-    Q, O = Q.unflatten(1, (g, -1)).squeeze(3), []  # noqa: E741
+    _, g, m = places.shape
+    count = max(1, GATHERED_BYTES // (g * m * Q.shape[3] * Q.element_size()))
     K, V = (T.flatten(0, 2) for T in (cache.K, cache.V))
-    for first in range(0, rows, count):
-        q = Q[first : first + count]
-        places = held[first : first + count].flatten()
-        k, v = (T.index_select(0, places).view(len(q), g, m, -1) for T in (K, V))
-        part = mask[first * g : (first + len(q)) * g]
+    O = []  # noqa: E741
+    for q, at, part in zip(*(torch.split(T, count) for T in (Q, places, mask)), strict=True):
+        k, v = (T.index_select(0, at.flatten()).view(len(q), g, m, -1) for T in (K, V))
         O.append(_attend_next(q, k, v, part, cache, scale))
-    return torch.cat(O).flatten(1).unsqueeze(1)
+    return torch.cat(O)
 
 
 @dataclass(frozen=True)

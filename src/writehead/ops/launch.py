@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from writehead.ops.available import has_triton
-from writehead.util.devices import supports_pdl
+from writehead.util.devices import has_triton, supports_pdl
 
 if has_triton():
     import triton

@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from writehead.errors import ShapeError
-from writehead.ops.available import choose_implementation, runs_triton, why_not_kernel
+from writehead.ops.available import choose_implementation, why_not_kernel
 from writehead.ops.cpu_weights import PackedWeight, pack_int8, pack_onednn, why_not_onednn
 from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
-from writehead.util.devices import shared_memory
+from writehead.util.devices import runs_triton, shared_memory
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd
 from torch.nn.functional import nll_loss
 
-from writehead.ops.available import choose_implementation, runs_triton
+from writehead.ops.available import choose_implementation
 from writehead.ops.launch import LOG2E, launch, tl, triton
+from writehead.util.devices import runs_triton
 
 FORWARD_CHUNK = 32768  # logits that one program of the loss loads at once
 BACKWARD_CHUNK = 8192  # logits that one program of the gradient computes

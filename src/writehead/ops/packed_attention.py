@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient, runs_triton
+from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient
 from writehead.ops.heads import Heads
 from writehead.ops.launch import LOG2E, launch, tl, triton
 from writehead.ops.visibility import Visibility
+from writehead.util.devices import runs_triton
 
 Tensors = Sequence[Tensor]
 

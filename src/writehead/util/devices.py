@@ -3,12 +3,15 @@
 import functools
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from writehead.errors import ConfigError, nearest, shown
 
@@ -123,3 +126,17 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def runs_triton(T: Tensor) -> bool:
+    """Returns whether Triton kernels run on T: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
+    if torch.compiler.is_compiling():  # torch.compile cannot trace the interpreter
+        return T.is_cuda
+    is_interpreted = T.is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
+    return has_triton() and (T.is_cuda or is_interpreted)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Returns whether Triton is installed."""
+    return find_spec("triton") is not None
