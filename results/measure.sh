@@ -23,8 +23,8 @@ measure decode-table2 decode --batch 1024 --no-peers
 measure decode-few decode --preset wmt14/multi-query --batch 128 --batch 16 --batch 1 --no-peers
 measure decode-sampling decode --preset lm1b/multi-query --batch 256 --length 256 --beam 1 \
   --sampling --no-peers
-long=$(mktemp)
-trap 'rm -f "$long"' EXIT
+long=$(mktemp -d)/long.en
+trap 'rm -rf "$(dirname "$long")"' EXIT
 for _ in {1..20}; do cat "$text"; done | shuf --random-source="$text" > "$long"
 measure translate translate --input "$long" --no-peers
 PYTHONPATH=src python3 -m writehead reproduce table2 --results "$output"

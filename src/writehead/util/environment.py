@@ -35,8 +35,13 @@ def environment(device: torch.device) -> dict[str, Any]:
         },
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["writehead", *sys.argv[1:]]),
+        "command": " ".join(["writehead", *map(_without_folder, sys.argv[1:])]),
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Returns the name of the file if an argument is an absolute path, which differs by machine."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _cpu_name() -> str:
