@@ -92,6 +92,7 @@ class Service:
         self.detector = Detector([str(one["code"]) for one in models.languages()])
         self.worker = worker
         self.is_draining = False
+        self.deepl_characters = 0  # translated by DeepL's API
         self._keys = [_digest(key) for key in settings.keys]
         self._waits = 0.0  # an average of the time in the queue
         self._scored: WeakKeyDictionary[Job, int] = WeakKeyDictionary()  # positions of scorers
