@@ -124,7 +124,7 @@ class Service:
         **more: Unpack[More],
     ) -> Decoded:
         """Decodes texts; ends early if the client goes away or the deadline passes."""
-        lines = await self._requests(http, model, texts, options, **more)
+        lines = await self.requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
             await self.guarded(http, job.events.get())
@@ -149,7 +149,7 @@ class Service:
 
         With `logprobs`, each token has its log probability and those of as many likeliest tokens.
         """
-        lines = await self._requests(http, model, texts, options, **more)
+        lines = await self.requests(http, model, texts, options, **more)
         job = self._submit(http, model, lines, streamed=True, logprobs=logprobs)
         facts = facts_of(http)
         try:
@@ -189,7 +189,7 @@ class Service:
         """Calls `work` in the thread of the worker."""
         return await self.guarded(http, self.worker.call(work))
 
-    async def _requests(
+    async def requests(
         self,
         http: Request,
         model: Served,
