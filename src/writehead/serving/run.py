@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
+from types import FrameType
 
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
@@ -66,10 +67,20 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     before = signal.signal(signal.SIGTERM, _ignore)
     try:
         with suppress(KeyboardInterrupt), frozen_objects():
-            uvicorn.Server(config).run([bound])
+            _Server(config).run([bound])
     finally:
         signal.signal(signal.SIGTERM, before)
         requests_log.removeHandler(handler)
+
+
+class _Server(uvicorn.Server):
+    """A server that a second Ctrl-C ends at once; uvicorn would cancel all tasks, with a trace."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        super().handle_exit(sig, frame)
 
 
 def limit_batch(engine: Engine, rows: int | None) -> None:
