@@ -22,6 +22,7 @@ from writehead.serving.models import Served
 from writehead.serving.service import Decoded, Service, Streaming, facts_of
 from writehead.serving.stop import StopText
 from writehead.serving.translate import ERRORS, INT32, TokenUsage, usage
+from writehead.serving.validation import Unsupported
 from writehead.util.extras import requires
 
 with requires("serve"):
@@ -31,7 +32,7 @@ with requires("serve"):
 router = APIRouter(tags=["OpenAI"])
 STARTED = int(time.time())
 MAX_SAMPLES = 128
-Zero = Annotated[float, Field(ge=0, le=0)]
+Zero = Annotated[Annotated[float, Field(ge=0, le=0)] | None, Unsupported]
 
 
 class CompletionBody(BaseModel):
@@ -57,11 +58,13 @@ class CompletionBody(BaseModel):
     echo: bool | None = False
     user: str | None = None
     # accepted with the value that changes nothing
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    best_of: Annotated[Literal[1] | None, Unsupported] = None
+    suffix: Annotated[Literal[""] | None, Unsupported] = None
+    frequency_penalty: Zero = None
+    presence_penalty: Zero = None
+    logit_bias: Annotated[Annotated[dict[str, float], Field(max_length=0)] | None, Unsupported] = (
+        None
+    )
 
 
 class TokenLogprobs(BaseModel):
