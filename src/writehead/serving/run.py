@@ -1,5 +1,6 @@
 """Runs the application with uvicorn until SIGTERM or Ctrl-C, then finishes what it decodes."""
 
+import errno
 import logging
 import os
 import signal
@@ -36,7 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
+        if isinstance(error, OSError) and error.errno and error.errno in errno.errorcode:
+            reason = os.strerror(error.errno)  # `create_server` adds the address to it
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
     return bound
 
 
