@@ -4,9 +4,11 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
-from texts import ODD, sentences
+from texts import ODD, sentences, tokenizer
 from writehead.config import DecodeConfig
+from writehead.serving.logprobs import Listing, Scored
 
 LINES = sentences(9, seed=4, longest=12)
 LONG = " ".join(sentences(12, seed=5))  # in several pieces
@@ -132,19 +134,105 @@ def test_completions(http, served, options):
 
 def test_log_probabilities_of_tokens_add_up(http, served):
     body = {"model": "writer", "prompt": "the cat", "max_tokens": 6, "temperature": 0}
-    [choice] = http.post("/v1/completions", json={**body, "logprobs": 2, "echo": True}).json()[
-        "choices"
-    ]
+    [choice] = http.post("/v1/completions", json={**body, "logprobs": 2}).json()["choices"]
     [output] = served[1].engine.generate(["the cat"], DecodeConfig(max_length=6))
     [best], scored = output.hypotheses, choice["logprobs"]
     if not best.finished:  # else, the end token has a probability, too
         assert sum(scored["token_logprobs"]) == pytest.approx(best.log_probability, rel=1e-5)
     assert "".join(scored["tokens"]) == best.text
-    assert choice["text"] == "the cat" + best.text
-    assert scored["text_offset"][0] == len("the cat")
+    assert scored["text_offset"][0] == 0
     for p, tops in zip(scored["token_logprobs"], scored["top_logprobs"], strict=True):
         assert len(tops) <= 2
         assert max(tops.values()) == pytest.approx(p)  # greedy search takes the likeliest
+
+
+@pytest.mark.parametrize("most", [0, 7])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(http, served, most):
+    engine = served[1].engine
+    body = {"model": "writer", "prompt": ["a dog runs.", "", "the cat"], "max_tokens": most}
+    body |= {"seed": 2, "echo": True, "logprobs": 3, "n": 2}
+    answer = http.post("/v1/completions", json=body).json()
+    assert (answer["usage"]["completion_tokens"] == 0) == (most == 0)
+    assert len(answer["choices"]) == 6
+    for i, choice in enumerate(answer["choices"]):
+        prompt, scored = body["prompt"][i // 2], choice["logprobs"]
+        assert choice["text"].startswith(prompt)
+        assert "".join(scored["tokens"]) == choice["text"]
+        starts = [len("".join(scored["tokens"][:j])) for j in range(len(scored["tokens"]))]
+        assert scored["text_offset"] == starts
+        known = [engine.model.config.bos, *engine.tokenizer.encode(prompt)]
+        first, *rest = scored["token_logprobs"][: len(known)]
+        assert first is scored["top_logprobs"][0] is None
+        with torch.no_grad():
+            log_p = engine.model(torch.tensor([known]))[0].log_softmax(dim=1)
+        assert rest == pytest.approx(
+            [float(log_p[j, k]) for j, k in enumerate(known[1:])], rel=1e-5
+        )
+        if most == 0:
+            assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+            assert len(scored["tokens"]) == len(known)
+        plain = http.post("/v1/completions", json={**body, "echo": False, "max_tokens": 7}).json()
+        own = plain["choices"][i]["logprobs"]
+        if most:
+            assert scored["tokens"][len(known) :] == own["tokens"]
+            assert scored["token_logprobs"][len(known) :] == pytest.approx(
+                own["token_logprobs"], rel=1e-5
+            )
+
+
+def test_an_echo_alone_decodes_nothing(http, served):
+    body = {"model": "writer", "prompt": LINES[:2], "max_tokens": 0, "echo": True, "n": 1}
+    steps = served[1].engine.scheduler.stats.steps
+    answer = http.post("/v1/completions", json=body).json()
+    assert [one["text"] for one in answer["choices"]] == LINES[:2]
+    assert {one["logprobs"] for one in answer["choices"]} == {None}
+    assert served[1].engine.scheduler.stats.steps == steps
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_top_tokens_are_spelled_as_the_tokens_and_have_the_chosen_one(http, served, stream):
+    body = {"model": "writer", "prompt": LINES[:3], "max_tokens": 15, "seed": 4, "logprobs": 20}
+    response = http.post("/v1/completions", json={**body, "stream": stream})
+    answers = events(response) if stream else [response.json()]
+    lists = [choice["logprobs"] for one in answers for choice in one["choices"]]
+    spaces = 0
+    for one in lists:
+        for text, log_p, top in zip(
+            one["tokens"], one["token_logprobs"], one["top_logprobs"], strict=True
+        ):
+            assert top[text] >= log_p
+            assert [*top.values()] == sorted(top.values(), reverse=True)
+            spaces += sum(key.startswith(" ") for key in top)
+    assert spaces
+
+
+def test_other_tokens_have_the_text_that_they_would_add():
+    ours = tokenizer()
+    before = ours.encode("the cat 🙂")[:-1]  # without the last byte
+    last = ours.encode("the cat 🙂")[-1]
+    words = [ours.encode(text)[0] for text in ("the", "a")]
+    listing = Listing(ours, before, 0, 5)
+    listing.add("", words[0], Scored(-3.0, [(last, -0.5), (words[1], -1.0), (before[-1], -2.0)]))
+    [top] = listing.take()["top_logprobs"]
+    whole = ours.decode([*before, last])
+    assert whole.endswith("🙂")
+    assert top["🙂"] == -0.5
+    listing = Listing(ours, ours.encode("the cat"), 0, 5)
+    listing.add(" the", words[0], Scored(-3.0, [(words[1], -1.0)]))
+    assert listing.take()["top_logprobs"] == [{" a": -1.0, " the": -3.0}]
+
+
+def test_of_two_tokens_with_one_text_the_likelier_remains():
+    ours = tokenizer()
+    [a] = ours.encode("a")
+    for scored, expected in (
+        (Scored(-3.0, [(a, -1.0)]), -1.0),
+        (Scored(-0.1, [(a, -1.0)]), -0.1),
+        (Scored(-2.0, [(a, -0.5), (a, -1.0)]), -0.5),
+    ):
+        listing = Listing(ours, ours.encode("the"), 0, 5)
+        listing.add(" a", a, scored)
+        assert listing.take()["top_logprobs"] == [{" a": expected}]
 
 
 def test_a_completion_without_tokens_has_no_log_probabilities(http):
@@ -172,7 +260,7 @@ def test_a_stop_string_ends_the_text(http, served, stream):
     "options",
     [
         {"temperature": 0, "logprobs": 0},
-        {"n": 3, "seed": 5, "logprobs": 2, "echo": True},
+        {"n": 3, "seed": 5, "logprobs": 2},
         {"n": 2, "seed": 8, "logprobs": 3, "stop": ["e", "o d"], "min_tokens": 4},
     ],
 )

@@ -2,6 +2,7 @@
 
 import html
 
+import deepl
 import libretranslatepy
 import openai
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from servers import client, models
+from servers import client, models, serving
 from writehead.config import DecodeConfig
 from writehead.engine.engine import Output, ScoredText
 from writehead.serving.documents import join_parts, parts_of
+from writehead.serving.models import Served
+from writehead.serving.settings import Settings
 from writehead.serving.stop import StopText
 
 
@@ -52,7 +55,8 @@ def test_openai_streams_log_probabilities_of_several_choices(ai):
         text, tokens, log_p = found[choice.index]
         tokens += choice.logprobs.tokens
         log_p += choice.logprobs.token_logprobs
-        assert all(len(top) <= 2 for top in choice.logprobs.top_logprobs)
+        # the chosen token and the likeliest
+        assert all(1 <= len(top) <= 3 for top in choice.logprobs.top_logprobs)
         found[choice.index] = text + choice.text, tokens, log_p
     assert len(found) == 4
     for choice in whole.choices:
@@ -75,6 +79,44 @@ def test_libretranslate(http, served):
     [output] = served[0].engine.translate(["the cat sees a dog."])
     assert theirs.translate("the cat sees a dog.", "en", "de") == output.text
     assert [one["code"] for one in theirs.languages()] == ["de", "en"]
+
+
+def test_deepl(served):
+    lines = ["the cat sees a dog.", "a bird  🙂\n\nruns."]
+    with client(served) as http:
+        theirs = deepl.DeepLClient("key", server_url=str(http.base_url), send_platform_info=False)
+        answers = theirs.translate_text(lines, source_lang="EN", target_lang="DE")
+        [output] = served[0].engine.translate(lines[:1])
+        assert answers[0].text == output.text
+        assert answers[1].text.count("\n") == 2
+        assert {one.detected_source_lang for one in answers} == {"EN"}
+        assert [one.billed_characters for one in answers] == [*map(len, lines)]
+        usage = theirs.get_usage()
+        assert usage.character.count == sum(map(len, lines))
+        assert not usage.any_limit_reached
+        assert [(one.code, one.name) for one in theirs.get_source_languages()] == [
+            ("EN", "English")
+        ]
+        assert [one.code for one in theirs.get_target_languages()] == ["DE"]
+        for method in ("GET", "POST"):
+            [found] = http.request(method, "/v2/languages", params={"type": "target"}).json()
+            assert found == {"language": "DE", "name": "German", "supports_formality": False}
+            assert http.request(method, "/v2/usage").status_code == 200
+        with pytest.raises(deepl.DeepLException, match="en-de"):
+            theirs.translate_text("a", target_lang="FR")
+
+
+def test_deepl_accepts_the_targets_that_it_lists(served):
+    pair = Served("de-en", served[0].engine, ("de", "en"))
+    with client([pair]) as http:
+        theirs = deepl.DeepLClient("key", server_url=str(http.base_url), send_platform_info=False)
+        for language in theirs.get_target_languages():
+            assert theirs.translate_text("a", target_lang=language).text
+    with serving([pair], Settings(keys=("key",))) as url:
+        assert deepl.DeepLClient("key", server_url=url).get_usage().character.valid
+        for call in ("get_usage", "get_source_languages"):
+            with pytest.raises(deepl.DeepLException, match="API key"):
+                getattr(deepl.DeepLClient("other", server_url=url), call)()
 
 
 def test_schemathesis_finds_nothing():

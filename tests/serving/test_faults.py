@@ -32,13 +32,14 @@ REFUSED = [
     ("/v1/translate", b'{"text": "\xff"}', 400, "valid JSON"),
     ("/v1/translate", DEEP, (400, 422), ""),
     ("/v1/translate", b"", 422, ""),
-    ("/v1/translate", b"[]", 422, ""),
+    ("/v1/translate", b"[]", 422, "object"),
+    ("/v1/translate", b'{"text":\n "a",, }', 400, "line 2 column 6"),
     ("/v1/translate", b'{"text": "\\ud800"}', 422, "UTF-8"),
     ("/v1/translate", b'{"text": "a", "\\ud800": 1}', 422, ""),
     ("/v1/translate", b'{"text": "a", "model": "\\ud800"}', 404, ""),
     ("/v1/translate", {}, 422, "text"),
-    ("/v1/translate", {"text": 5}, 422, "text"),
-    ("/v1/translate", {"text": ["a", None]}, 422, "text"),
+    ("/v1/translate", {"text": 5}, 422, "text must be a string or a list"),
+    ("/v1/translate", {"text": ["a", None]}, 422, "text[1] must be a string, not null"),
     ("/v1/translate", {"text": [1] * 300_000}, 422, "text"),
     ("/v1/translate", {**TEXT, "bean": 4}, 422, "bean"),
     ("/v1/translate", {**TEXT, "beam": "4"}, 422, "beam"),
@@ -58,17 +59,30 @@ REFUSED = [
     ("/v1/completions", {**PROMPT, "model": "toy-en-de"}, 422, "/v1/translate"),
     ("/v1/completions", {**PROMPT, "n": 2, "temperature": 0}, 422, "temperature"),
     ("/v1/completions", {**PROMPT, "prompt": "the cat " * 40}, 422, "shorten"),
+    ("/v1/completions", {**PROMPT, "max_tokens": 0}, 422, "max_tokens"),
+    ("/v1/completions", {**PROMPT, "max_tokens": 0, "echo": True, "stream": True}, 422, "stream"),
+    ("/v1/completions", {**PROMPT, "logprobs": 1, "echo": True, "stream": True}, 422, "logprobs"),
     ("/v1/completions", {**PROMPT, "stream": True, "logprobs": 21}, 422, "logprobs"),
-    ("/v1/completions", {**PROMPT, "suffix": "b"}, 422, "suffix"),
+    ("/v1/completions", {**PROMPT, "suffix": "b"}, 422, "suffix is not supported"),
+    ("/v1/completions", {**PROMPT, "logit_bias": {"5": 1}}, 422, "logit_bias is not supported"),
+    ("/v1/completions", {**PROMPT, "best_of": 3}, 422, "best_of is not supported"),
+    ("/v1/completions", {**PROMPT, "presence_penalty": 0.5}, 422, "presence_penalty is not"),
+    ("/v1/completions", {**PROMPT, "frequency_penalty": 0.5}, 422, "frequency_penalty is not"),
+    ("/v1/completions", {**PROMPT, "stop": ["a"] * 20}, 422, "16"),
+    ("/v1/completions", {**PROMPT, "stop": ["a", 5]}, 422, "stop[1]"),
+    ("/v1/completions", {**PROMPT, "n": 1.5}, 422, "n must be an integer"),
+    ("/v1/completions", {**PROMPT, "stream_options": {"a": 4}}, 422, "stream_options.a"),
     ("/v1/nothing", {}, 404, "/v1/nothing"),
-    ("/translate", b"{", 400, "valid"),
+    ("/translate", b"{", 400, "column 2"),
+    ("/translate", b"[]", 422, "object"),
     ("/translate", {"q": "a", "source": "en"}, 422, "target"),
     ("/translate", {"q": "a", "source": "en", "target": "xx"}, 404, "en-de"),
     ("/translate", {"q": "a", "source": "en", "target": "de", "format": "pdf"}, 422, "format"),
     ("/translate", {"q": "a", "source": "en", "target": "de", "alternatives": 99}, 422, "altern"),
     ("/translate", b'{"q": "\\ud800", "source": "en", "target": "de"}', 422, "UTF-8"),
     ("/v2/translate", b'{"text": ["\\ud800"], "target_lang": "DE"}', 422, "UTF-8"),
-    ("/v2/translate", {"text": "a", "target_lang": "DE"}, 422, "text"),
+    ("/v2/translate", {"text": "a", "target_lang": "DE"}, 422, "text must be a list"),
+    ("/v2/languages", {"type": "both"}, 422, "type"),
     ("/v2/translate", {"text": ["a"], "target_lang": "FR"}, 404, "en-de"),
 ]
 
@@ -102,6 +116,30 @@ def test_invalid_forms_and_other_types_are_refused(http):
         response = http.post("/translate", content=content, headers={"Content-Type": kind})
         assert response.status_code == status
         assert message("/translate", response.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/translate", "application/x-www-form-urlencoded"),
+        ("/v1/translate", "text/plain"),
+        ("/v1/completions", None),
+        ("/translate", "application/x-www-form-urlencoded"),
+        ("/v2/translate", "text/plain"),
+    ],
+)
+def test_json_without_its_content_type_is_refused(http, path, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = http.post(path, content=b' {"text": "x"}', headers=headers)
+    assert response.status_code == 415
+    assert "application/json" in message(path, response.json())
+
+
+def test_options_that_change_nothing_are_accepted(http):
+    body = {**PROMPT, "suffix": "", "best_of": 1, "logit_bias": {}, "presence_penalty": 0}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    nothing = dict.fromkeys([*body.keys() - PROMPT.keys(), "frequency_penalty"])
+    assert http.post("/v1/completions", json={**PROMPT, **nothing}).status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -264,6 +302,18 @@ def test_a_client_that_goes_away_frees_its_slot(options):
         paced.allow(2)
         until(lambda: gauge(http, "num_requests_running", name) == 0)
         assert paced.steps <= 5
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/translate"])
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+def test_a_client_that_goes_away_while_it_sends_is_no_failure(served, caplog, path, kind):
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\nContent-Type: {kind}\r\n"
+    with caplog.at_level(logging.INFO), client(served) as http:
+        address = (http.base_url.host, http.base_url.port)
+        with socket.create_connection(address) as connection:
+            connection.sendall(f"{head}\r\nq=a".encode())
+        until(lambda: 'responses_total{status="499"} 1.0' in http.get("/metrics").text)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_slow_reader_holds_no_slot(served):

@@ -45,8 +45,8 @@ def start(small_runs):
 
 @pytest.fixture(scope="module")
 def starting(start):
-    """Three servers that start at the same time; the last has no time to finish requests."""
-    return [start(), start(), start("--port", 0, "--grace", 0)]
+    """Four servers that start at the same time; the third has no time to finish requests."""
+    return [start(), start(), start("--port", 0, "--grace", 0), start()]
 
 
 def url_of(process):
@@ -96,6 +96,35 @@ def test_requests_are_refused_when_the_time_to_finish_is_over(starting):
     assert "shutting down" in answer.json()["error"]["message"]
     process.communicate(timeout=SECONDS)
     assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_stops_at_once(starting):
+    process = starting[3]
+    url, failures = url_of(process), []
+
+    def ask():
+        with pytest.raises(httpx.TransportError):
+            httpx.post(f"{url}/v1/translate", json={"text": sentences(1000)}, timeout=SECONDS)
+        failures.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until(lambda: RUNNING.search(httpx.get(f"{url}/metrics").text))
+    process.send_signal(signal.SIGINT)
+    until(lambda: is_closed(url))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
+    thread.join(SECONDS)
+    assert failures
+
+
+def is_closed(url):
+    try:
+        httpx.get(f"{url}/ready")
+    except httpx.TransportError:
+        return True
+    return False
 
 
 def test_sigkill_ends_connections_and_a_new_server_takes_the_port(start, starting, small_runs):

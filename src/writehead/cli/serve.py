@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from writehead.cli.app import app
 from writehead.cli.options import DEFAULT, Device, Dtype, Quantize, Threads
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 
 if TYPE_CHECKING:  # these modules import PyTorch, which takes seconds
     from writehead.engine import Engine
@@ -135,13 +135,23 @@ def _load(
     paths = runs or [str(bundled_run())]
     for option, given in (("--served-model-name", names), ("--languages", languages)):
         if given and len(given) != len(paths):
-            raise ConfigError(f"pass {option} once for each of the {len(paths)} runs, or never")
+            counts = f"{_count(len(given), 'time')} for {_count(len(paths), 'run')}"
+            raise ConfigError(f"{option} is given {counts}; pass it once per run, or omit it")
+    names = names or [Path(path).resolve().name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two runs are named {shown(name)}; pass --served-model-name once per run"
+            )
     models = []
     for i, path in enumerate(paths):
-        name = names[i] if names else Path(path).resolve().name
-        pair = parse_pair(languages[i]) if languages else pair_of(name)
-        served = Served(name, load(path), pair)
+        pair = parse_pair(languages[i]) if languages else pair_of(names[i])
+        served = Served(names[i], load(path), pair)
         if languages and not served.translates:
             raise ConfigError(f"{path} is a language model, without languages; omit --languages")
         models.append(served)
     return models
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" + ("" if number == 1 else "s")

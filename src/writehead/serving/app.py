@@ -13,10 +13,12 @@ from typing import Any
 
 from writehead import __version__
 from writehead.serving import deepl, libretranslate, openai, translate
+from writehead.serving.bodies import NEEDS_JSON
 from writehead.serving.errors import ApiError, error_response
 from writehead.serving.models import Models, Served
 from writehead.serving.service import GONE, ClientGone, Facts, Service
 from writehead.serving.settings import Settings
+from writehead.serving.validation import describe, describe_json
 from writehead.serving.worker import Worker
 from writehead.util.extras import requires
 
@@ -27,6 +29,7 @@ with requires("serve"):
     from fastapi.responses import JSONResponse, PlainTextResponse
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -150,22 +153,32 @@ def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, message = error.status_code, str(error.detail)
+    if isinstance(error.__cause__, ClientDisconnect):
+        raise ClientGone from error
     if not isinstance(error, ApiError):
-        message = {404: f"there is no {request.url.path}", 400: "the body is not valid JSON"}.get(
-            status, message
-        )
+        message = {
+            404: f"there is no {request.url.path}",
+            400: f"the body is not valid JSON: {_reason(error)}",
+        }.get(status, message)
     headers = dict(error.headers or {})
     return error_response(request.url.path, status, message, headers)
 
 
+def _reason(error: HTTPException) -> str:
+    """Returns why FastAPI could not read a body."""
+    cause = error.__cause__
+    return "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
+
+
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    path = request.url.path
-    if first["type"] == "json_invalid":
-        return error_response(path, 400, f"the body is not valid JSON: {first['ctx']['error']}")
-    place = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("list["))
-    return error_response(path, 422, f"{place or 'the body'}: {first['msg']}")
+    faults, path = error.errors(), request.url.path
+    if faults[0]["type"] == "json_invalid":
+        reason = describe_json(faults[0], error.body)
+        return error_response(path, 400, f"the body is not valid JSON: {reason}")
+    if isinstance(faults[0].get("input"), bytes):  # FastAPI parses only what is declared as JSON
+        return error_response(path, 415, NEEDS_JSON)
+    return error_response(path, 422, describe(faults))
 
 
 class Gate:
@@ -209,7 +222,7 @@ class Gate:
                 return
             async with asyncio.timeout(self.settings.limits.deadline + SLOW_SECONDS):
                 await self.app(scope, limited, answer)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             status = GONE
         except asyncio.CancelledError:  # the grace period after SIGTERM is over
             if status == GONE:

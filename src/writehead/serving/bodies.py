@@ -14,6 +14,7 @@ with requires("serve"):
     from pydantic import BaseModel, Field, ValidationError
 
 FORM = "application/x-www-form-urlencoded"
+NEEDS_JSON = "the body must be JSON; send the header Content-Type: application/json"
 MAX_FIELDS = 1_000  # of a form
 
 B = TypeVar("B", bound=BaseModel)
@@ -28,6 +29,8 @@ async def read_body(request: Request, model: type[B], lists: Sequence[str] = ())
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
     if kind not in ("application/json", FORM):
         raise ApiError(415, f"the body must be application/json or {FORM}")
+    if kind == FORM and content.lstrip().startswith(b"{"):  # as curl sends it
+        raise ApiError(415, NEEDS_JSON)
     try:
         if kind == FORM:
             fields = parse_qs(content.decode(), True, errors="strict", max_num_fields=MAX_FIELDS)
@@ -35,7 +38,8 @@ async def read_body(request: Request, model: type[B], lists: Sequence[str] = ())
         else:
             data = parse_json(content.decode())
     except ValueError as error:
-        raise ApiError(400, f"the body is not a valid {kind}: {error}") from error
+        name = "a valid form" if kind == FORM else "valid JSON"
+        raise ApiError(400, f"the body is not {name}: {error}") from error
     try:
         return model.model_validate(data, strict=kind != FORM)
     except ValidationError as error:

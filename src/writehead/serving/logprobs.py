@@ -1,23 +1,26 @@
 """Log probabilities of the tokens of completions, in the format of OpenAI's API."""
 
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from writehead.data.continuations import StreamedText
+from writehead.data.tokenizer import Tokenizer
 from writehead.engine import Engine
 from writehead.engine.scheduler import Request
 from writehead.model import DecoderState, LanguageModel
 
+CONTEXT = 8  # the tokens before a token that its text may depend on; a character has up to 4
+
 
 class Scored(NamedTuple):
-    """The log probability of a token and, if requested, those of the likeliest tokens."""
+    """The log probability of a token, and the likeliest other tokens with theirs."""
 
     log_p: float
-    top: dict[str, float] | None
+    others: Sequence[tuple[int, float]] = ()
 
 
 class Scorer:
@@ -82,20 +85,20 @@ def score(engine: Engine, logits: Tensor, tokens: Tensor, top: int) -> list[Scor
     log_p = logits[:, : engine.tokenizer.vocab_size].float().log_softmax(dim=1)
     chosen = log_p.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
     if not top:
-        return [Scored(p, None) for p in chosen]
+        return [*map(Scored, chosen)]
     best = log_p.topk(min(top, log_p.shape[1]), dim=1)
-    tops = [
-        {engine.tokenizer.decode([i]): p for p, i in zip(*row, strict=True)}
-        for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    rows = zip(tokens.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    others = [
+        [(i, p) for i, p in zip(ids, some, strict=True) if i != token] for token, ids, some in rows
     ]
-    return [*map(Scored, chosen, tops)]
+    return [*map(Scored, chosen, others)]
 
 
 @torch.no_grad()
 def score_whole(
     engine: Engine, prompt: Sequence[int], tokens: Sequence[int], top: int
 ) -> list[Scored]:
-    """Returns the scores of a whole completion, from one forward pass."""
+    """Returns the scores of all tokens after a prompt, from one forward pass."""
     assert isinstance(engine.model, LanguageModel)
     if not tokens:
         return []
@@ -114,16 +117,19 @@ def texts_of(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -> li
 class Listing:
     """The lists of OpenAI's `logprobs`: of a whole completion, or of each part of a stream."""
 
-    def __init__(self, offset: int, top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], offset: int, top: int) -> None:
+        self._tokenizer, self._context = tokenizer, [*prompt[-CONTEXT:]]
         self._offset, self._top = offset, top  # where the text of the first token starts
         self._texts: list[str] = []
-        self._scores: list[Scored] = []
+        self._log_p: list[float | None] = []
+        self._others: list[dict[str, float] | None] = []
 
-    def add(self, text: str, scored: Scored) -> Self:
-        """Appends a token."""
+    def add(self, text: str, token: int, scored: Scored | None) -> None:
+        """Appends a token; without a score if no token comes before it."""
         self._texts.append(text)
-        self._scores.append(scored)
-        return self
+        self._log_p.append(None if scored is None else scored.log_p)
+        self._others.append(None if scored is None else self._spelled(scored))
+        self._context = [*self._context, token][-CONTEXT:]
 
     def end(self, text: str) -> None:
         """Appends text to the last token, if it has not been taken."""
@@ -132,12 +138,67 @@ class Listing:
 
     def take(self) -> dict[str, Any]:
         """Returns the tokens since the last call."""
-        texts, scores = self._texts, self._scores
-        self._texts, self._scores = [], []
+        texts, log_p, others = self._texts, self._log_p, self._others
+        self._texts, self._log_p, self._others = [], [], []
         *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
+        tops = [_with_chosen(*one) for one in zip(texts, log_p, others, strict=True)]
         return {
             "tokens": texts,
-            "token_logprobs": [one.log_p for one in scores],
-            "top_logprobs": [one.top for one in scores] if self._top else None,
+            "token_logprobs": log_p,
+            "top_logprobs": tops if self._top else None,
             "text_offset": offsets,
         }
+
+    def _spelled(self, scored: Scored) -> dict[str, float]:
+        """Returns the likeliest other tokens by the text that each would add."""
+        if not scored.others:
+            return {}
+        rows = [self._context, *([*self._context, token] for token, _ in scored.others)]
+        for row in rows:
+            while row and row[-1] in self._tokenizer.unsettled:
+                row.pop()
+        texts = self._tokenizer.decode_all(rows)
+        # as in `StreamedText`, the bytes of an incomplete character are no text
+        before, *texts = [text.rstrip("\N{REPLACEMENT CHARACTER}") for text in texts]
+        found: dict[str, float] = {}
+        for text, (_, log_p) in zip(texts, scored.others, strict=True):
+            found.setdefault(text[len(before) :], log_p)  # the likeliest comes first
+        return found
+
+
+def list_whole(
+    engine: Engine,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    scores: Sequence[Scored],
+    top: int,
+    echo: str | None = None,
+) -> dict[str, Any]:
+    """Lists a whole completion; with `echo`, the text of the prompt, also the prompt's tokens.
+
+    The first token of a prompt has no score.
+    """
+    parts = [(len(echo or ""), prompt, tokens)]
+    left: Iterator[Scored | None] = iter(scores)
+    if echo is not None:
+        parts, left = [(0, prompt[:0], prompt), *parts], chain([None], scores)
+    taken = []
+    for offset, before, some in parts:
+        listing = Listing(engine.tokenizer, before, offset, top)
+        for text, token in zip(texts_of(engine, before, some), some, strict=True):
+            listing.add(text, token, next(left))
+        taken.append(listing.take())
+    return {
+        name: None if lists is None else [item for one in taken for item in one[name]]
+        for name, lists in taken[0].items()
+    }
+
+
+def _with_chosen(
+    text: str, log_p: float | None, others: dict[str, float] | None
+) -> dict[str, float] | None:
+    """Adds a token to the others, likeliest first; of two with the same text, one remains."""
+    if log_p is None or others is None:
+        return None
+    found = {**others, text: max(log_p, others.get(text, log_p))}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

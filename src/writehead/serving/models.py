@@ -121,6 +121,12 @@ NAMES = {
     "zh": ("Chinese", "zho"),
     "zu": ("Zulu", "zul"),
 }
+# the codes of ISO 639-1 without a name here
+OTHER_CODES = (
+    "aa ab ae ak an av ay bh bi bm bo br ce ch co cr cu cv dv ee ff fj fy gn gv ho hz ia ie ii ik "
+    "io iu kg ki kj kl kr ks ku kv kw la li lu mh mi na nb nd ng nr nv ny oj os pi rm rn sc sd se "
+    "sg sh sm ss su ti tn to ts tw ty ve vo wa wo yi za"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +184,9 @@ def parse_pair(text: str) -> tuple[str, str]:
     match = PAIR.fullmatch(text.lower())
     if match is None:
         raise ConfigError(f"{shown(text)} is not a language pair such as en-de")
+    for code in match.groups():  # a code of three letters may be any of ISO 639-3
+        if len(code) == 2 and code not in NAMES and code not in OTHER_CODES.split():
+            raise ConfigError(f"there is no language {shown(code)} in {shown(text)}")
     return match[1], match[2]
 
 

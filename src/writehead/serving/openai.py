@@ -17,11 +17,12 @@ from writehead.serving.bodies import Texts
 from writehead.serving.errors import ApiError
 from writehead.serving.events import STREAM, ServerSentEvents
 from writehead.serving.keys import Key
-from writehead.serving.logprobs import Listing, score_whole, texts_of
+from writehead.serving.logprobs import Listing, list_whole, score_whole
 from writehead.serving.models import Served
 from writehead.serving.service import Decoded, Service, Streaming, facts_of
 from writehead.serving.stop import StopText
 from writehead.serving.translate import ERRORS, INT32, TokenUsage, usage
+from writehead.serving.validation import Unsupported
 from writehead.util.extras import requires
 
 with requires("serve"):
@@ -31,7 +32,7 @@ with requires("serve"):
 router = APIRouter(tags=["OpenAI"])
 STARTED = int(time.time())
 MAX_SAMPLES = 128
-Zero = Annotated[float, Field(ge=0, le=0)]
+Zero = Annotated[Annotated[float, Field(ge=0, le=0)] | None, Unsupported]
 
 
 class CompletionBody(BaseModel):
@@ -41,7 +42,7 @@ class CompletionBody(BaseModel):
 
     model: str
     prompt: Texts
-    max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = 16
     min_tokens: Annotated[int, Field(ge=0, le=INT32)] = 0
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
@@ -57,19 +58,21 @@ class CompletionBody(BaseModel):
     echo: bool | None = False
     user: str | None = None
     # accepted with the value that changes nothing
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    best_of: Annotated[Literal[1] | None, Unsupported] = None
+    suffix: Annotated[Literal[""] | None, Unsupported] = None
+    frequency_penalty: Zero = None
+    presence_penalty: Zero = None
+    logit_bias: Annotated[Annotated[dict[str, float], Field(max_length=0)] | None, Unsupported] = (
+        None
+    )
 
 
 class TokenLogprobs(BaseModel):
-    """The tokens of a completion, and their log probabilities."""
+    """The tokens of a completion, and their log probabilities; null for the first of a prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -138,6 +141,7 @@ async def model(request: Request, name: str, _: Key) -> dict[str, Any]:
 async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     """Continues prompts; with `stream`, sends text as it is decoded."""
     service: Service = request.app.state.service
+    _check(body)
     served, samples = service.models.writer(body.model), body.n or 1
     options = _options(body, served.engine.model.config.target_positions)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
@@ -148,14 +152,18 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
         "created": int(time.time()),
         "model": served.name,
     }
-    if body.stream or any(stops):
+    if body.max_tokens == 0:
+        lines = await service.requests(request, served, prompts, options, samples=samples)
+        echoes = _echoes(body, lines, prompts)
+        completed = _prompts_only(lines, echoes)
+    elif body.stream or any(stops):
         scores = body.logprobs if body.stream else None  # otherwise, one forward pass is faster
         stream = await service.stream(
             request, served, prompts, options, samples=samples, logprobs=scores
         )
         echoes = _echoes(body, stream.lines, prompts)
         texts = [StopText(stops) for _ in echoes]
-        lists = None if scores is None else [Listing(len(echo), scores) for echo in echoes]
+        lists = None if scores is None else _listings(stream, scores)
         chunks = _chunks(stream, texts, echoes, lists)
         if body.stream:
             events = _events(chunks, head, stream, _wants_usage(body))
@@ -169,7 +177,8 @@ async def completions(request: Request, body: CompletionBody, _: Key) -> Any:
     for i, (one, echo) in enumerate(zip(completed, echoes, strict=True)):
         scored = None
         if body.logprobs is not None:
-            scored = await _listing(service, request, served.engine, one, len(echo), body.logprobs)
+            echoed = echo if body.echo else None
+            scored = await _listing(service, request, served.engine, one, echoed, body.logprobs)
         choices.append(
             {"index": i, "text": one.text, "logprobs": scored, "finish_reason": one.reason}
         )
@@ -234,18 +243,39 @@ async def _collect(
     ]
 
 
+def _prompts_only(lines: Sequence[Line], echoes: Sequence[str]) -> list[Completed]:
+    """Returns completions without tokens of their own, as for `max_tokens=0`."""
+    requests = [request for line in lines for request in line]
+    pairs = zip(echoes, requests, strict=True)
+    return [Completed(echo, "length", [*map(int, one.tokens)], []) for echo, one in pairs]
+
+
+def _listings(stream: Streaming, top: int) -> list[Listing]:
+    """Returns the lists of log probabilities of a stream, which are empty at first."""
+    tokenizer = stream.model.engine.tokenizer
+    prompts = ([*map(int, request.tokens)] for request in stream.job.requests)
+    return [Listing(tokenizer, prompt, 0, top) for prompt in prompts]
+
+
 async def _listing(
-    service: Service, request: Request, engine: Engine, one: Completed, offset: int, top: int
+    service: Service, request: Request, engine: Engine, one: Completed, echo: str | None, top: int
 ) -> dict[str, Any]:
-    """Returns the log probabilities of a whole completion, whose own text starts at `offset`."""
-    work = partial(score_whole, engine, one.prompt, one.tokens, top)
+    """Returns the log probabilities of a whole completion, with `echo` also of its prompt."""
+    # the first token of a prompt has no probability
+    ids, unscored = [*one.prompt, *one.tokens], len(one.prompt) if echo is None else 1
+    work = partial(score_whole, engine, ids[:unscored], ids[unscored:], top)
     scores = await service.between_steps(request, work)
     # not between steps, which would wait for it
-    texts = asyncio.to_thread(texts_of, engine, one.prompt, one.tokens)
-    listing = Listing(offset, top)
-    for text, scored in zip(await service.guarded(request, texts), scores, strict=True):
-        listing.add(text, scored)
-    return listing.take()
+    listed = asyncio.to_thread(list_whole, engine, one.prompt, one.tokens, scores, top, echo)
+    return await service.guarded(request, listed)
+
+
+def _check(body: CompletionBody) -> None:
+    """Raises 422 if options exclude each other."""
+    if body.max_tokens == 0 and (body.stream or not body.echo):
+        raise ApiError(422, "max_tokens=0 needs echo, and cannot stream")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise ApiError(422, "a stream has no logprobs of its prompt; omit stream, echo or logprobs")
 
 
 def _options(body: CompletionBody, positions: int) -> DecodeConfig:
@@ -254,6 +284,7 @@ def _options(body: CompletionBody, positions: int) -> DecodeConfig:
     if not samples and (body.n or 1) > 1:
         raise ApiError(422, "all n completions would be the same; set a temperature")
     sampling: dict[str, Any] = {}
+    most = positions if body.max_tokens is None else min(body.max_tokens, positions)
     if samples:
         top_k = body.top_k if body.top_k and body.top_k > 0 else None
         top_p = body.top_p if body.top_p != 1.0 else None
@@ -261,8 +292,8 @@ def _options(body: CompletionBody, positions: int) -> DecodeConfig:
         sampling["temperature"] = 1.0 if body.temperature is None else body.temperature
     try:
         return DecodeConfig(
-            max_length=min(body.max_tokens or positions, positions),
-            min_length=min(body.min_tokens, body.max_tokens or positions, positions),
+            max_length=max(most, 1),
+            min_length=min(body.min_tokens, most),
             repetition_penalty=body.repetition_penalty,
             seed=secrets.randbits(31) if body.seed is None else body.seed,
             **sampling,
@@ -297,8 +328,8 @@ async def _chunks(
             reason = "stop" if text.is_over else None
             if is_last and reason is None:
                 reason = "stop" if requests[place].hypotheses[0].finished else "length"
-            if lists is not None and piece.scored is not None:
-                lists[place].add(piece.text, piece.scored)
+            if lists is not None and piece.token is not None:
+                lists[place].add(piece.text, piece.token, piece.scored)
             elif lists is not None:
                 lists[place].end(piece.text)
             if new or reason:

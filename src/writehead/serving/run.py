@@ -1,5 +1,6 @@
 """Runs the application with uvicorn until SIGTERM or Ctrl-C, then finishes what it decodes."""
 
+import errno
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
+from types import FrameType
 
 from writehead.config import DecodeConfig
 from writehead.engine import Engine
@@ -35,7 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another") from error
+        if isinstance(error, OSError) and error.errno and error.errno in errno.errorcode:
+            reason = os.strerror(error.errno)  # `create_server` adds the address to it
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
     return bound
 
 
@@ -66,10 +70,20 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
     before = signal.signal(signal.SIGTERM, _ignore)
     try:
         with suppress(KeyboardInterrupt), frozen_objects():
-            uvicorn.Server(config).run([bound])
+            _Server(config).run([bound])
     finally:
         signal.signal(signal.SIGTERM, before)
         requests_log.removeHandler(handler)
+
+
+class _Server(uvicorn.Server):
+    """A server that a second Ctrl-C ends at once; uvicorn would cancel all tasks, with a trace."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        super().handle_exit(sig, frame)
 
 
 def limit_batch(engine: Engine, rows: int | None) -> None:

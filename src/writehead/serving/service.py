@@ -92,6 +92,7 @@ class Service:
         self.detector = Detector([str(one["code"]) for one in models.languages()])
         self.worker = worker
         self.is_draining = False
+        self.deepl_characters = 0  # translated by DeepL's API
         self._keys = [_digest(key) for key in settings.keys]
         self._waits = 0.0  # an average of the time in the queue
         self._scored: WeakKeyDictionary[Job, int] = WeakKeyDictionary()  # positions of scorers
@@ -123,7 +124,7 @@ class Service:
         **more: Unpack[More],
     ) -> Decoded:
         """Decodes texts; ends early if the client goes away or the deadline passes."""
-        lines = await self._requests(http, model, texts, options, **more)
+        lines = await self.requests(http, model, texts, options, **more)
         job, facts = self._submit(http, model, lines), facts_of(http)
         try:
             await self.guarded(http, job.events.get())
@@ -148,7 +149,7 @@ class Service:
 
         With `logprobs`, each token has its log probability and those of as many likeliest tokens.
         """
-        lines = await self._requests(http, model, texts, options, **more)
+        lines = await self.requests(http, model, texts, options, **more)
         job = self._submit(http, model, lines, streamed=True, logprobs=logprobs)
         facts = facts_of(http)
         try:
@@ -188,7 +189,7 @@ class Service:
         """Calls `work` in the thread of the worker."""
         return await self.guarded(http, self.worker.call(work))
 
-    async def _requests(
+    async def requests(
         self,
         http: Request,
         model: Served,

@@ -1,10 +1,12 @@
 """The limits and options of a server."""
 
+import re
 from dataclasses import dataclass
 
-from writehead.errors import ConfigError
+from writehead.errors import ConfigError, shown
 from writehead.schema import check_bounds, check_sizes, check_types
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # browsers send no path, nor a final slash
 BEAM_LIMIT = 32  # the largest beam that a client may ask for
 
 
@@ -38,3 +40,6 @@ class Settings:
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.keys):  # else, no key would be the right key
             raise ConfigError("an API key is empty; set one, or none to serve everyone")
+        for one in self.origins:
+            if one != "*" and not ORIGIN.fullmatch(one):
+                raise ConfigError(f"{shown(one)} is not an origin such as https://example.org")
