@@ -14,7 +14,7 @@ from texts import save_small_runs
 from trainings import pair_dataset
 
 BENCH_RECORD = {"dtype": "", "environment": {"hardware": {"device": ""}}, "rows": []}
-DAMAGED_ROW = {"kind": "", "model": {}, "setting": {"batch": "many"}}
+DAMAGED_ROW = {"preset": "", "kind": "", "model": {}, "setting": {"batch": "many"}}
 TEXTS = {
     "two": "the cat.\na dog.\n",
     "three": "the cat.\na dog.\na bird.\n",
