@@ -41,6 +41,15 @@ def test_only_settings_that_do_not_change_a_step_may_change(dataset, run, refuse
     assert last_checkpoint(run).name == "step-00000003"
 
 
+@pytest.mark.parametrize(("warmup", "noted"), [(2, False), (3, True), (9, True)])
+def test_a_warmup_that_does_not_end_before_the_training_is_noted(
+    dataset, tmp_path, writehead, warmup, noted
+):
+    settings = ("--set=train.steps=3", f"--set=train.warmup={warmup}")
+    code, _, err = writehead(*command(dataset, tmp_path / "run", *settings))
+    assert (code, f"note: train.warmup={warmup} " in err) == (0, noted)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
