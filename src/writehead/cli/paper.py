@@ -142,14 +142,15 @@ def report_command(
         output = _own_page() if results is None else results / "report.md"
     results = results or RESULTS
     report, card = reports.make_report(results), results.parent / CARD
-    page, section = output.with_name(CONVERTING), report.conversion or ""
-    if section and not page.is_file():
+    page, section = output.with_name(CONVERTING), report.conversion
+    if section is not None and not page.is_file():
         report = replace(report, text=f"{report.text}\n{section}\n")
     texts = {output: report.text}
     if report.card and card.is_file():
         texts[card] = reports.fill(card, report.card)
     if page.is_file():
-        texts[page] = reports.fill(page, section, reports.CONVERSION_MARKS)
+        content = section or reports.NO_CONVERSIONS
+        texts[page] = reports.fill(page, content, reports.CONVERSION_MARKS)
     if check:
         texts |= {output.parent / "figures" / name: svg for name, svg in report.figures.items()}
         outdated = [path for path, text in texts.items() if reports.read_text(path) != text]
