@@ -8,6 +8,7 @@ import pytest
 
 from trainings import CONFIG, LANGUAGE, MODEL, command, go, last_checkpoint, pair_dataset
 from writehead.config import TrainConfig
+from writehead.engine import Engine
 from writehead.errors import ConfigError, RunError
 from writehead.paper.presets import FAMILIES, preset_names, train_preset
 
@@ -82,9 +83,17 @@ def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
     assert (run / "train.json").read_text() == before
 
 
+def test_a_run_whose_training_has_not_finished_says_so(run, refused):
+    (run / "config.json").unlink()
+    error = refused("translate", run, "--device=cpu", stdin=b"the cat.")
+    assert "has not finished; run the same command again" in error
+    assert "checkpoints/step-00000002" in error
+    assert "translation" in Engine.load(last_checkpoint(run), "cpu").model.config.task
+
+
 def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):
     for data, model, task in ((text, MODEL, "language"), (dataset, LANGUAGE, "translation")):
-        with pytest.raises(ConfigError, match=f"dataset is for {task}"):
+        with pytest.raises(ConfigError, match=f"dataset is for a {task} model"):
             go(data, tmp_path / "new", model=model)
     assert not (tmp_path / "new").exists()
     (tmp_path / "thesis").mkdir()
