@@ -101,6 +101,7 @@ def test_every_verb_answers_help_with_an_example():
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())
+        assert CliRunner().invoke(app, [verb, "-h"]).output == result.output
 
 
 CLOSED = b"error: standard output could not be written: Bad file descriptor\n"

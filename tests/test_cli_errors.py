@@ -14,7 +14,7 @@ from texts import save_small_runs
 from trainings import pair_dataset
 
 BENCH_RECORD = {"dtype": "", "environment": {"hardware": {"device": ""}}, "rows": []}
-DAMAGED_ROW = {"kind": "", "model": {}, "setting": {"batch": "many"}}
+DAMAGED_ROW = {"preset": "", "kind": "", "model": {}, "setting": {"batch": "many"}}
 TEXTS = {
     "two": "the cat.\na dog.\n",
     "three": "the cat.\na dog.\na bird.\n",
@@ -46,11 +46,17 @@ DECODE = [
     ("translate translation --input nowhere", "nowhere cannot be read: No such file"),
     ("translate translation --output .", "an output folder needs files to read"),
     ("generate language Once --output .", ". could not be written: Is a directory"),
-    ("translate translation --output no/where", "no/where could not be written: No such file"),
+    (
+        "translate translation --output no/where",
+        "no/where could not be written: there is no folder no",
+    ),
     ("translate translation --prefix-file -", "cannot be both the text and its prefixes"),
     ("translate translation --beam 99999", "beam=99999 must be at most 300"),
     ("translate translation --seed 3", "--seed is for sampling"),
-    ("translate translation --device gpu", "unknown device 'gpu'"),
+    ("translate translation --device gpu", "did you mean 'cuda'?"),
+    ("translate translation --input data --output two", "two is a file; pass a folder"),
+    ("translate translation --max-length=3 --min-length=9", "min_length=9 exceeds max_length=3"),
+    ("translate translation --quantize=int8 --dtype=float64", "not float64 on cpu"),
     ("translate translation --threads 0", "threads=0 must be"),
     ("translate two", "no run at 'two'"),
     (["translate", "The cat sees\nthe dog."], r"no run at 'The cat sees\nthe dog.'"),
@@ -88,6 +94,10 @@ TRAINING = [
     (f"{TRAIN} --preset=tiny/multi-quary", "did you mean 'tiny/multi-query'?"),
     (f"{TRAIN} --device=cuda:99", "error: "),
     (f"{TRAIN} --set=train.distill=0.3", "need --teacher"),
+    (
+        f"{TRAIN} --preset=tiny-lm/multi-query",
+        "translation model, but the model to train is a lang",
+    ),
     ("train data --init=translation --run=new", "--set train.steps=N"),
     ("serve language --languages=en-de", "is a language model"),
     ("bench serve http://localhost:1 --duration=1", "no server answers at"),
@@ -95,6 +105,7 @@ TRAINING = [
 EVALUATE = [
     (f"{SCORE} --source=two", "--source with --reference"),
     (f"{SCORE} --dataset=data --text=two", "give one of"),
+    (f"{SCORE} --dataset=data", "no split 'test'; choose one: --split dev"),
     (f"{SCORE} --split=dev --text=two", "--split needs --dataset"),
     (f"{SCORE} --source=three --reference=two", "3 source lines have 2 references"),
     (f"{SCORE} --source=none --reference=two", "cannot be read"),
