@@ -76,10 +76,20 @@ def test_explain_takes_a_run_other_sizes_and_another_chip(writehead, tmp_path):
 def test_presets_are_listed(writehead):
     code, out, _ = writehead("presets")
     assert code == 0
-    _, *rows, _ = out.splitlines()
+    rows = out.splitlines()[1:][: len(preset_names())]
     assert [row.split()[0] for row in rows] == preset_names()
     row = "wmt14/multi-query 6+6 1024 8 1 128 5440 210,796,544 100000"
     assert " ".join(rows[1].split()) == row
+
+
+@pytest.mark.parametrize("terminal", [{"FORCE_COLOR": "1"}, {}], ids=["terminal", "pipe"])
+def test_the_presets_are_not_cut_off_and_fit_in_80_columns(terminal):
+    result = CliRunner().invoke(app, ["presets"], env={"COLUMNS": "40", **terminal})
+    text = re.sub(r"\x1b\[\d+m", "", result.output)
+    assert (text != result.output) == bool(terminal)
+    row = "bundled-teacher/multi-query-local 10+4 1024 8 1 128 5248 210,274,304 20000"
+    assert row in [" ".join(line.split()) for line in text.splitlines()]
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_every_verb_answers_help_with_an_example():
@@ -91,6 +101,7 @@ def test_every_verb_answers_help_with_an_example():
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
         assert f"Example: writehead {verb}" in " ".join(result.output.split())
+        assert CliRunner().invoke(app, [verb, "-h"]).output == result.output
 
 
 CLOSED = b"error: standard output could not be written: Bad file descriptor\n"

@@ -121,7 +121,7 @@ def test_the_config_of_an_old_run_is_the_model_it_was():
         (TrainConfig, {"clip": 10**400}, "clip"),
         (TrainConfig, {"rows": 10**5000}, "rows"),
         (DecodeConfig, {"max_length": 0}, "max_length=0 must be at least 1"),
-        (DecodeConfig, {"max_length": 7, "min_length": 8}, "min_length=8 must be at most 7"),
+        (DecodeConfig, {"max_length": 7, "min_length": 8}, "min_length=8 exceeds max_length=7"),
         (DecodeConfig, {"n_best": 3, "beam": 2}, "n_best=3 is larger than beam=2"),
         (DecodeConfig, {"top_k": 5}, "set temperature too"),
         (DecodeConfig, {"temperature": 0.0}, "temperature=0.0 must be above 0"),

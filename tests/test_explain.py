@@ -155,3 +155,9 @@ def test_every_chip_has_a_source_and_an_unknown_one_is_answered_with_all(writehe
         assert chip.source in " ".join(out.split())
     error = refused("explain", "wmt14/multi-query", "--chip=xyz")
     assert all(name in error for name in cost.CHIPS)
+
+
+def test_the_cache_of_a_language_model_has_no_source_tokens(writehead):
+    texts = [writehead("explain", f"{name}/multi-query")[1] for name in ("tiny", "tiny-lm")]
+    assert all("per target token" in text and "the largest batch is" in text for text in texts)
+    assert ["per source token" in text for text in texts] == [True, False]

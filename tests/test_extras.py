@@ -45,6 +45,8 @@ def test_commands_that_need_no_extra_work_without_them(tmp_path):
         ("sacrebleu", "evaluate", "evaluate --test-set=wmt14 --device=cpu"),
         ("sacrebleu", "evaluate", "reproduce table1 --scale=tiny --device=cpu"),
         ("pyarrow", "hub", "prepare data --hub=parquet --pair=en-de"),
+        ("pyarrow", "hub", "prepare data --hub=somebody/something"),
+        ("pyarrow", "hub", "translate --input=parquet --output=out/"),
         ("huggingface_hub", "hub", "prepare data --hub=somebody/something"),
     ],
 )

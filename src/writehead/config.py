@@ -395,7 +395,11 @@ class DecodeConfig:
         check_bounds(self, "repetition_penalty", gt=0, le=1e30)
         check_bounds(self, "top_p", gt=0, le=1)
         check_bounds(self, "min_p", ge=0, le=1)
-        check_bounds(self, "min_length", ge=0, le=self.max_length or INT32)
+        check_bounds(self, "min_length", ge=0, le=INT32)
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ConfigError(
+                f"min_length={self.min_length} exceeds max_length={self.max_length}; change one"
+            )
         if self.temperature is None:
             for name in ("top_k", "top_p", "min_p"):
                 if getattr(self, name) is not None:

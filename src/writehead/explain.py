@@ -176,9 +176,11 @@ def _headline(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "workload", ", ".join(f"{name}={value:,}" for name, value in answer["setting"].items())
     speed = f"{size(chip['bandwidth'])}/s, {quantity(chip['flops'])}FLOP/s, {size(chip['memory'])}"
     yield chip["name"], f"{speed} ({chip['source']})"
-    rates = f"{size(kv['target_token'])} per target, {size(kv['source_token'])} per source token"
+    sides = ("target", "source") if kv["source_token"] else ("target",)
+    rates = " and ".join(f"{size(kv[f'{side}_token'])} per {side} token" for side in sides)
     yield "KV cache", f"{rates}, {size(kv['total'])} in total"
-    yield "memory", f"the batch {'fits' if answer['fits'] else 'does not fit'}; at most {most:,} do"
+    fits = "fits" if answer["fits"] else "does not fit"
+    yield "memory", f"the batch {fits}; the largest batch is {most:,}"
 
 
 def _tables(answer: dict[str, Any]) -> Iterator[Table]:

@@ -80,6 +80,26 @@ def test_without_dev_text_at_most_a_twentieth_of_train_is_held_out(tmp_path, dev
     assert found[0] != found[1]
 
 
+def test_held_out_lines_are_shown_as_such(tmp_path, writehead):
+    pair_inputs(tmp_path, pairs(200))
+    sides = [
+        f"--{name}={tmp_path / 'train'}.{end}" for name, end in (("source", "a"), ("target", "b"))
+    ]
+    code, out, err = writehead("prepare", tmp_path / "ds", *sides, "--vocab-size=400", "--dev=7")
+    assert code == 0, err
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert ("200" in rows["train"], "held out of train" in rows["dev"]) == (True, True)
+
+
+def test_tokenizers_of_interrupted_attempts_are_removed_whatever_their_settings(tmp_path):
+    other, key = tmp_path / ".ds.notes.tokenizer", "0123456789abcdef"
+    for path in (other, tmp_path / f".ds.{key}.tokenizer", tmp_path / f".ds.x.{key}.tokenizer"):
+        path.touch()
+    prepare(tmp_path / "ds", pair_inputs(tmp_path, pairs(60)), SMALL, threads=1)
+    left = {path.name for path in tmp_path.glob(".*")}
+    assert left == {other.name, f".ds.x.{key}.tokenizer"}
+
+
 def test_the_number_of_threads_changes_no_byte(tmp_path):
     inputs, config = pair_inputs(tmp_path, pairs(4500, longest=5)), replace(SMALL, dev=50)
     one, two = (prepare(tmp_path / str(n), inputs, config, threads=n).directory for n in (1, 2))

@@ -273,9 +273,11 @@ def test_the_command_prints_what_changed_or_one_sentence(run, tmp_path, writehea
 
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(run, tmp_path):
     quantize_run(run, tmp_path / "quantized")
+    convert(run, one := tmp_path / "one", write_heads=1)
     for source, output, options, error, words in (
         (run, "new", {"write_heads": 3}, ConfigError, "must divide the 8 write-heads"),
-        (run, "new", {"write_heads": 8}, ConfigError, "choose fewer"),
+        (run, "new", {"write_heads": 8}, ConfigError, "8 write-heads; choose fewer"),
+        (one, "new", {"write_heads": 1}, ConfigError, "already has 1 write-head, the minimum"),
         (run, "new", {"write_heads": 0}, ConfigError, "positive integer"),
         (run, "new", {"write_heads": True}, ConfigError, "positive integer"),
         (run, "new", {"write_heads": 1, "method": "meen"}, ConfigError, "did you mean 'mean'"),

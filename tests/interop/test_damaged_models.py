@@ -17,7 +17,7 @@ import foreign_tokenizers
 import witnesses
 from helpers import config, model
 from texts import tokenizer
-from writehead import convert, export_model, import_model, save_run
+from writehead import Engine, convert, export_model, import_model, save_run
 from writehead.data.tokenizer import load_tokenizer
 from writehead.errors import RunError, WriteheadError
 from writehead.interop.pretrained import load_run
@@ -122,6 +122,8 @@ def test_a_tokenizer_is_checked_before_anything_is_written(tmp_path, gpt2, words
     TOKENIZER_DAMAGES[words](gpt2)
     with pytest.raises(WriteheadError, match=words) as caught:
         import_model(gpt2, tmp_path / "run")
+    with pytest.raises(type(caught.value), match=words):
+        Engine.load(gpt2, "cpu")
     assert "writehead " not in str(caught.value).replace("writehead;", "")
     assert not (tmp_path / "run").exists()
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import witnesses
 from helpers import config, model, tokens
 from texts import sentences, tokenizer
-from writehead import Engine, export_model, import_model, load_run, save_run
+from writehead import Engine, convert, export_model, import_model, load_run, save_run
 from writehead.config import DecodeConfig
 from writehead.errors import ConfigError, RunError, WriteheadError
 from writehead.interop.hub import find_folder
@@ -133,7 +133,7 @@ def test_transformers_computes_the_logits_of_our_language_models(tmp_path, name)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "gpt_bigcode needs norm='layer', not 'rms'.*llama needs positions='rotary'"),
+        ({}, "gpt_bigcode needs norm='layer', not 'rms'"),
         ({"norm": "layer", "g": 2}, "gpt_bigcode needs g=6, not 2"),
         ({"norm": "layer", "v": 5}, "v=4, not 5"),
         ({"norm": "layer", "window": 3}, "window=None, not 3"),
@@ -145,6 +145,13 @@ def test_a_model_that_no_family_expresses_is_refused_with_the_reason(tmp_path, c
     with pytest.raises(ConfigError, match=words):
         export_model(tmp_path / "run", tmp_path / "theirs")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_converted_model_is_refused_with_the_reason_of_its_own_family(tmp_path, marian):
+    convert(marian, tmp_path / "converted", write_heads=1)
+    with pytest.raises(ConfigError, match=r"marian needs .*to CTranslate2") as caught:
+        export_model(tmp_path / "converted", tmp_path / "theirs")
+    assert not [name for name in ("t5", "m2m") if name in str(caught.value)]
 
 
 def rewrite(folder: Path, **fields: object) -> None:

@@ -148,11 +148,23 @@ def test_table_2_has_times_and_speedups(tmp_path):
     assert table["speedup of multi-query"] == speedups
 
 
-def test_a_report_replaces_no_file_of_others(writehead, tmp_path, monkeypatch):
+def test_a_small_number_of_sequences_is_written_in_full(tmp_path):
+    data = copy.deepcopy(TEMPLATES["table1"]["data"])
+    data["splits"]["train"]["sequences"] = 1987
+    write_row(tmp_path, "table1", "multi-head", [1.4], scale="tiny", data=data)
+    assert "1,987 pairs" in make_report(tmp_path).text
+
+
+def test_a_report_replaces_no_file_of_others(writehead, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "results", "table1", paper_losses())
     write_table(tmp_path / "mine", "table1", {"multi-head": [1.4]})
     document, picture = Path("docs/results.md"), Path("docs/figures/table1.svg")
+    assert "no folder docs" in refused("report")
+    assert not document.parent.exists()
+    assert writehead("report", "--results=results")[0] == 0
+    assert (Path("results/report.md").is_file(), document.exists()) == (True, False)
+    document.parent.mkdir()
     assert writehead("report")[0] == 0
     text, drawn = document.read_text(encoding="utf-8"), picture.read_bytes()
     assert text.startswith(MARK)

@@ -8,6 +8,7 @@ import pytest
 
 from trainings import CONFIG, LANGUAGE, MODEL, command, go, last_checkpoint, pair_dataset
 from writehead.config import TrainConfig
+from writehead.engine import Engine
 from writehead.errors import ConfigError, RunError
 from writehead.paper.presets import FAMILIES, preset_names, train_preset
 
@@ -39,6 +40,15 @@ def test_only_settings_that_do_not_change_a_step_may_change(dataset, run, refuse
     code, _, err = writehead(*command(dataset, run, *settings))
     assert (code, "train.learning_rate was 0.01 and is 0.005" in err) == (0, True)
     assert last_checkpoint(run).name == "step-00000003"
+
+
+@pytest.mark.parametrize(("warmup", "noted"), [(2, False), (3, True), (9, True)])
+def test_a_warmup_that_does_not_end_before_the_training_is_noted(
+    dataset, tmp_path, writehead, warmup, noted
+):
+    settings = ("--set=train.steps=3", f"--set=train.warmup={warmup}")
+    code, _, err = writehead(*command(dataset, tmp_path / "run", *settings))
+    assert (code, f"note: train.warmup={warmup} " in err) == (0, noted)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +83,17 @@ def test_a_finished_run_keeps_its_settings(dataset, run, capsys):
     assert (run / "train.json").read_text() == before
 
 
+def test_a_run_whose_training_has_not_finished_says_so(run, refused):
+    (run / "config.json").unlink()
+    error = refused("translate", run, "--device=cpu", stdin=b"the cat.")
+    assert "has not finished; run the same command again" in error
+    assert "checkpoints/step-00000002" in error
+    assert "translation" in Engine.load(last_checkpoint(run), "cpu").model.config.task
+
+
 def test_unsuitable_datasets_and_folders_are_refused(dataset, text, tmp_path):
     for data, model, task in ((text, MODEL, "language"), (dataset, LANGUAGE, "translation")):
-        with pytest.raises(ConfigError, match=f"dataset is for {task}"):
+        with pytest.raises(ConfigError, match=f"dataset is for a {task} model"):
             go(data, tmp_path / "new", model=model)
     assert not (tmp_path / "new").exists()
     (tmp_path / "thesis").mkdir()

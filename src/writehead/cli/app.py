@@ -27,11 +27,19 @@ HELP = "Fast Transformer decoding with multi-query and grouped-query attention."
 COMMANDS = ["demo", "presets", "explain", "prepare", "train", "average", "convert", "quantize"]
 COMMANDS += ["import", "export", "evaluate", "translate", "generate", "serve", "bench"]
 COMMANDS += ["reproduce", "report"]
+MIN_WIDTH, PIPE_WIDTH = 80, 10_000  # of tables, in a terminal and in a pipe or file
 STREAM_ERRORS = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Page(Console):
-    """Standard output for tables. It is not an error if the reader closes the pipe early."""
+    """Standard output for tables, which are not cut off to fit a pipe or a narrow terminal.
+
+    It is not an error if the reader closes the pipe early.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.width = max(self.width, MIN_WIDTH) if self.is_terminal else PIPE_WIDTH
 
     def on_broken_pipe(self) -> None:
         """Raises BrokenPipeError; rich would exit with code 1."""
@@ -60,6 +68,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode="rich",
 )
 

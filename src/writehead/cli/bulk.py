@@ -91,9 +91,10 @@ def is_bulk(given: dict[str, Any]) -> bool:
     if read == "-":
         reason = reason if option else "an output folder"
         raise ConfigError(f"{reason} needs files to read; pass a file or folder with --input")
-    if not is_folder and output.lower().endswith(FILES):
+    if not is_folder and (output.lower().endswith(FILES) or os.path.exists(output)):
+        kind = "a file" if os.path.exists(output) else "the name of a file"
         raise ConfigError(
-            f"{reason} needs an output folder, but {output} is the name of a file; pass a folder, "
+            f"{reason} needs an output folder, but {output} is {kind}; pass a folder, "
             f"such as --output out/"
         )
     for name in SINGLE_FILE_ONLY:
@@ -113,6 +114,7 @@ def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
     from writehead.bulk.job import JobMismatch, Plan, check_output, open_job
     from writehead.bulk.pool import WorkerPool
     from writehead.cli.textio import plural
+    from writehead.data.parquet import load_pyarrow
     from writehead.data.records import RecordFormat
     from writehead.util.progress import Reporter
 
@@ -126,6 +128,8 @@ def translate_files(given: dict[str, Any], config: DecodeConfig) -> None:
     )
     with ExitStack() as stack, _write_errors(output):
         check_output(output, files, force=given["force"])  # before the model is loaded
+        if any(file.name.lower().endswith(".parquet") for file in files):
+            load_pyarrow()
         translation = _translation(given, config)
         spec = _workers_for(given, translation, stack)
         pool = stack.enter_context(WorkerPool(spec))

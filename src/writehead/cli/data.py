@@ -197,8 +197,8 @@ def _print_summary(dataset: "Dataset", page: Page) -> None:
     """Prints the size of each split, and how many lines were dropped and why."""
     splits = Table("split", "lines", "sequences", "target tokens", box=None, pad_edge=False)
     for name, counts in dataset.info["splits"].items():
-        sizes = (counts[key] for key in ("lines", "sequences", "target_tokens"))
-        splits.add_row(name, *(f"{size:,}" for size in sizes))
+        lines, *sizes = (f"{counts[key]:,}" for key in ("lines", "sequences", "target_tokens"))
+        splits.add_row(name, lines if counts["lines"] else "held out of train", *sizes)
     page.print(splits, "")
     for reason, count in dataset.info["dropped"].items():
         page.print(f"dropped ({reason}): {count:,}")

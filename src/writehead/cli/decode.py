@@ -111,7 +111,11 @@ Seed = Annotated[
     int | None, Option(help="Seed for sampling. Line i, counted from 0, uses seed + i.")
 ]
 BatchTokens = Annotated[
-    int | None, Option(help="Maximum tokens per batch, including padding and beams.")
+    int | None,
+    Option(
+        help="Maximum tokens per batch, including padding and beams. A batch of one is always "
+        "allowed."
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from writehead import cost
 from writehead.cli.app import app
-from writehead.cli.options import A_RUN, Force, ForceRun, NewRun, Threads, check_new_run
+from writehead.cli.options import A_RUN, ForceRun, NewRun, Threads, check_new_run
 from writehead.errors import ConfigError, RunError, shown
 from writehead.interop.families import FORMATS, TO_HUGGING_FACE
 
@@ -58,7 +58,9 @@ def export_command(
         str | None,
         Option(help="For CTranslate2: int8, int8_float16, int16, float16, … Default: float32."),
     ] = None,
-    force: Force = False,
+    force: Annotated[
+        bool, Option("--force", help="Replace the output folder if it exists.")
+    ] = False,
     threads: Threads = None,
 ) -> None:
     """Export a run to Hugging Face transformers or CTranslate2.

@@ -26,7 +26,7 @@ from writehead.errors import ConfigError, nearest
 from writehead.explain import Question, explain, render
 from writehead.interop.families import describe, find_config
 from writehead.interop.hub import find_folder
-from writehead.paper.presets import FAMILIES, preset, preset_names, train_preset
+from writehead.paper.presets import FAMILIES, WINDOW, preset, preset_names, train_preset
 from writehead.schema import with_settings
 
 
@@ -34,22 +34,26 @@ from writehead.schema import with_settings
 def presets_command() -> None:
     """List the presets: every row of the paper's Tables 1 and 3, and smaller families.
 
+    The number of parameters is that with the preset's vocabulary; train uses the dataset's.
+
     Example: writehead presets
     """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("preset", style="cyan", no_wrap=True)
-    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "window", "parameters", "steps"):
+    for name in ("layers", "d", "h", "g", "k,v", "d_ff", "parameters", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in preset_names():
         config = preset(name)
         layers = f"{config.encoder_layers}+" if config.encoder_layers else ""
-        sizes = (config.d, config.h, config.g, config.k, config.f, config.window or "")
+        sizes = (config.d, config.h, config.g, config.k, config.f)
         total = f"{sum(cost.parameters(config).values()):,}"
         steps = str(train_preset(name).steps)
         table.add_row(name, f"{layers}{config.decoder_layers}", *map(str, sizes), total, steps)
     page = Page(highlight=False)
     page.print(table)
     page.print("h: read-heads, g: write-heads (KV heads); wmt14: Table 1, lm1b: Table 3")
+    page.print(f"-local: the decoder's self-attention is limited to {WINDOW} positions")
+    page.print("parameters: with the preset's vocabulary; train uses that of the dataset")
 
 
 @app.command(name="explain")
@@ -145,7 +149,8 @@ def quantize_command(
 ) -> None:
     """Store the weight matrices of a run in fewer bits. Use the new run like any other.
 
-    Loading converts the weights to floating point, so this saves disk space, not memory or time.
+    On a CPU, the new run is decoded with int8 weights by default, which saves memory. On other
+    devices, loading converts the weights to floating point, so this saves only disk space.
 
     Example: writehead quantize runs/ende/wmt14-small/multi-query small --bits 6
     """

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from writehead.cli.app import app
 from writehead.cli.options import Threads, read_settings, resumable
-from writehead.errors import ConfigError, nearest
+from writehead.errors import ConfigError, RunError, nearest
 from writehead.schema import with_settings
 from writehead.util.files import write_file
 
@@ -119,10 +119,12 @@ def report_command(
         Argument(
             metavar="[OUT]",
             help="Markdown file to write. Figures go to a folder `figures` next to it. Default: "
-            "docs/results.md; with --results, report.md in that folder.",
+            "report.md in the folder of --results; without --results, docs/results.md.",
         ),
     ] = None,
-    results: Results = RESULTS,
+    results: Annotated[
+        Path | None, Option(help="Folder with the results. Default: results.")
+    ] = None,
     check: Annotated[
         bool, Option("--check", help="Write nothing; exit with code 1 if a file is outdated.")
     ] = False,
@@ -137,16 +139,18 @@ def report_command(
     from writehead.paper import report as reports
 
     if output is None:
-        output = Path("docs/results.md") if results == RESULTS else results / "report.md"
+        output = _own_page() if results is None else results / "report.md"
+    results = results or RESULTS
     report, card = reports.make_report(results), results.parent / CARD
-    page, section = output.with_name(CONVERTING), report.conversion or ""
-    if section and not page.is_file():
+    page, section = output.with_name(CONVERTING), report.conversion
+    if section is not None and not page.is_file():
         report = replace(report, text=f"{report.text}\n{section}\n")
     texts = {output: report.text}
     if report.card and card.is_file():
         texts[card] = reports.fill(card, report.card)
     if page.is_file():
-        texts[page] = reports.fill(page, section, reports.CONVERSION_MARKS)
+        content = section or reports.NO_CONVERSIONS
+        texts[page] = reports.fill(page, content, reports.CONVERSION_MARKS)
     if check:
         texts |= {output.parent / "figures" / name: svg for name, svg in report.figures.items()}
         outdated = [path for path, text in texts.items() if reports.read_text(path) != text]
@@ -157,3 +161,14 @@ def report_command(
     for path in texts.keys() - {output}:
         write_file(path, texts[path])
     typer.echo(f"report: {output}")
+
+
+def _own_page() -> Path:
+    """Returns docs/results.md; raises RunError if there is no docs/, as outside a checkout."""
+    page = Path("docs/results.md")
+    if not page.parent.is_dir():
+        raise RunError(
+            f"there is no folder {page.parent} to write {page.name} to; name a file, such as "
+            f"report.md, or pass --results {RESULTS} to write {RESULTS / 'report.md'}"
+        )
+    return page

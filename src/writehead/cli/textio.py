@@ -239,8 +239,10 @@ def writing(
     except (BrokenPipeError, FileExistsError):
         raise
     except OSError as error:
-        name = "standard output" if path == "-" else path
-        raise DataError(f"{name} could not be written: {error.strerror or error}") from error
+        name, reason = "standard output" if path == "-" else path, error.strerror or error
+        if path != "-" and not place.parent.exists():
+            reason = f"there is no folder {place.parent}; create it"
+        raise DataError(f"{name} could not be written: {reason}") from error
 
 
 Counter = Callable[[float], None]  # takes finished lines; a piece of a long line is a fraction

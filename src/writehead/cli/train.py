@@ -158,11 +158,14 @@ def evaluate_command(
     if any(one.samefile(str(output)) for one in same):
         raise ConfigError(f"{output} is an input file; write the result to another file")
     file = check_output(output, force)  # fails before minutes of scoring
+    data = None if dataset is None else Dataset.open(dataset)
+    if data is not None and (split or "test") not in data.splits:
+        choices = ", ".join(f"--split {name}" for name in reversed(data.splits))
+        raise ConfigError(f"{dataset} has no split {split or 'test'!r}; choose one: {choices}")
     engine = Engine.load(folder, device, dtype, quantize=quantize)
     facts = run_facts(folder)
-    if dataset is not None:
+    if data is not None:
         given[0] += f", {split or 'test'}"
-        data = Dataset.open(dataset)
         sources, references = evaluate.split_texts(data, split or "test")
         if data.tokenizer.fingerprint == engine.tokenizer.fingerprint:
             source_lang = source_lang or data.vocabulary.source_lang

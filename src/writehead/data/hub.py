@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from writehead.data.parquet import parquet_file
+from writehead.data.parquet import load_pyarrow, parquet_file
 from writehead.data.sources import Corpus, Inputs, Row, file_identity
 from writehead.errors import DataError
 from writehead.util.extras import requires
@@ -68,6 +68,7 @@ def hub_inputs(name: str, pair: str | None = None) -> Inputs:
     pair: source and target language, such as `en-de` for English into German. The name of the
     dataset's own folder may have either order.
     """
+    load_pyarrow()  # raises if it is missing, before a download
     folder, (repository, default_pair) = Path(name), NAMED.get(name, (name, None))
     if folder.exists():
         repository, languages = folder.name, _languages(pair)

@@ -19,11 +19,17 @@ def is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or is_view(kind))
 
 
+def load_pyarrow() -> Any:
+    """Imports pyarrow.parquet, or raises an error that names the extra to install."""
+    with requires("hub"):
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    return parquet
+
+
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
     """Opens a pyarrow ParquetFile; turns errors of pyarrow in the block into DataErrors."""
-    with requires("hub"):
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    parquet = load_pyarrow()
     try:
         # with pre_buffer, memory use would grow with the file
         with parquet.ParquetFile(path, pre_buffer=False) as file:

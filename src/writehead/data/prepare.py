@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -137,7 +138,8 @@ def prepare(
                 except (DataError, OSError):  # not an interruption
                     kept.unlink(missing_ok=True)
                     raise
-            kept.unlink(missing_ok=True)
+            for tokenizer_file in _kept_tokenizers(path):
+                tokenizer_file.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"{directory} could not be written: {error.strerror or error}; check the path and the "
@@ -173,6 +175,12 @@ def _tokenizer_key(job: _Job) -> str:
     settings = config.vocab_size, config.sample, config.seed, config.split_digits
     key = [settings, job.fit_vocab_size, job.inputs.sides, job.sources]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+
+
+def _kept_tokenizers(path: Path) -> list[Path]:
+    """Returns the tokenizers that interrupted attempts kept, also those with other settings."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tokenizer")
+    return [one for one in path.parent.iterdir() if name.fullmatch(one.name)]
 
 
 def _make(job: _Job, folder: Path, kept: Path) -> None:

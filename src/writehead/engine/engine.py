@@ -113,7 +113,7 @@ class Engine:
             raise ConfigError(f"unknown quantization {shown(quantize)}; {known}")
         loaded = load_run(run, device=place, dtype=find_dtype(dtype, place), backend=backend)
         if loaded.tokenizer is None:
-            raise RunError(f"{run} has no tokenizer; save the run with its tokenizer")
+            raise RunError(f"{run} has no tokenizer; add the files of its tokenizer")
         if quantize == "auto" and loaded.is_quantized and dtype is None and place.type == "cpu":
             if reason := loaded.model.why_not_int8():
                 log.warning("decoding in float32, which is slower than int8: %s", reason)

@@ -66,7 +66,9 @@ def convert(
         before, source.weights, write_heads, method, widen=widen, encoder=encoder
     )
     if after == before:
-        raise ConfigError(f"{run} has {before.g} write-heads; choose fewer, not {write_heads}")
+        count = "1 write-head, the minimum" if before.g == 1 else f"{before.g} write-heads"
+        advice = "nothing to convert" if before.g == 1 else "choose fewer"
+        raise ConfigError(f"{run} already has {count}; {advice}")
     with run_directory(output, overwrite=overwrite) as fresh:
         write_model(fresh, after, weights, source.files)
     return Converted(before, after)

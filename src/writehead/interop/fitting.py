@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from writehead.config import ModelConfig
 from writehead.errors import ConfigError
+from writehead.interop.ctranslate2 import check_exportable
 from writehead.interop.families import IMPORTED, Family, Fields, read_exact
 from writehead.interop.layout import Weights
 from writehead.runs.folder import empty_model
@@ -30,7 +33,7 @@ def fit(config: ModelConfig, weights: Weights, original: Mapping[str, Any]) -> F
     `original` is the config.json of an imported model, whose other fields are kept.
     """
     kind = original.get("model_type")
-    reasons = []
+    reasons: list[tuple[bool, float, str]] = []  # another family, differences
     config, weights = without_logit_scale(config, weights)
     for family in sorted(IMPORTED, key=lambda one: one.name != kind):
         if family.task != config.task:
@@ -50,13 +53,26 @@ def fit(config: ModelConfig, weights: Weights, original: Mapping[str, Any]) -> F
         try:
             read = read_exact(Fields(Path("config.json"), data)).config
         except ConfigError as error:
-            reasons.append(f"{family.name}: {error}")
+            reasons.append((family.name != kind, inf, f"{family.name}: {error}"))
             continue
         read = replace(read, dropout=made.dropout)
         if not (needed := _differences(made, read)):
             return Fitted(family, data, made, tensors)
-        reasons.append(f"{family.name} needs {' and '.join(needed)}")
-    raise ConfigError(f"no Hugging Face model expresses this one exactly: {'; '.join(reasons)}")
+        reason = f"{family.name} needs {' and '.join(needed)}"
+        reasons.append((family.name != kind, len(needed), reason))
+    closest = min(reasons, key=itemgetter(0, 1))[-1]
+    raise ConfigError(
+        f"no Hugging Face model expresses this one exactly: {closest}{_alternative(config)}"
+    )
+
+
+def _alternative(config: ModelConfig) -> str:
+    """Returns advice to export a model to CTranslate2, if that is possible."""
+    try:
+        check_exportable(config)
+    except ConfigError:
+        return ""
+    return "; export it to CTranslate2 instead"
 
 
 def without_logit_scale(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, Weights]:

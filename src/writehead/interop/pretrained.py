@@ -16,7 +16,6 @@ from writehead import runs
 from writehead.config import ModelConfig, QuantizationConfig
 from writehead.data.tokenizer import (
     Files,
-    has_tokenizer,
     load_tokenizer,
     read_tokenizer,
     tokenizer_files,
@@ -116,7 +115,12 @@ def load_run(
     model = empty_model(pretrained.config, backend)
     fill_model(model, pretrained.weights, dtype, folder)
     _warn_of_settings(folder)
-    return Run(model.eval(), folder if has_tokenizer(folder) else None)
+    return Run(model.eval(), folder if _tokenizer_files(folder) else None)
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    """Returns the files of a tokenizer, which may be incomplete."""
+    return [path for path in tokenizer_files(folder) if path.name != GENERATION]
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def import_source(pretrained: Pretrained) -> Source:
     """Checks the tokenizer of a Hugging Face model; returns what to write as a run."""
     folder = pretrained.folder
     files = read_tokenizer(folder)
-    if files.keys() - {GENERATION}:
+    if _tokenizer_files(folder):
         load_tokenizer(folder).check_fits(pretrained.config)
     else:
         log.warning("%s has no tokenizer; the run will not encode or decode text", folder)

@@ -67,10 +67,17 @@ class PackedWeight:
         return Y.mul_(scales if factors is None else scales.mul_(factors))
 
 
+def _why_not_float32(W: Tensor) -> str | None:
+    if W.device.type == "cpu" and W.dtype == torch.float32:
+        return None
+    dtype = str(W.dtype).removeprefix("torch.")
+    return f"it needs float32 weights on a CPU, not {dtype} on {W.device}"
+
+
 def why_not_onednn(W: Tensor) -> str | None:
     """Returns why oneDNN cannot multiply with W, or None."""
-    if W.device.type != "cpu" or W.dtype != torch.float32:
-        return f"it needs float32 weights on a CPU, not {W.dtype} on {W.device}"
+    if reason := _why_not_float32(W):
+        return reason
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return "this PyTorch has no oneDNN"
     return None
@@ -78,8 +85,8 @@ def why_not_onednn(W: Tensor) -> str | None:
 
 def why_not_int8(W: Tensor) -> str | None:
     """Returns why fbgemm cannot multiply with W in int8, or None."""
-    if W.device.type != "cpu" or W.dtype != torch.float32:
-        return f"it needs float32 weights on a CPU, not {W.dtype} on {W.device}"
+    if reason := _why_not_float32(W):
+        return reason
     if _int8_levels() is None:
         return "this PyTorch has no int8 products (fbgemm) for this CPU"
     return None

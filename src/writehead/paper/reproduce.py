@@ -26,11 +26,11 @@ from writehead.errors import RunError
 from writehead.model import LanguageModel
 from writehead.paper.experiments import Experiment, Text, read_lines
 from writehead.paper.results import FORMAT, Result, check_results, result_path, setting_differences
-from writehead.runs.folder import read_config
+from writehead.runs.folder import PLAN, read_config
 from writehead.training import evaluate
 from writehead.training.journal import read_log
 from writehead.training.loop import train
-from writehead.training.plan import PLAN, read_plan
+from writehead.training.plan import read_plan
 from writehead.util.devices import find_device
 from writehead.util.environment import environment
 from writehead.util.locks import locked

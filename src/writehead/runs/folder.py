@@ -48,6 +48,7 @@ FORMAT = 2
 FORMAT_1_NAMES = {"vocabulary": "vocab_size", "start": "bos", "end": "eos"}
 KEYS = ("format", "writehead", "model", "quantization")  # of config.json
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PLAN = "train.json"  # of a training run
 # what else the original format of an imported model contains
 ORIGINAL = ("original.json", "original.safetensors")
 FILES = {CONFIG, WEIGHTS, CHECKSUMS, *TOKENIZER_FILES, *ORIGINAL}
@@ -249,6 +250,12 @@ def _require(path: Path) -> Path:
     if not directory.is_dir():
         raise RunError(f"there is no run at {directory}; check the path")
     inside = sorted([*directory.glob(f"*/{CONFIG}"), *directory.glob(f"*/*/{CONFIG}")])
+    if (directory / PLAN).is_file():
+        hint = f", or use its checkpoint {inside[-1].parent}" if inside else ""
+        raise RunError(
+            f"the training of {directory} has not finished; run the same command again to resume "
+            f"it{hint}"
+        )
     hint = f"it contains one: {inside[-1].parent}" if inside else "check the path"
     raise RunError(f"{directory} is not a run: it has no {path.name}; {hint}")
 

@@ -167,7 +167,8 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     sacrebleu, scores = load_sacrebleu(), dict[str, Any]()
     for tokenization in ("intl", "13a"):
         metric = sacrebleu.BLEU(tokenize=tokenization)
-        scores[tokenization] = metric.corpus_score(list(outputs), [list(references)]).score
+        score = metric.corpus_score(list(outputs), [list(references)]).score
+        scores[tokenization] = min(score, 100.0)  # sums are rounded
         scores[f"{tokenization}_signature"] = str(metric.get_signature())
     return scores
 

@@ -211,6 +211,12 @@ class Trainer:
         device = f"{self.world.size} × " * (self.world.size > 1) + self.world.device.type
         steps = f"{config.steps:,} steps of {config.rows} × {row} tokens"
         journal.print(f"{count:,} parameters on {device}; {steps}")
+        if config.warmup >= config.steps > 1:
+            journal.print(
+                f"note: train.warmup={config.warmup:,} is not less than train.steps="
+                f"{config.steps:,}, so the learning rate does not reach its peak before the "
+                f"end; set a smaller train.warmup, such as {max(1, config.steps // 10):,}"
+            )
         if self.step:
             journal.print("; ".join([f"resuming after step {self.step}", *changes]))
         if self.batches.skipped:

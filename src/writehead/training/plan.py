@@ -9,14 +9,13 @@ from writehead import __version__
 from writehead.config import ModelConfig, TrainConfig, VocabularyConfig
 from writehead.data.dataset import Dataset
 from writehead.errors import ConfigError, RunError, shown
-from writehead.runs.folder import CONFIG
+from writehead.runs.folder import CONFIG, PLAN
 from writehead.training.checkpoint import list_checkpoints
 from writehead.training.distributed import World
 from writehead.training.origin import Origin
 from writehead.util.files import write_file
 from writehead.util.json_files import read_json
 
-PLAN = "train.json"
 PLAN_SHAPE = {
     **dict.fromkeys(("tokenizer", "dataset"), str),
     **dict.fromkeys(("init?", "teacher?"), (str, None)),  # fingerprints of weights
@@ -33,7 +32,8 @@ def fit_to_data(data: Dataset, model: ModelConfig, config: TrainConfig) -> Model
     """Returns the model config with the dataset's vocabulary; raises if they do not fit."""
     if data.task != model.task:
         raise ConfigError(
-            f"the dataset is for {data.task}, not {model.task}; choose another preset"
+            f"the dataset is for a {data.task} model, but the model to train is a {model.task} "
+            f"model; choose another dataset or preset"
         )
     vocabulary = data.vocabulary
     for name in ("pad", "bos", "eos"):

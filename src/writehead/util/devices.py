@@ -33,7 +33,8 @@ def find_device(name: torch.device | str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = str(name).partition(":")[0]
     if kind not in DEVICES or str(name).startswith("cpu:"):
-        raise ConfigError(f"unknown device {shown(str(name))}; {nearest(kind, DEVICES)}")
+        hint = nearest("cuda" if kind == "gpu" else kind, DEVICES)
+        raise ConfigError(f"unknown device {shown(str(name))}; {hint}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
