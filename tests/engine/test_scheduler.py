@@ -30,6 +30,7 @@ from scheduling import (
 from texts import engine, sentences
 from writehead.config import DecodeConfig
 from writehead.cost import Setting, sentence_bytes
+from writehead.data import batches
 from writehead.engine import Engine, runner
 from writehead.engine import scheduler as scheduling
 from writehead.errors import OutOfRoom, SearchError
@@ -107,7 +108,7 @@ def test_requests_decode_as_alone_with_kernels(monkeypatch, task, changes, confi
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array), st.integers(1, 200))
 def test_sources_of_similar_lengths_are_padded_together(lengths, tokens):
-    groups = runner.similar(lengths, tokens)
+    groups = batches.group_by_length(lengths, tokens)
     assert sorted(np.concatenate(groups)) == [*range(len(lengths))]
     for group, following in pairwise(groups):
         next_length = lengths[following].min()
@@ -116,7 +117,7 @@ def test_sources_of_similar_lengths_are_padded_together(lengths, tokens):
     for group in groups:
         own = lengths[group].tolist()
         late = [length for i, length in enumerate(own) if i * length >= tokens]
-        assert all(length <= runner.PADDED_RATIO * own[0] for length in late)
+        assert all(length <= batches.PADDED_RATIO * own[0] for length in late)
 
 
 def test_sizes_of_lanes_and_of_the_vocabulary_change_nothing(monkeypatch):

@@ -29,7 +29,7 @@ from writehead.ops.decode_attention import (
     decode_attention,
 )
 from writehead.ops.heads import Heads
-from writehead.ops.rotary import Rotary
+from writehead.ops.rotary import Rotary, Scaling
 from writehead.ops.visibility import Visibility
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -84,7 +84,9 @@ class Steps:
         self.rows = [s * beam + j for s in listed for j in range(beam)]  # of the cache
 
     def attend(self, way: dict | None) -> Tensor:
-        rotary = self.base and Rotary.make(100, self.heads.k, self.base).on(self.QKV.device)
+        rotary = self.base and Rotary.make(100, self.heads.k, self.base, Scaling()).on(
+            self.QKV.device
+        )
         if way is not None:
             return attend_triton(self.QKV, self.cache, self.heads, SCALE, rotary, **way)
         options = {"scale": SCALE, "rotary": rotary, "implementation": "reference"}

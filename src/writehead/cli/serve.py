@@ -97,6 +97,7 @@ def serve_command(
     from writehead.engine import Engine
     from writehead.serving.run import limit_batch, listen, run_server
     from writehead.serving.settings import Limits, Settings
+    from writehead.util.threads import run_alone
 
     limits = Limits(
         body_bytes=max_body,
@@ -107,12 +108,12 @@ def serve_command(
     )
     socket = listen(host, port)  # before the models, which take seconds to load
     load = partial(Engine.load, device=device, dtype=dtype, quantize=quantize)
-    models = _load(runs or [], names or [], languages or [], load)
+    models = run_alone(lambda: _load(runs or [], names or [], languages or [], load))
     if compare is not None:
         used = {one.name for one in models}
         name = Path(compare).resolve().name
         name += COMPARED if name in used else ""
-        models += _load([compare], [name], [], load)
+        models += run_alone(lambda: _load([compare], [name], [], load))
     for one in models:
         limit_batch(one.engine, max_batch)
     settings = Settings(

@@ -46,7 +46,7 @@ from writehead.errors import DataError
 from writehead.util.files import atomic_directory, write_file
 from writehead.util.locks import locked
 from writehead.util.progress import Reporter
-from writehead.util.threads import available_cores, run_interruptibly
+from writehead.util.threads import available_cores, run_alone
 
 MAX_SAMPLE_LINE = 1000  # characters, to limit the memory of the sample
 
@@ -193,7 +193,7 @@ def _make(job: _Job, folder: Path, kept: Path) -> None:
         job.report.say("using the tokenizer of an interrupted attempt")
         tokenizer = BPETokenizer.load(kept)
     else:
-        trained = tokenizer = run_interruptibly(lambda: _train(job, sample))
+        trained = tokenizer = run_alone(lambda: _train(job, sample))
         write_file(kept, trained.model)
     for name, content in tokenizer.files.items():
         write_file(folder / name, content)

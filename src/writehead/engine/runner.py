@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from writehead.data.batches import group_by_length
 from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
@@ -24,20 +25,17 @@ from writehead.ops.decode_attention import why_not_triton
 from writehead.ops.heads import Heads
 from writehead.ops.launch import compile_kernels
 from writehead.util.devices import launches_on
-from writehead.util.graphs import Graphs
+from writehead.util.graphs import Graphs, graph_size
 from writehead.util.transfer import HostCopies, HostCopy, send, send_padded
 
 log = logging.getLogger(__name__)
 
-MIN_GRAPH_SLOTS = 16  # a graph for 2 to 15 slots is no faster than one for 16
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
-PADDED_RATIO = 1.25  # of the lengths of sources that are padded to one length
-PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # of such sources, or fewer if there are no more
+PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # of sources that are padded to one length
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
-Work = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -53,28 +51,6 @@ class Shape:
     def fits(self, source: int, capacity: int) -> bool:
         """Returns whether a sequence of these sizes fits in a slot."""
         return source <= self.source and capacity <= self.capacity
-
-
-def graph_slots(count: int) -> int:
-    """Returns the slots of the smallest graph that computes `count` slots: 1, 16, 64, 256, …"""
-    size = 1
-    while size < count:  # capturing more graphs takes more time than finer sizes save
-        size = max(MIN_GRAPH_SLOTS, 4 * size)
-    return size
-
-
-def similar(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.int_]]:
-    """Divides sequences into groups of similar lengths, which need little padding.
-
-    Groups have at least `tokens` tokens, if there are as many, because small products are slow.
-    """
-    order = np.argsort(lengths, kind="stable")
-    starts = [0]
-    for i, length in enumerate(lengths[order].tolist()):
-        start = starts[-1]
-        if length > PADDED_RATIO * lengths[order[start]] and (i - start) * length >= tokens:
-            starts.append(i)
-    return np.split(order, starts[1:])
 
 
 class Lane:
@@ -127,7 +103,7 @@ class Lane:
         self._sources[index] = lengths
         # attention over packed rows is slow with relative positions
         if self.graphs is None or model.config.positions == "relative":
-            for group in similar(lengths, PADDED_TOKENS[model.device.type]):
+            for group in group_by_length(lengths, PADDED_TOKENS[model.device.type]):
                 rows, some = send(index[group], model.device), [sources[i] for i in group]
                 padded, sent = send_padded(some, model.config.pad, model.device)
                 is_whole = lengths[group].min() == padded.shape[1]
@@ -176,7 +152,7 @@ class Lane:
             return
         # an array is recognized by its identity, so its content must not change
         if slots is not self._slots:
-            count = min(graph_slots(len(slots)), self.shape.slots)
+            count = min(graph_size(len(slots)), self.shape.slots)
             self._sizes = count, bool(self.search.samples[slots].any())
         for each in (GRAPH_STEPS,) * (steps // GRAPH_STEPS) + (1,) * (steps % GRAPH_STEPS):
             key = (*self._sizes, each)
@@ -197,14 +173,14 @@ class Lane:
         """Starts copying a tensor of this lane to the host."""
         return HostCopy(T) if self.graphs is None else self._copies.start(T)
 
-    def _call(self, name: str, work: Work, rows: NDArray[np.int32]) -> Any:
+    def _call(self, name: str, work: Callable[[Tensor], Any], rows: NDArray[np.int32]) -> Any:
         """Calls `work` with a row per slot, which starts with the slot; by a graph if possible."""
         if self.graphs is None:
             with launches_on(self.model.device):
                 return work(send(rows, self.model.device))
         # graphs have fixed sizes, so rows of the unused slot follow
         padding = [self.shape.slots, *[0] * (rows.shape[1] - 1)]
-        return self.graphs.call((name, graph_slots(len(rows))), work, rows, padding)
+        return self.graphs.call((name, graph_size(len(rows))), work, rows, padding)
 
     def _step_eagerly(self, slots: NDArray[np.int32]) -> None:
         self.cache.bound = int(self._lengths[slots].max())

@@ -11,7 +11,7 @@ from writehead.config import ModelConfig, Task
 from writehead.cost import check_config
 from writehead.errors import BackendError, ConfigError, ShapeError, TokenError, shown
 from writehead.model.attention import Memory, WholeSequence
-from writehead.model.cache import DecoderState, EncoderMemory, KVCache, check_integers
+from writehead.model.cache import DecoderState, EncoderMemory, KVCache
 from writehead.model.layers import Layer, Stack
 from writehead.model.projections import Projections, make_projection
 from writehead.ops.cpu_weights import int8_name, quantize_rows, why_not_int8
@@ -21,6 +21,7 @@ from writehead.ops.linear import Weight, linear
 from writehead.ops.norm import Norm
 from writehead.ops.visibility import Visibility
 from writehead.schema import INT32
+from writehead.util.tensors import check_integers
 
 L2_RESIDENT_FRACTION = 0.5  # of the L2 cache can hold weights from one step to the next
 
@@ -329,8 +330,7 @@ class TranslationModel(Transformer):
         """Returns logits [b, n, vocab_size] for source [b, m] and target [b, n].
 
         The target starts with bos, and logits are those of the next token. source_lengths [b] are
-        for a padded source. In packed rows, segment s of the target attends to segment s of the
-        source.
+        for a padded source. In packed rows, a segment of the target attends to that of the source.
         """
         if (source_packing is None) != (target_packing is None):
             raise ShapeError("pass both source_packing and target_packing, or neither")

@@ -77,7 +77,9 @@ def attend(
             mask = torch.ones(1, 1, 1, m, device=Q.device).bool() if mask is None else mask
             mask = pad(mask, (0, more_m, 0, more_n if mask.shape[2] > 1 else 0))
     if chosen == "sdpa":
-        mask = mask if bias is None else add_bias(mask, bias.to(Q.dtype))
+        if bias is not None:  # a row of minus infinity would have a gradient of NaN
+            bias = bias.to(Q.dtype).view(-1, *bias.shape[-3:])
+            mask = bias if mask is None else torch.where(mask, bias, torch.finfo(Q.dtype).min)
         O = attend_sdpa(Q, K, V, mask, scale, causal=causal)[:, :, :n]  # noqa: E741
     else:
         O = _attend_eager(Q, K, V, mask, scale, bias)[:, :, :n]  # noqa: E741
@@ -96,14 +98,6 @@ def _attend_eager(
         logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
     weights = torch.softmax(logits, dim=-1).view(b, g, h // g * n, m)
     return torch.matmul(weights.to(V.dtype), V).view(b, h, n, v)
-
-
-def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """Returns a bias [..., h, n, m] as a mask [b, h, n, m] for SDPA, without what `mask` hides."""
-    if mask is None:
-        return bias.view(-1, *bias.shape[-3:])
-    # a row of minus infinity would have a gradient of NaN
-    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
 
 
 def attend_sdpa(

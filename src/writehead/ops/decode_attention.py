@@ -140,12 +140,10 @@ def _check(Q: Tensor, layer: MemoryLayer, heads: Heads) -> None:
         raise ShapeError(f"K {list(K.shape)} and V {list(V.shape)} do not fit {heads}")
     if not Q.dtype == K.dtype == V.dtype:
         raise ShapeError(f"{Q.dtype} queries, {K.dtype} K and {V.dtype} V must have one dtype")
-    n, given, slots = Q.shape[1], len(Q) // beam, len(layer.live) // beam
-    if given > slots if layer.slots is None else given != len(layer.slots):
-        listed = "" if layer.slots is None else f", {len(layer.slots)} of them listed"
-        raise ShapeError(
-            f"{len(Q)} rows of queries do not fit {slots} slots{listed}, with beam={beam}"
-        )
+    n, given = Q.shape[1], len(Q) // beam
+    slots = len(layer.live) // beam if layer.slots is None else len(layer.slots)
+    if given > slots or (given < slots and layer.slots is not None):
+        raise ShapeError(f"{len(Q)} rows of queries do not fit {slots} slots with beam={beam}")
     if isinstance(layer, CacheLayer) and beam > 1 and (layer.ancestors is None or n > 1):
         raise ShapeError(f"beam={beam} and n={n}: beams need ancestors and n = 1")
 

@@ -5,8 +5,7 @@ returns the kernel as a plain function, which no op calls.
 
 A kernel launched by `launch_pdl` may start while the previous kernel of the stream is still running
 (programmatic dependent launch, PDL). It calls `wait_for_previous` before it reads the output of
-that kernel. Before that, it can read weights and the output of earlier kernels, which have
-ended.
+that kernel. Before that, it can read weights and the output of earlier kernels.
 """
 
 import functools

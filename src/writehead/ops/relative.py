@@ -16,8 +16,7 @@ def relative_buckets(
     """Returns the bucket of each distance, [2 limit + 1], as in T5.
 
     Half of the buckets hold one distance each; the others hold ranges that grow up to `furthest`.
-    If causal, memory positions after a query share its bucket; otherwise half of the
-    buckets are for them.
+    If causal, memory positions after a query share its bucket; otherwise, half of all are for them.
     """
     # on the CPU and in T5's order, because rounding matters at the ends of the ranges
     distances = torch.arange(-limit, limit + 1, device="cpu")

@@ -16,7 +16,7 @@ class Scaling:
     all are divided.
     """
 
-    factor: float
+    factor: float = 1.0
     original: int | None = None
     low: float = 1.0
     high: float = 4.0
@@ -39,17 +39,12 @@ class Rotary:
     _copies: dict[torch.device, "Rotary"] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def make(
-        cls, positions: int, k: int, base: float = 1e4, scaling: Scaling | None = None
-    ) -> "Rotary":
+    def make(cls, positions: int, k: int, base: float, scaling: Scaling) -> "Rotary":
         """Computes the angles p · base^(-2i/k) of positions p and pairs i, which may be scaled."""
         # on the CPU even where tensors are made on the meta device, which computes nothing
         exponents = torch.arange(0, k, 2, dtype=torch.float64, device="cpu") / k
         numbers = torch.arange(positions, dtype=torch.float64, device="cpu")
-        frequencies = base**-exponents
-        if scaling is not None:
-            frequencies = scaling.apply(frequencies)
-        angles = numbers.unsqueeze(1) * frequencies
+        angles = numbers.unsqueeze(1) * scaling.apply(base**-exponents)
         return cls(angles.cos().float(), angles.sin().float())
 
     def on(self, device: torch.device) -> "Rotary":

@@ -14,7 +14,7 @@ from writehead.errors import RunError
 from writehead.serving.models import Served, pair_of
 from writehead.serving.run import limit_batch, listen, run_server
 from writehead.serving.settings import Limits, Settings
-from writehead.util.threads import use_threads
+from writehead.util.threads import run_alone, use_threads
 
 STOP_SECONDS = 30.0
 LIMITS = Limits(queue=100_000, deadline=600.0, grace=5)  # a benchmark shows the queue
@@ -56,7 +56,9 @@ def _serve(options: ChildOptions, bound: socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark stops this process
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the lines about requests
     use_threads(options.threads)
-    engine = load_engine(options.batching, options.run, options.device, options.dtype)
+    engine = run_alone(
+        lambda: load_engine(options.batching, options.run, options.device, options.dtype)
+    )
     limit_batch(engine, options.max_rows)
     name = options.run.resolve().name
     pair = options.pair or pair_of(name)

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from types import FrameType
 
@@ -20,6 +21,7 @@ from writehead.serving.models import Served
 from writehead.serving.settings import Settings
 from writehead.util.extras import requires
 from writehead.util.garbage import frozen_objects
+from writehead.util.threads import run_alone
 
 with requires("serve"):
     import uvicorn
@@ -27,6 +29,7 @@ with requires("serve"):
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
 WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
 CPU_ROWS = 64  # decoded together by default; with more, K and V do not fit in a CPU's caches
+SWITCH_SECONDS = 5e-5  # for which the event loop may keep the interpreter while a step waits for it
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -45,9 +48,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_server(models: Sequence[Served], settings: Settings, bound: socket.socket) -> None:
     """Serves until a signal; then refuses connections and finishes requests for `grace` seconds."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = make_app(models, settings)
     for one in models:
-        warm_up(one)
+        run_alone(partial(warm_up, one))
     share_memory(models)
     # lines are numbered within a request, and answers tell the number of pieces
     logging.getLogger("writehead.data.lines").setLevel(logging.ERROR)

@@ -13,6 +13,7 @@ from writehead.util.devices import capture_stream, launches_on
 from writehead.util.transfer import StagedCopies
 
 Capturable = Callable[[], Any]
+MIN_SIZE = 16  # a graph for 2 to 15 rows is no faster than one for 16
 _capturing = threading.Lock()
 
 
@@ -61,3 +62,11 @@ class Graphs:
                     result = work()
         self.captured[key] = graph
         return result
+
+
+def graph_size(count: int) -> int:
+    """Returns the rows of the smallest graph that computes `count` rows: 1, 16, 64, 256, …"""
+    size = 1
+    while size < count:  # capturing more graphs takes more time than finer sizes save
+        size = max(MIN_SIZE, 4 * size)
+    return size
