@@ -49,6 +49,7 @@ def test_a_result_says_what_made_it_and_adds_up(bench, dataset):
     assert result["operations"] == pytest.approx(sum(counts) / 3)
 
 
+@pytest.mark.slow
 def test_a_file_is_timed_from_loading_to_the_last_line(bench, small_runs, tmp_path):
     lines, run = ["", *sentences(7)], small_runs / "translation"
     (tmp_path / "text").write_text("\n".join(lines))

@@ -251,6 +251,7 @@ def test_repeated_texts_and_unused_ids_map_one_to_one(tmp_path):
     assert (config_json["unk_token"], config_json["add_source_eos"]) == ("token1", True)
 
 
+@pytest.mark.slow
 def test_the_bundled_model_translates_the_same_in_ctranslate2(writehead, tmp_path):
     lines = ["How are you today?", "", "He said that he had never seen such a beautiful garden."]
     (tmp_path / "text").write_text("\n".join(lines))
