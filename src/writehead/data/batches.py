@@ -18,7 +18,7 @@ from writehead.util.json_files import check_shape
 from writehead.util.transfer import send
 
 DRAW_SIZE = 512  # sequences looked up at a time
-PADDED_RATIO = 1.25  # of the lengths of sequences that are padded to one length
+PADDED_RATIO = 1.25  # a longer sequence starts a new group, if the group has enough tokens
 LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
 
 STEP, BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1  # of splitmix64

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
-PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # of sources that are padded to one length
+PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # minimum per group of sources padded to one length
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel

@@ -38,7 +38,7 @@ from writehead.util.devices import shared_memory
 # If the positions are a multiple of this, PyTorch's float32 products, softmax and sums on a CPU
 # round the results of a row alike in any batch.
 INVARIANT_POSITIONS = 2 * INVARIANT_MULTIPLE
-GATHERED_BYTES = 1 << 21  # of the K of beams that the reference copies at a time
+GATHERED_BYTES = 1 << 21  # bytes of K that the reference gathers at a time for beams
 MAX_TILE_ROWS = 128  # queries that one program of the kernel computes
 # The tiles and these limits were chosen by measurements on an H200.
 PROGRAMS_OF_FOUR_STAGES = 1024  # with more programs, fewer stages are faster
@@ -319,8 +319,8 @@ def _attend_beams(
 ) -> Tensor:
     """Computes the same as `_attend_next`, with the K and V of ancestors.
 
-    It copies the K and V of some rows at a time, so few that they stay in the caches of a CPU.
-    Products of every query with the K and V of all beams need no copies, but take longer.
+    It copies the K and V of a few rows at a time, so that the copies stay in a CPU's caches.
+    Multiplying every query by the K and V of all beams would need no copies, but takes longer.
     """
     _, g, m = places.shape
     count = max(1, GATHERED_BYTES // (g * m * Q.shape[3] * Q.element_size()))

@@ -18,7 +18,7 @@ with requires("serve"):
 router = APIRouter(tags=["DeepL"])
 SCHEME = "deepl-auth-key "
 Side = Literal["source", "target"]
-UNLIMITED = 10**12  # DeepL's limit of accounts without a limit
+UNLIMITED = 10**12  # the limit that DeepL reports for accounts without one
 # targets that DeepL knows only with a region; models ignore it
 REGIONS = {
     "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
@@ -39,7 +39,7 @@ class DeeplTranslation(BaseModel):
 
     detected_source_language: str
     text: str
-    billed_characters: int  # of the source; clients need it, although nothing is billed
+    billed_characters: int  # characters of the source; DeepL's client requires this field
 
 
 class DeeplAnswer(BaseModel):
@@ -116,7 +116,7 @@ async def languages(
     """Lists the source or target languages of all models; the body may give the type, too."""
     service: Service = request.app.state.service
     service.check_key(key_in_header(request, SCHEME))
-    if await request.body():  # DeepL's client sends a form, also with GET
+    if await request.body():  # DeepL's client sends a form even with GET
         side = (await read_body(request, LanguagesBody)).type
     lists = [one.language_lists()[side == "target"] for one in service.models if one.translates]
     names: dict[str, str] = {}

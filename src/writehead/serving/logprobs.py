@@ -38,7 +38,7 @@ class Scorer:
 
     @property
     def positions(self) -> int:
-        """The positions of the KV cache: of all sequences together."""
+        """The positions of the KV cache, summed over all sequences."""
         return len(self._requests) * self._capacity
 
     @torch.no_grad()

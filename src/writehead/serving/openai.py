@@ -273,9 +273,11 @@ async def _listing(
 def _check(body: CompletionBody) -> None:
     """Raises 422 if options exclude each other."""
     if body.max_tokens == 0 and (body.stream or not body.echo):
-        raise ApiError(422, "max_tokens=0 needs echo, and cannot stream")
+        raise ApiError(422, "max_tokens=0 requires echo and cannot be streamed")
     if body.stream and body.echo and body.logprobs is not None:
-        raise ApiError(422, "a stream has no logprobs of its prompt; omit stream, echo or logprobs")
+        raise ApiError(
+            422, "the logprobs of a prompt cannot be streamed; omit stream, echo or logprobs"
+        )
 
 
 def _options(body: CompletionBody, positions: int) -> DecodeConfig:

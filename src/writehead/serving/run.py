@@ -29,7 +29,7 @@ with requires("serve"):
 CPU_FRACTION = 0.5  # of the free memory that lanes may use
 WARMUP_TEXTS = {"cuda": (1, 16, 64, 256)}  # the sizes of CUDA graphs
 CPU_ROWS = 64  # decoded together by default; with more, K and V do not fit in a CPU's caches
-SWITCH_SECONDS = 5e-5  # for which the event loop may keep the interpreter while a step waits for it
+SWITCH_SECONDS = 5e-5  # how long the event loop may hold the GIL while a step waits for it
 BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -81,7 +81,7 @@ def run_server(models: Sequence[Served], settings: Settings, bound: socket.socke
 
 
 class _Server(uvicorn.Server):
-    """A server that a second Ctrl-C ends at once; uvicorn would cancel all tasks, with a trace."""
+    """A server that exits at once on a second Ctrl-C; uvicorn would print tracebacks."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:

@@ -255,8 +255,8 @@ class Service:
         if positions > SCORED_POSITIONS:
             raise ApiError(
                 422,
-                f"a stream with log probabilities has {positions:,} positions, in all sequences "
-                f"together; the limit is {SCORED_POSITIONS:,}: lower n or max_tokens",
+                f"the sequences of this stream need {positions:,} cache positions for log "
+                f"probabilities; the limit is {SCORED_POSITIONS:,}; lower n or max_tokens",
             )
         if sum(self._scored.values()) + positions > SCORED_POSITIONS:
             reason = "too many streams with log probabilities are running; retry later"

@@ -1,4 +1,4 @@
-"""Sentences about bodies and queries that pydantic refuses."""
+"""Error messages for bodies and queries that pydantic rejects."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ TYPES = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-# limits, with the values that pydantic tells
+# limits, filled in from the ctx of pydantic's error
 LIMITS = {
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
@@ -48,13 +48,13 @@ def _refuse(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         raise PydanticCustomError("unsupported", "is not supported") from None
 
 
-# marks a field of another API whose type allows only what changes nothing
+# marks a field of another API that accepts only values with no effect
 Unsupported = WrapValidator(_refuse)
 
 
 def describe(faults: Sequence[Fault]) -> str:
     """Returns a sentence about the first field with faults, and what it should be."""
-    # of a union such as text or list of texts, what comes closest has the longest path
+    # in a union such as str | list[str], the member closest to the value has the longest path
     first = _path(faults[0])[:1]
     some = [fault for fault in faults if _path(fault)[:1] == first]
     deepest = max(len(_path(fault)) for fault in some)

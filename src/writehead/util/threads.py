@@ -86,8 +86,9 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
 def run_alone(work: Callable[[], T]) -> T:
     """Calls `work` in a thread of its own, so that Ctrl-C does not wait for C++ code that it runs.
 
-    OpenMP keeps threads for each thread that has used it. If they are more than the cores, they
-    sleep as soon as they are idle, and decoding takes 1.6 times as long. Those of `work` end.
+    OpenMP keeps a team of threads for each thread that has used it. If the teams outnumber the
+    cores, idle threads sleep at once, and decoding takes 1.6 times as long. The team of this thread
+    ends with it.
     """
     future: Future[T] = Future()
 
