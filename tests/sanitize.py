@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -26,16 +27,21 @@ OPS = tuple(
     for name in ("decode_attention", "embedding", "linear", "loss", "norm", "packed_attention")
 )
 SEARCH = ("tests/engine/test_search_kernels.py",)
-OTHERS = "reference or library or compiled or elements or on_a_gpu or torch.float16"
-WANTED = "errs_at_most or equal or embed_adds or ring or slots or beams or several"
-DIRECT = f"({WANTED}) and not ({OTHERS} or 9000)"
-QUICK = "(torch.bfloat16 and (37 or 900)) or equals_the_formula_where or slots_come or beams_follow"
-SMALL = f"({QUICK} or several_new) and not ({OTHERS} or packed)"
+OTHERS = "reference or library or auto or compiled or elements or on_a_gpu or torch.float16"
+KERNELS = "equal or errs or errors or embed or slots or losses or layout or padding"
+DIRECT = f"({KERNELS}) and not ({OTHERS} or 9000)"
+QUICK = "a_loop or where_nothing or split_depth or norms_equal or embed_adds or layout"
+SMALL = f"({QUICK} or (losses_and_gradients and 7)) and not ({OTHERS})"
 # tool, tests, pytest's -k, and whether PyTorch's caching allocator is used
 PASSES = (
     ("memcheck", OPS, DIRECT, False),
     ("memcheck", SEARCH, "not concurrent", False),
-    ("memcheck", ("tests/gpu",), "captured_steps and translation-multi-query", True),
+    (
+        "memcheck",
+        ("tests/gpu/test_decoding_on_gpu.py",),
+        "captured_steps and translation-multi-query",
+        True,
+    ),
     ("racecheck", OPS, SMALL, False),
     ("racecheck", SEARCH, "kernels_equal or samples_equal or vocabularies", False),
 )
@@ -72,16 +78,22 @@ def watch(sanitizer: str, tool: str, work: list[str], *, caching: bool) -> tuple
         options += [part for name in ours for part in ("--kernel-name", f"kns={name}")]
     command = [sanitizer, *options, sys.executable, *work]
     environment = {**os.environ, **({} if caching else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})}
-    lines: list[str] = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as running:
-        for line in running.stdout:
-            lines.append(line.decode(errors="replace"))
-            print(lines[-1], end="", flush=True)
-    output = "".join(lines)
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, **pipes)
+    output = done.stdout.decode(errors="replace")
+    print(f"{tool}: {' '.join(work)}\n{output}", flush=True)
     is_complete = " SUMMARY: " in output and "Internal Sanitizer Error" not in output
     reported = set(re.findall(r"={9}.* at (\w+)\+0x", output))
-    return running.returncode or (0 if is_complete else ERROR_CODE), reported.intersection(ours)
+    return done.returncode or (0 if is_complete else ERROR_CODE), reported.intersection(ours)
+
+
+def run_tests(sanitizer: str, tool: str, file: str, selection: str, caching: bool) -> str | None:
+    """Runs the selected tests of a file under a tool; returns what went wrong."""
+    work = ["-m", "pytest", file, "-k", selection, "-q", "-x", "-p", "no:cacheprovider"]
+    code, reported = watch(sanitizer, tool, work, caching=caching)
+    if reported:
+        return f"{tool} found errors in {', '.join(sorted(reported))}"
+    return f"the tests in {file} ended with {code} under {tool}" if code else None
 
 
 def main() -> str | None:
@@ -94,15 +106,14 @@ def main() -> str | None:
     for tool in ("memcheck", "racecheck"):
         if not watch(sanitizer, tool, [str(FAULTS), tool], caching=False)[1]:
             return f"{tool} did not report the fault of a faulty kernel"
-    for tool, tests, selection, caching in PASSES:
-        print(f"{tool}: {' '.join(tests)} -k '{selection}'", flush=True)
-        work = ["-m", "pytest", *tests, "-k", selection, "-q", "-x", "-p", "no:cacheprovider"]
-        code, reported = watch(sanitizer, tool, work, caching=caching)
-        if reported:
-            return f"{tool} found errors in {', '.join(sorted(reported))}; see above"
-        if code:
-            return f"the tests ended with {code} under {tool}; see above"
-    return None
+    runs = [
+        (sanitizer, tool, file, selection, caching)
+        for tool, files, selection, caching in PASSES
+        for file in files
+    ]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        problems = [problem for problem in pool.map(run_tests, *zip(*runs, strict=True)) if problem]
+    return f"{'; '.join(problems)}; see above" if problems else None
 
 
 if __name__ == "__main__":
