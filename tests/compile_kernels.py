@@ -3,6 +3,7 @@
 Kernels are compiled instead of launched, so their results are never written.
 """
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -59,9 +60,22 @@ def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[...,
             source = ASTSource(kernel, signature, constants)
             made = triton.compile(source, target=H200, options=options)
             assert made.metadata.shared <= SHARED_MEMORY, (key, made.metadata.shared)
+            assert not sums_differ(made.asm["ptx"]), f"a sum of fused products in {key}"
             compiled.add(key)
 
     return compile_kernel
+
+
+def sums_differ(ptx: str) -> bool:
+    """Whether a product is fused into the sum of two threads, which then differs between them."""
+    received = set()  # registers with values from another thread
+    for line in ptx.splitlines():
+        name, *registers = re.findall(r"[%\w.]+", line) or [""]
+        if name == "shfl.sync.bfly.b32" or (name == "mov.b32" and registers[1] in received):
+            received.add(registers[0])
+        elif name == "fma.rn.f32" and registers[3] in received:
+            return True
+    return False
 
 
 def type_of(value: object, place: tuple[int, ...], constants: dict) -> object:

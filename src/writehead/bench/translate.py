@@ -41,7 +41,7 @@ OURS, FLOAT32, OURS_INT8, INT8 = "ours", "ours, float32", "ours, int8", f"{CTRAN
 RAY_DATA = "ours, Ray Data"
 ALPHA = 0.6  # as in §4.2
 ONE_LINE = 10  # repeats of the translation of one line
-PROFILED = 9_000  # lines whose kernels are recorded
+SAMPLE = 9_000  # lines that are translated in float32, or whose kernels are recorded
 PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 NOTES = [
     "CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6. Ours is "
@@ -99,12 +99,11 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     Our result adds the time of a single line, and statistics of the scheduler and the device.
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
     `start_up` times new processes.
-    Also compares our own translations in float32 if the dtype is another, with int8 weights on a
-    CPU, and in Ray Data if the job has `map_batches`.
+    Also measures our own translations with int8 weights on a CPU, and in Ray Data if the job has
+    `map_batches`. If the dtype is not float32, counts how many of the first lines equal those in
+    float32.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
-    if job.dtype != torch.float32:
-        systems[FLOAT32] = partial(_load_ours, job, torch.float32)
     if job.device.type == "cpu":
         systems[OURS_INT8] = partial(_load_ours, job, torch.float32, "int8")
     if job.peers:
@@ -120,6 +119,9 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
             engines[name] = {"absent": reason}
         else:
             engines[name] = attempt(measure) if name in (CTRANSLATE2, INT8) else measure()
+    if job.dtype != torch.float32:
+        report(f"{FLOAT32}: {len(job.lines[:SAMPLE]):,} lines of text")
+        engines[FLOAT32] = _compare_with_float32(job, ours)
     if job.map_batches is not None:
         report(f"{RAY_DATA}: {len(job.lines):,} lines of text")
         engines[RAY_DATA] = measure_ray_data(job, job.map_batches, ours)
@@ -250,6 +252,17 @@ def _measure(
     return result
 
 
+def _compare_with_float32(job: TranslateJob, ours: dict[str, list[str]]) -> dict[str, Any]:
+    """Counts the first lines whose translations equal those in float32."""
+    lines, searches = job.lines[:SAMPLE], {}
+    translate, _ = _load_ours(job, torch.float32)
+    for beam in job.beams:
+        search = search_name(beam).replace(" ", "-")
+        equal = sum(map(str.__eq__, translate(lines, beam), ours[search]))
+        searches[search] = {"lines": len(lines), "equal_lines": equal}
+    return {"searches": searches}
+
+
 def _utilisation(
     stats: Stats, translate: Translate, job: TranslateJob, beam: int
 ) -> dict[str, Any]:
@@ -267,7 +280,7 @@ def _utilisation(
         seconds = clocked(work, job.device)
     figures["step_share"] = step_seconds() / seconds
     if job.device.type == "cuda":
-        work = partial(translate, job.lines[:PROFILED], beam)
+        work = partial(translate, job.lines[:SAMPLE], beam)
         figures["device_idle"] = idle_fraction(work, job.device)
     return figures
 

@@ -28,7 +28,7 @@ from writehead.errors import ShapeError
 from writehead.ops.attention import INVARIANT_MULTIPLE, attend_sdpa
 from writehead.ops.available import KERNEL_DEPTHS, choose_implementation, why_not_kernel
 from writehead.ops.heads import Heads
-from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, multiply, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms
 from writehead.ops.packed_attention import LOG2E, attend_tile
 from writehead.ops.relative import bias_at
@@ -550,7 +550,8 @@ def attend_kernel(Q, q_stride, inputs, rotary, norm, O, parts, scale, PDL: tl.co
             is_stored = alive & (count > 0)
             tl.store(K + own * k_row + place * k_position + ks, k_new, mask=is_stored)
             tl.store(V + own * v_row + place * v_position + vs, v_new, mask=is_stored)
-            largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
+            logits = multiply(q.to(tl.float32), k_new.to(tl.float32)[None, :])
+            largest = tl.sum(logits, axis=1) * scale
             if inputs.bias is not None:
                 largest += _load_bias(inputs, heads, token * 0)
             total += 1.0
@@ -608,7 +609,7 @@ def _rms_factors(norm, first, token, inputs):
     at, factors = tl.arange(0, norm[3]), tl.zeros([inputs.SIZE_Q], tl.float32)
     for i in tl.static_range(inputs.TOKENS):
         x = tl.load(X + (first + i) * d + at, mask=at < d, other=0.0).to(tl.float32)
-        factor = tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+        factor = tl.rsqrt(tl.sum(multiply(x, x), axis=0) / d + epsilon)
         factors = tl.where(token == i, factor, factors) if inputs.TOKENS > 1 else factors + factor
     return factors
 
@@ -700,7 +701,7 @@ def combine_kernel(parts, O, count, SPLITS, SIZE_S, SIZE_V, PDL: tl.constexpr): 
     total = tl.load(part_statistics + at * 2 + 1, mask=is_part, other=0.0)
     values = tl.load(part_O + at[:, None] * SIZE_V + vs[None, :], mask=is_part[:, None], other=0.0)
     peak = tl.max(largest, axis=0)
-    weight = total * tl.exp2(largest - tl.where(peak == float("-inf"), 0.0, peak))
+    weight = multiply(total, tl.exp2(largest - tl.where(peak == float("-inf"), 0.0, peak)))
     whole = tl.sum(weight, axis=0)
-    result = tl.sum(values * weight[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    result = tl.sum(multiply(values, weight[:, None]), axis=0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(O + index * SIZE_V + vs, result.to(O.dtype.element_ty))

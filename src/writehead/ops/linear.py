@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from writehead.errors import ShapeError
 from writehead.ops.available import choose_implementation, why_not_kernel
 from writehead.ops.cpu_weights import PackedWeight, pack_int8, pack_onednn, why_not_onednn
-from writehead.ops.launch import NUM_SMS, launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import NUM_SMS, launch_pdl, multiply, tl, triton, wait_for_previous
 from writehead.ops.norm import DeferredRms, Norm, normalize
 from writehead.util.devices import runs_triton, shared_memory
 
@@ -523,8 +523,8 @@ def _vector(x_at, w_at, w, at, is_w, depth, tile, NORM: tl.constexpr, EVICTION: 
         if NORM == "layer":
             total += tl.sum(x)
         if NORM != "":
-            squares += tl.sum(x * x)
-        acc += tl.sum(w.to(tl.float32) * x, axis=1)
+            squares += tl.sum(multiply(x, x))
+        acc += tl.sum(multiply(w.to(tl.float32), x), axis=1)
         w = w_next
     none = tl.zeros([1], tl.float32)
     return acc[None, :], none + total, none + squares
@@ -550,7 +550,7 @@ def _split(x_at, w_at, w, at, is_x, is_w, depth, tile, NORM: tl.constexpr):
         if NORM == "layer":
             total += tl.sum(x.to(tl.float32), axis=2)
         if NORM != "":
-            squares += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=2)
+            squares += tl.sum(multiply(x.to(tl.float32), x.to(tl.float32)), axis=2)
     return tl.sum(acc, axis=0), tl.sum(total, axis=0), tl.sum(squares, axis=0)
 
 
@@ -621,7 +621,7 @@ def _sum_kernel(
     if deferred is not None:
         X, d, epsilon, i = deferred[0], deferred[1], deferred[2], tl.arange(0, deferred[3])
         x = tl.load(X + row * d + i, mask=i < d, other=0.0).to(tl.float32)
-        y = y * tl.rsqrt(tl.sum(x * x, axis=0) / d + epsilon)
+        y = y * tl.rsqrt(tl.sum(multiply(x, x), axis=0) / d + epsilon)
     if bias is not None:
         y += tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
     y = _activate_tile(y, ACTIVATION)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from writehead.ops.available import choose_implementation, needs_gradient, why_not_kernel
-from writehead.ops.launch import launch_pdl, tl, triton, wait_for_previous
+from writehead.ops.launch import launch_pdl, multiply, tl, triton, wait_for_previous
 
 MAX_DEPTH = 16384  # elements of a row, which one program holds
 MAX_ROWS_FOR_WARPS = 512  # with more rows, several warps per row would compete for an SM
@@ -132,7 +132,7 @@ def _normalize_kernel(
     y = tl.load(X + rows * d + at, mask=mask, other=0.0).to(tl.float32)
     if CENTERED:
         y = tl.where(at < d, y - tl.sum(y, axis=1)[:, None] / d, 0.0)
-    y = y * tl.rsqrt(tl.sum(y * y, axis=1)[:, None] / d + epsilon)
+    y = y * tl.rsqrt(tl.sum(multiply(y, y), axis=1)[:, None] / d + epsilon)
     if gain is not None:
         y = y * (tl.load(gain + at, mask=at < d, other=0.0).to(tl.float32) + offset)
     if bias is not None:

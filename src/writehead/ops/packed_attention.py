@@ -24,7 +24,7 @@ from torch.library import custom_op, register_autograd
 
 from writehead.ops.available import KERNEL_DEPTHS, KERNEL_DTYPES, needs_gradient
 from writehead.ops.heads import Heads
-from writehead.ops.launch import LOG2E, launch, tl, triton
+from writehead.ops.launch import LOG2E, launch, multiply, tl, triton
 from writehead.ops.visibility import Visibility
 from writehead.util.devices import runs_triton
 
@@ -415,7 +415,7 @@ def packed_dq_kernel(dQ, O, dO, logsumexp, delta, inputs):  # noqa: E741
         row_delta = tl.zeros([inputs.ROWS], tl.float32)
     else:
         o = _load((O, h * DEPTH_V), b, heads, i, n, sees, DEPTH_V)
-        row_delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        row_delta = tl.sum(multiply(o.to(tl.float32), do.to(tl.float32)), 1)
 
     dq = tl.zeros([inputs.ROWS, inputs.DEPTH_K], tl.float32)
     for PASS in tl.static_range(0 if TWO_PASSES else 1, 2):
@@ -424,7 +424,7 @@ def packed_dq_kernel(dQ, O, dO, logsumexp, delta, inputs):  # noqa: E741
             weights = tl.exp2(tl.where(visible, logits - log_sum[:, None], float("-inf")))
             d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
             if PASS == 0:
-                row_delta += tl.sum(weights * d_weights, 1)
+                row_delta += tl.sum(multiply(weights, d_weights), 1)
             else:
                 d_logits = weights * (d_weights - row_delta[:, None])
                 dq = tl.dot(d_logits.to(k.dtype), k, dq, input_precision="ieee")
