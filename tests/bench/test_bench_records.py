@@ -136,9 +136,7 @@ def test_the_chart_and_the_table_in_the_readme_have_every_system(writehead, tmp_
     assert f"<!-- decode table -->\n{out}<!-- /decode table -->" in readme
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [("peers", "decode-1024"), ("few", "decode-few"), ("cpu", "decode-cpu")]
-)
+@pytest.mark.parametrize(("name", "file"), [("few", "decode-few"), ("cpu", "decode-cpu")])
 def test_the_tables_of_decoding_are_those_of_the_records(name, file):
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     record = json.loads((RECORD.parent / f"{file}.json").read_text(encoding="utf-8"))

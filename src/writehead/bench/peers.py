@@ -42,9 +42,9 @@ def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with torch.cuda.stream(torch.cuda.current_stream()):  # restored after a failed capture
             return measure()
     except PEER_ERRORS as error:
-        lines = str(error).strip().splitlines() or [""]
+        text = " ".join(str(error).split())
         name = "" if isinstance(error, WriteheadError) else f"{type(error).__name__}: "
-        return {"absent": f"{name}{lines[0]}"[:300]}
+        return {"absent": f"{name}{text}"[:300]}
 
 
 @dataclass(frozen=True)

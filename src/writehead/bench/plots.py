@@ -201,17 +201,17 @@ def _figure(record: dict[str, Any], theme: str) -> Figure:
     for patch in (figure.patch, axes.patch):
         patch.set_alpha(0.0)
     axes.set(xscale="log", yscale="log")
+    ticks = sorted({row["setting"]["batch"] for row in record["rows"]})
     labels: list[Label] = []
     colour_of = dict(zip((label for label, _, _ in SYSTEMS), colours, strict=True))
     kinds = {_model_name(row): row["kind"] for row in record["rows"]}
     for label, name, model in _lines(record):
         if points := _points(record, label, model, setting["beam"]):
-            dash = "--" if kinds[model] == MULTI_HEAD else "o-"
-            style, times = ":" if label == FLOOR else dash, list(points.values())
+            dash = "s--" if kinds[model] == MULTI_HEAD else "o-"
+            style, times = ":" if label == FLOOR else dash, [points.get(n, math.nan) for n in ticks]
             width = 2.8 if label == OURS["true"] else 1.6
-            axes.plot(list(points), times, style, color=colour_of[label], linewidth=width, ms=4)
-            labels.append((times[-1], name, colour_of[label]))
-    ticks = sorted({row["setting"]["batch"] for row in record["rows"]})
+            axes.plot(ticks, times, style, color=colour_of[label], linewidth=width, ms=4)
+            labels.append((points[max(points)], name, colour_of[label]))
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHUNK = 32  # logits whose largest is stored
 PART = 4096  # logits that one program reads
 TILE = 32768  # logits that a sampling program holds at once
-NUMBER_STEPS = tl.constexpr(2)  # of the search for a threshold, before it divides keys
+NUMBER_STEPS = tl.constexpr(4)  # of a bisection, before it bisects keys
 
 # the columns of `Search.option_table`, in the order of `SlotOptions`
 MAX_LENGTH, MIN_LENGTH, PREFIX_LENGTH, N_BEST = (tl.constexpr(i) for i in range(4))
@@ -267,7 +267,6 @@ def _key(x):
 @triton.jit
 def _number(key):
     """Returns the number with this key."""
-    key = key.to(tl.int32)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -312,57 +311,36 @@ def _tile(x, row, tile, sizes):
 
 
 @triton.jit
-def _reach(x, row, bounds, peak, rate, sizes, BY_MASS: tl.constexpr):
-    """Returns the mass, or the count, of the tokens with logits of at least each of 3 bounds."""
-    a, b, c = 0.0, 0.0, 0.0
+def _reach(x, row, bound, peak, rate, sizes, BY_MASS: tl.constexpr):
+    """Returns the total mass, or the count, of the tokens with logits of at least `bound`."""
+    total = 0.0
     for tile in range(sizes.TILES):
         y = _tile(x, row, tile, sizes)
         each = _mass(y, peak, rate) if BY_MASS else tl.full(y.shape, 1.0, tl.float32)
-        a += tl.sum(tl.where(y >= bounds[0], each, 0.0))
-        b += tl.sum(tl.where(y >= bounds[1], each, 0.0))
-        c += tl.sum(tl.where(y >= bounds[2], each, 0.0))
-    return a, b, c
-
-
-@triton.jit
-def _above(x, row, bound, peak, rate, sizes, BY_MASS: tl.constexpr):
-    """Returns the mass, or the count, of the tokens with logits above `bound`."""
-    next_one = _number(_key(bound) + 1)
-    total, _, _ = _reach(x, row, (next_one, next_one, next_one), peak, rate, sizes, BY_MASS)
+        total += tl.sum(tl.where(y >= bound, each, 0.0))
     return total
-
-
-@triton.jit
-def _key_between(low, high, share, shift, by_number):
-    """Returns a key, low < key <= high, at a share of the way between the keys or their numbers."""
-    key = high - ((high - low) * (1.0 - share)).to(tl.int64)
-    if by_number:
-        number = (1.0 - share) * _number(low << shift) + share * _number(high << shift)
-        key = (_key(number) >> shift).to(tl.int64)
-    return tl.minimum(tl.maximum(key, low + 1), high)
 
 
 @triton.jit
 def _threshold(x, row, goal, lowest, peak, rate, sizes, BY_MASS: tl.constexpr):
     """Returns the highest logit, from `lowest` up, at which tokens reach the goal.
 
-    Divides the keys of numbers by four, without the low bits that are the same in all logits. The
-    first steps divide the numbers, because most keys are those of numbers near zero.
+    Bisects the keys of numbers, without the low bits that are the same in all logits. The first
+    steps bisect the numbers themselves, because most keys are those of numbers near zero.
     """
     _, _, _, penalty, _ = row
-    shift, steps = tl.where(penalty == 1.0, sizes.SHIFT, 0), 0
-    low, high = (_key(lowest) >> shift).to(tl.int64), (_key(peak) >> shift).to(tl.int64)
+    shift = tl.where(penalty == 1.0, sizes.SHIFT, 0)
+    low, high, steps = _key(lowest) >> shift, _key(peak) >> shift, 0
     while low < high:
-        by_number = (steps < NUMBER_STEPS) & (lowest > float("-inf"))
-        a = _key_between(low, high, 0.25, shift, by_number)
-        b = _key_between(low, high, 0.5, shift, by_number)
-        c = _key_between(low, high, 0.75, shift, by_number)
-        bounds = _number(a << shift), _number(b << shift), _number(c << shift)
-        at_a, at_b, at_c = _reach(x, row, bounds, peak, rate, sizes, BY_MASS)
-        low = tl.where(at_c >= goal, c, tl.where(at_b >= goal, b, tl.where(at_a >= goal, a, low)))
-        above = tl.where(at_b >= goal, c, tl.where(at_a >= goal, b, a))
-        high = tl.where(at_c >= goal, high, above - 1)
+        middle = (low >> 1) + (high >> 1) + (low & high & 1) + 1  # their sum may overflow
+        if (steps < NUMBER_STEPS) & (lowest > float("-inf")):
+            bound = 0.5 * _number(low << shift) + 0.5 * _number(high << shift)
+            middle = tl.minimum(tl.maximum(_key(bound) >> shift, low + 1), high)
         steps += 1
+        bound = _number(middle << shift)
+        reached = _reach(x, row, bound, peak, rate, sizes, BY_MASS) >= goal
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
     # rounding down must not go below `lowest`, which may be minus infinity
     bound, theta = _number(tl.maximum(low << shift, _key(lowest))), float("inf")
     for tile in range(sizes.TILES):
@@ -379,9 +357,10 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
     theta, ties = float("-inf"), 0.0
     if top_k > 0.0:
         theta = _threshold(x, row, top_k, theta, peak, rate, sizes, False)
-        ties = top_k - _above(x, row, theta, peak, rate, sizes, False)
+        above = _number(_key(theta) + 1)
+        ties = top_k - _reach(x, row, above, peak, rate, sizes, False)
     if top_p < 1.0:
-        mass = _above(x, row, theta, peak, rate, sizes, True)
+        mass = _reach(x, row, _number(_key(theta) + 1), peak, rate, sizes, True)
         whole = mass + ties * _mass(theta, peak, rate)
         goal = top_p * whole
         _, _, _, _, vocab_size = row
@@ -389,7 +368,7 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
         lowest = peak + tl.log2(tl.maximum(0.5 * (whole - goal), 1e-30) / vocab_size) / rate
         lowest = tl.maximum(lowest, theta)
         higher = _threshold(x, row, goal, lowest, peak, rate, sizes, True)
-        mass = _above(x, row, higher, peak, rate, sizes, True)
+        mass = _reach(x, row, _number(_key(higher) + 1), peak, rate, sizes, True)
         more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, rate), 1e-37))
         ties = tl.where(higher == theta, tl.minimum(ties, more), more)
         theta = higher
