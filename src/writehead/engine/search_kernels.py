@@ -109,8 +109,7 @@ def advance(state: State, beam: int, logits: Tensor, slots: Tensor, sampling: bo
     sizes = Sizes(*map(tl.constexpr, (*counts, shift, *beams, *padded)))
     given = logits, logits.stride(0), slots, state, sizes
     if sampling and beam == 1:
-        warps = min(16, max(1, tile // 512))
-        launch_pdl(sample_kernel, (rows,), logits)(*given, num_warps=warps)
+        launch_pdl(sample_kernel, (rows,), logits)(*given, num_warps=min(16, max(1, tile // 512)))
         return
     launch_pdl(scan_kernel, (rows, parts), logits)(*given, num_warps=2)
     if beam > 1:
@@ -357,8 +356,7 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
     theta, ties = float("-inf"), 0.0
     if top_k > 0.0:
         theta = _threshold(x, row, top_k, theta, peak, rate, sizes, False)
-        above = _number(_key(theta) + 1)
-        ties = top_k - _reach(x, row, above, peak, rate, sizes, False)
+        ties = top_k - _reach(x, row, _number(_key(theta) + 1), peak, rate, sizes, False)
     if top_p < 1.0:
         mass = _reach(x, row, _number(_key(theta) + 1), peak, rate, sizes, True)
         whole = mass + ties * _mass(theta, peak, rate)
@@ -370,8 +368,7 @@ def _filter(x, row, peak, rate, options, numbers, sizes):
         higher = _threshold(x, row, goal, lowest, peak, rate, sizes, True)
         mass = _reach(x, row, _number(_key(higher) + 1), peak, rate, sizes, True)
         more = tl.ceil((goal - mass) / tl.maximum(_mass(higher, peak, rate), 1e-37))
-        ties = tl.where(higher == theta, tl.minimum(ties, more), more)
-        theta = higher
+        theta, ties = higher, tl.where(higher == theta, tl.minimum(ties, more), more)
     return theta, ties
 
 

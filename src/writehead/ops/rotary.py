@@ -58,5 +58,4 @@ def rotate(X: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
     """Rotates X [..., heads, n, k] by `positions` [..., n]; computes in float32 or better."""
     cos, sin = (T[positions].unsqueeze(-3) for T in (rotary.cos, rotary.sin))  # [..., 1, n, k/2]
     first, second = X.to(torch.promote_types(X.dtype, torch.float32)).chunk(2, dim=-1)
-    rotated = first * cos - second * sin, second * cos + first * sin
-    return torch.cat(rotated, dim=-1).to(X.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(X.dtype)
