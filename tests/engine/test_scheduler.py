@@ -30,11 +30,12 @@ from scheduling import (
 from texts import engine, sentences
 from writehead.config import DecodeConfig
 from writehead.cost import Setting, sentence_bytes
-from writehead.data import batches
 from writehead.engine import Engine, runner
 from writehead.engine import scheduler as scheduling
 from writehead.errors import OutOfRoom, SearchError
+from writehead.ops import attention
 from writehead.ops.cpu_weights import why_not_int8
+from writehead.util import segments
 
 ALL = [GREEDY, *SAMPLING, *BEAMS]
 KINDS = {
@@ -68,7 +69,7 @@ def two_threads():
 )
 def test_requests_decode_as_alone(monkeypatch, kind, task, dense):
     monkeypatch.setattr(runner, "DENSE_FRACTION", dense)
-    monkeypatch.setattr(runner, "PADDED_TOKENS", {"cpu": 7})  # encode several groups of sources
+    monkeypatch.setattr(attention, "GROUP_TOKENS", 7)  # encode several groups of sources
     made = make(task, torch.float64, **KINDS[kind])
     alone, loop = Alone(made), scheduler(made, batch_tokens=FEW_SLOTS)
     tasks = 2 * draw_tasks(made, ALL, 27)
@@ -108,7 +109,7 @@ def test_requests_decode_as_alone_with_kernels(monkeypatch, task, changes, confi
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array), st.integers(1, 200))
 def test_sources_of_similar_lengths_are_padded_together(lengths, tokens):
-    groups = batches.group_by_length(lengths, tokens)
+    groups = segments.group_by_length(lengths, tokens)
     assert sorted(np.concatenate(groups)) == [*range(len(lengths))]
     for group, following in pairwise(groups):
         next_length = lengths[following].min()
@@ -117,7 +118,7 @@ def test_sources_of_similar_lengths_are_padded_together(lengths, tokens):
     for group in groups:
         own = lengths[group].tolist()
         late = [length for i, length in enumerate(own) if i * length >= tokens]
-        assert all(length <= batches.PADDED_RATIO * own[0] for length in late)
+        assert all(length <= segments.PADDED_RATIO * own[0] for length in late)
 
 
 def test_sizes_of_lanes_and_of_the_vocabulary_change_nothing(monkeypatch):

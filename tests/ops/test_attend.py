@@ -9,14 +9,15 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import DEVICE, assert_at_most_twice, integers, randn, random, sees, slow_attend
-from writehead.errors import ShapeError
+from writehead.errors import BackendError, ShapeError
+from writehead.ops import attention
 from writehead.ops.attention import attend
 from writehead.ops.heads import Heads
 from writehead.ops.visibility import Visibility
 
 b, n, h, k, v, m = 2, 3, 6, 7, 11, 13
 SCALE = 0.3
-IMPLEMENTATIONS = ("sdpa", "eager")  # test_packed_attention.py tests the third
+IMPLEMENTATIONS = ("sdpa", "eager")  # the others are for packed rows
 
 every_implementation = pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "auto"])
 every_kind = pytest.mark.parametrize("g", [h, 2, 1])
@@ -197,3 +198,54 @@ def test_k_and_v_are_never_repeated_for_read_heads(n, implementation):
     with LargestResult() as largest:
         attend(Q, K, V, visibility, scale=SCALE, implementation=implementation)
     assert 0 < largest.nbytes < K.nbytes * h // g
+
+
+def packed_segments(*rows: list[int]) -> Tensor:
+    """Rows of segments of these lengths; a negative length is padding."""
+    numbers = [
+        torch.cat([torch.full((abs(size),), i * (size > 0)) for i, size in enumerate(row, 1)])
+        for row in rows
+    ]
+    return torch.stack(numbers)
+
+
+ROWS = [
+    packed_segments([13]),
+    packed_segments([-2, 1, 4, -1, 5], [3, 3, 3, 4]),
+    packed_segments([1] * 13, [-13], [12, -1]),
+]
+
+
+@every_kind
+@pytest.mark.parametrize("limit", [{}, {"causal": True}, {"causal": True, "window": 3}])
+@pytest.mark.parametrize("segments", ROWS)
+@pytest.mark.parametrize("tokens", [1, 6, 256])
+def test_groups_of_segments_equal_a_mask(tokens, segments, limit, g, monkeypatch):
+    monkeypatch.setattr(attention, "GROUP_TOKENS", tokens)
+    visibility = Visibility(query_segments=segments, memory_segments=segments, **limit)
+    QKV, table = inputs("grouped", g, n=m, b=len(segments)), random(h, 9)
+    for bias in (None, table):
+        options = {"scale": SCALE, "bias": bias}
+        O, expected = (  # noqa: E741
+            attend(*QKV, visibility, implementation=name, **options)
+            for name in ("grouped", "eager")
+        )
+        assert_close(O, expected)
+        assert torch.equal(attend(*QKV, visibility, **options), O)  # the choice of "auto"
+
+
+def test_groups_need_equal_segments_and_no_gradient():
+    Q, K, V = inputs("grouped", 2, n=m)
+    segments, named = integers(*[[1] * m] * b).view(b, m), {"implementation": "grouped"}
+    same = {"query_segments": segments, "memory_segments": segments}
+    positions = torch.arange(m).expand(b, m)
+    for limits, reason in (
+        ({}, "same segments"),
+        (same | {"memory_segments": segments.clone()}, "same segments"),
+        (same | {"lengths": integers(m, 9)}, "no lengths"),
+        (same | {"query_positions": positions}, "no lengths, query_positions"),
+    ):
+        with pytest.raises(BackendError, match=reason):
+            attend(Q, K, V, Visibility(**limits), scale=SCALE, **named)
+    with pytest.raises(BackendError, match="inference"):
+        attend(Q.requires_grad_(), K, V, Visibility(**same), scale=SCALE, **named)

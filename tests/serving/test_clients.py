@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from servers import client, models, serving
 from writehead.config import DecodeConfig
-from writehead.engine.engine import Output, ScoredText
+from writehead.data.outputs import Output, ScoredText
 from writehead.serving.documents import join_parts, parts_of
 from writehead.serving.models import Served
 from writehead.serving.settings import Settings

@@ -18,7 +18,6 @@ from writehead.util.json_files import check_shape
 from writehead.util.transfer import send
 
 DRAW_SIZE = 512  # sequences looked up at a time
-PADDED_RATIO = 1.25  # a longer sequence starts a new group, if the group has enough tokens
 LOOK_AHEAD = 64  # sequences that may wait for the next batch while others fill the rows
 
 STEP, BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1  # of splitmix64
@@ -332,17 +331,3 @@ def _splitmix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def group_by_length(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.int_]]:
-    """Divides sequences into groups of similar lengths, which need little padding.
-
-    Groups have at least `tokens` tokens, if there are as many, because small products are slow.
-    """
-    order = np.argsort(lengths, kind="stable")
-    starts = [0]
-    for i, length in enumerate(lengths[order].tolist()):
-        start = starts[-1]
-        if length > PADDED_RATIO * lengths[order[start]] and (i - start) * length >= tokens:
-            starts.append(i)
-    return np.split(order, starts[1:])

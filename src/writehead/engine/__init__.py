@@ -1,6 +1,7 @@
 """The `Engine`, which decodes text, and search functions that accept any step function."""
 
-from writehead.engine.engine import Engine, Output, ScoredText
+from writehead.data.outputs import Output, ScoredText
+from writehead.engine.engine import Engine
 from writehead.engine.search import Hypothesis
 from writehead.engine.stepwise import beam_search, greedy, sample
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import torch
 from writehead.config import Batching, DecodeConfig, check_options
 from writehead.data.continuations import StreamedText, decode_groups
 from writehead.data.lines import EXTRA_TOKENS, checked_texts, encoded_pieces, paired_texts
+from writehead.data.outputs import EMPTY, Output, ScoredText
 from writehead.data.tokenizer import Frame, Tokenizer, Tokens, load_tokenizer
 from writehead.engine.scheduler import Request, Scheduler
 from writehead.engine.search import Hypothesis, Targets, length_penalty
@@ -38,30 +38,6 @@ Progress = Callable[[float], None]  # takes finished lines; a piece of a long li
 Line = list[Request]  # the requests for one line of text: pieces or samples
 Numbered = tuple[int, tuple[str, ...]]  # the number of a line, and (line, prefix) or (prompt,)
 Encoder = Callable[[list[Numbered]], list[Line]]
-
-
-class ScoredText(NamedTuple):
-    """A decoded text; see `Hypothesis` for the other fields."""
-
-    text: str
-    score: float
-    log_probability: float
-    finished: bool
-
-
-class Output(NamedTuple):
-    """The output for one line: its hypotheses, best first, or its samples."""
-
-    hypotheses: tuple[ScoredText, ...]
-    pieces: int = 1  # more if the line was longer than the model's input, 0 if it was empty
-
-    @property
-    def text(self) -> str:
-        """The text of the first hypothesis."""
-        return self.hypotheses[0].text
-
-
-EMPTY = Output((ScoredText("", 0.0, 0.0, True),), pieces=0)
 
 
 class Engine:

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from writehead.data.batches import group_by_length
 from writehead.data.tokenizer import Tokens
 from writehead.engine.search import Ints, Options, Search, Targets
 from writehead.model import LanguageModel, TranslationModel
@@ -26,13 +25,12 @@ from writehead.ops.heads import Heads
 from writehead.ops.launch import compile_kernels
 from writehead.util.devices import launches_on
 from writehead.util.graphs import Graphs, graph_size
-from writehead.util.transfer import HostCopies, HostCopy, send, send_padded
+from writehead.util.transfer import HostCopies, HostCopy, send
 
 log = logging.getLogger(__name__)
 
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
-PADDED_TOKENS = {"cpu": 64, "cuda": 16_384}  # minimum per group of sources padded to one length
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -91,33 +89,27 @@ class Lane:
         return None
 
     def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
-        """Encodes sources into the memory of `slots`.
+        """Encodes sources into the memory of `slots`, as one row without padding between them.
 
-        With graphs, the sources form one row, without padding between them. Its length is rounded
-        up to a power of two, and each length has its own graph. Otherwise, each is a padded row.
+        For graphs, its length is rounded up to a power of two, and each length has its own graph.
         """
         model, memory = self.model, self.memory
         assert isinstance(model, TranslationModel)
         assert memory is not None
         index, lengths = np.array(slots), np.array([len(source) for source in sources])
         self._sources[index] = lengths
-        # attention over packed rows is slow with relative positions
-        if self.graphs is None or model.config.positions == "relative":
-            for group in group_by_length(lengths, PADDED_TOKENS[model.device.type]):
-                rows, some = send(index[group], model.device), [sources[i] for i in group]
-                padded, sent = send_padded(some, model.config.pad, model.device)
-                is_whole = lengths[group].min() == padded.shape[1]
-                with launches_on(model.device):
-                    model.fill(memory, rows, padded, None if is_whole else sent)
-            return
-        tokens = np.concatenate(sources)
-        size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
-        sentences = np.repeat(np.arange(len(lengths)), lengths)
+        tokens, sentences = np.concatenate(sources), np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
         columns = tokens, sentences + 1, positions, index[sentences], lengths[sentences]
-        table = np.stack(columns, axis=1)
+        table, fill = np.stack(columns, axis=1), partial(model.fill_packed, memory)
+        # the kernels of packed rows do not support relative positions, and graphs no others
+        if self.graphs is None or model.config.positions == "relative":
+            with launches_on(model.device):
+                fill(send(table, model.device))
+            return
+        size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
         padding = [0, 0, 0, self.shape.slots, 1]  # segment 0, in the unused slot
-        self.graphs.call(("encode", size), partial(model.fill_packed, memory), table, padding)
+        self.graphs.call(("encode", size), fill, table, padding)
 
     @torch.no_grad()
     def copy_prompts(self, slots: Sequence[int], prompts: KVCache) -> None:

@@ -417,8 +417,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, early: Tensor)
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
     tokens at least min_p times as likely as the likeliest. Of equally likely tokens, lower ids come
-    first. The result is the token, in order of ids, at which the cumulative probability exceeds the
-    slot's random number.
+    first. The result is the first token, by id, whose cumulative probability exceeds the draw.
     """
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)

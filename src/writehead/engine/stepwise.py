@@ -56,8 +56,7 @@ def greedy(
     """Decodes each row by always choosing the most likely token.
 
     Row i starts with prefixes[i] and has at most max_lengths[i] tokens. The state needs capacity
-    for all tokens of a row, and can be searched only once. `processors` change the logits of each
-    step.
+    for all tokens of a row, and can be searched only once. `processors` change a step's logits.
     """
     config = check_options(config)
     if config.width > 1 or config.temperature is not None:

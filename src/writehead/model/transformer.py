@@ -373,19 +373,11 @@ class TranslationModel(Transformer):
         self._check_tokens("source", source, config.source_vocab_size or config.vocab_size)
         b, m = source.shape
         memory = self.new_memory(b, m)
-        self.fill(memory, torch.arange(b, device=self.device), source, source_lengths)
-        return replace(self.new_state(b, max_length, beam, padded), memory=memory)
-
-    @torch.no_grad()
-    def fill(
-        self, memory: EncoderMemory, rows: Tensor, source: Tensor, lengths: Tensor | None
-    ) -> None:
-        """Encodes source [b, m], padded if lengths [b] are given, into `rows` [b] of a memory."""
-        KV = self.decoder.project_memory(self.encode(source, source_lengths=lengths))
-        positions = torch.arange(source.shape[1], device=self.device)
+        KV = self.decoder.project_memory(self.encode(source, source_lengths=source_lengths))
+        rows, positions = (torch.arange(count, device=self.device) for count in (b, m))
         memory.write(KV, rows.unsqueeze(1), positions)
-        whole = torch.full_like(rows, source.shape[1])
-        memory.lengths.index_copy_(0, rows, whole if lengths is None else lengths.long())
+        memory.lengths[:] = m if source_lengths is None else source_lengths
+        return replace(self.new_state(b, max_length, beam, padded), memory=memory)
 
     @torch.no_grad()
     def fill_packed(self, memory: EncoderMemory, tokens: Tensor) -> None:

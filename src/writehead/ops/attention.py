@@ -1,24 +1,30 @@
 """Attention over a whole memory (§2.3, §3): `attend`, and the choice of its implementation.
 
 - "packed": Triton kernels for several sequences per row (`packed_attention.py`).
+- "grouped": copies such sequences to padded rows, in groups of similar lengths.
 - "sdpa": PyTorch's `scaled_dot_product_attention`.
 - "eager": the reference, two matrix products and a softmax.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.cuda import is_current_stream_capturing
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from writehead.errors import ConfigError, ShapeError
 from writehead.ops import packed_attention
-from writehead.ops.available import choose_implementation
+from writehead.ops.available import choose_implementation, needs_gradient
 from writehead.ops.relative import bias_at
 from writehead.ops.visibility import Visibility
+from writehead.util.segments import padded_groups
 
 # If the queries and positions are multiples of this, PyTorch's float32 kernels on a CPU round the
 # results of a row alike in any batch.
 INVARIANT_MULTIPLE = 16
-IMPLEMENTATIONS = ("packed", "sdpa", "eager")
+GROUP_TOKENS = 256  # minimum of a group, because small products are slow
+IMPLEMENTATIONS = ("packed", "grouped", "sdpa", "eager")
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
 
@@ -54,12 +60,17 @@ def attend(
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility)
         or (None if bias is None else "the kernels do not support a bias of relative positions"),
+        "grouped": _why_not_grouped(Q, K, V, visibility, noise),
         "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
         "eager": None,
     }
     chosen = choose_implementation("attention", implementation, reasons)
     if chosen == "packed":
         return packed_attention.attend(Q, K, V, visibility, scale, noise, fused)
+    if chosen == "grouped":
+        return _grouped(
+            visibility, Q, K, V, scale=scale, bias=bias, batch_invariant=batch_invariant
+        )
     if noise is not None:  # multiplying the values has the same effect
         V = (V * noise.unsqueeze(3)).to(V.dtype)
     if bias is not None:
@@ -84,6 +95,39 @@ def attend(
     else:
         O = _attend_eager(Q, K, V, mask, scale, bias)[:, :, :n]  # noqa: E741
     return O if empty is None else O.masked_fill(empty, 0.0)  # otherwise undefined
+
+
+def _why_not_grouped(
+    Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Tensor | None
+) -> str | None:
+    segments, capturing = visibility.query_segments, Q.is_cuda and is_current_stream_capturing()
+    if segments is None or segments is not visibility.memory_segments:
+        return "groups need the same segments for queries and memory"
+    if any(one is not None for one in (visibility.lengths, visibility.query_positions, noise)):
+        return "groups support no lengths, query_positions and noise"
+    if needs_gradient(Q, K, V) or capturing or torch.compiler.is_compiling():
+        return "groups are for inference, outside of graphs and torch.compile"
+    return None
+
+
+def _grouped(visibility: Visibility, *QKV: Tensor, **options: Any) -> Tensor:
+    """Attends within each segment of a row; the elements of a segment must be adjacent."""
+    (b, h, n, _), v, segments = QKV[0].shape, QKV[2].shape[3], visibility.query_segments
+    assert segments is not None
+    O = QKV[0].new_zeros(b, n, h, v)  # noqa: E741
+    flat = [T.transpose(1, 2).flatten(0, 1) for T in QKV]  # [b n, heads, depth]
+    groups = visibility.cached(
+        "groups",
+        lambda: [
+            (Visibility(visibility.causal, visibility.window, rows.lengths), *rows[1:])
+            for rows in padded_groups(segments, GROUP_TOKENS)
+        ],
+    )
+    for limits, elements, own in groups:
+        Q, K, V = (T[elements].transpose(1, 2) for T in flat)  # [segments, heads, m, depth]
+        found = attend(Q, K, V, limits, **options).transpose(1, 2).flatten(0, 1)
+        O.flatten(0, 1).index_copy_(0, elements.flatten()[own], found[own])
+    return O.transpose(1, 2)
 
 
 def _attend_eager(

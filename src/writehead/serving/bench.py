@@ -28,8 +28,8 @@ from writehead.bench.serve import (
 )
 from writehead.bench.static_batching import BATCHINGS, CONTINUOUS, STATIC
 from writehead.config import DecodeConfig
+from writehead.data.outputs import Output
 from writehead.engine import Engine
-from writehead.engine.engine import Output
 from writehead.errors import ConfigError, nearest, shown
 from writehead.model import TranslationModel
 from writehead.runs.bundled import bundled_run, name_of

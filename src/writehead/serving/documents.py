@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from writehead.config import DecodeConfig
-from writehead.engine.engine import Output
+from writehead.data.outputs import Output
 from writehead.serving.models import Codes, Served
 from writehead.serving.service import Service
 from writehead.util.extras import requires

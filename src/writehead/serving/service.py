@@ -12,7 +12,8 @@ from typing import NamedTuple, TypedDict, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from writehead.config import DecodeConfig
-from writehead.engine.engine import Line, Output
+from writehead.data.outputs import Output
+from writehead.engine.engine import Line
 from writehead.errors import OutOfRoom, WriteheadError
 from writehead.serving.detect import Detected, Detector
 from writehead.serving.errors import ApiError

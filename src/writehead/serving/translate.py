@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from writehead.config import DecodeConfig
-from writehead.engine.engine import Output
+from writehead.data.outputs import Output
 from writehead.errors import ConfigError
 from writehead.serving.bodies import Texts
 from writehead.serving.errors import ApiError, error_answers
