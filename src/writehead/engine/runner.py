@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
+EAGER_TOKENS = {"cpu": 2048, "cuda": 16_384}  # of sources encoded at once without graphs
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -97,15 +98,17 @@ class Lane:
         assert isinstance(model, TranslationModel)
         assert memory is not None
         index, lengths = np.array(slots), np.array([len(source) for source in sources])
-        self._sources[index] = lengths
+        self._sources[index], ends = lengths, np.cumsum(lengths)
         tokens, sentences = np.concatenate(sources), np.repeat(np.arange(len(lengths)), lengths)
-        positions = np.arange(len(tokens)) - (np.cumsum(lengths) - lengths)[sentences]
+        positions = np.arange(len(tokens)) - (ends - lengths)[sentences]
         columns = tokens, sentences + 1, positions, index[sentences], lengths[sentences]
         table, fill = np.stack(columns, axis=1), partial(model.fill_packed, memory)
         # the kernels of packed rows do not support relative positions, and graphs no others
         if self.graphs is None or model.config.positions == "relative":
+            parts = np.diff(ends // EAGER_TOKENS[model.device.type]).nonzero()
             with launches_on(model.device):
-                fill(send(table, model.device))
+                for part in np.split(table, ends[parts]):
+                    fill(send(part, model.device))
             return
         size = max(MIN_GRAPH_TOKENS, 1 << (len(tokens) - 1).bit_length())
         padding = [0, 0, 0, self.shape.slots, 1]  # segment 0, in the unused slot

@@ -124,8 +124,7 @@ class Pool(NamedTuple):
 class Search:
     """Searches in `slots` slots of `beam` rows, with up to `capacity` tokens each.
 
-    Beam j of slot s is row s × beam + j. `advance` updates the live rows, lengths and ancestors of
-    the KV cache, if there is one.
+    Beam j of slot s is row s × beam + j. `advance` updates the cache, except K and V.
     """
 
     def __init__(

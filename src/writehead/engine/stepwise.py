@@ -79,8 +79,7 @@ def sample(
     """Samples each row from softmax(logits / temperature).
 
     top_k keeps the k most likely tokens, top_p keeps the smallest set with total probability p, and
-    min_p keeps tokens at least p times as likely as the likeliest. Row i uses seeds[i], by default
-    config.seed + i.
+    min_p keeps those at least p times as likely as the best. Row i has seeds[i] or config.seed + i.
     """
     config = check_options(config)
     if config.temperature is None:

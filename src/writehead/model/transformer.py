@@ -116,8 +116,7 @@ class Transformer(nn.Module):
     def extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
         """Feeds n tokens per row [rows, n]; returns logits [rows, n, vocab_size].
 
-        With counts [rows], only the first counts[i] tokens of row i are fed; the logits after them
-        are undefined.
+        With counts [rows], only counts[i] tokens of row i are fed; later logits are undefined.
         """
         return self._logits(self.feed(tokens, state, counts))
 
