@@ -60,14 +60,14 @@ def compile_instead(kernel: JITFunction, grid: tuple[int, ...]) -> Callable[...,
             source = ASTSource(kernel, signature, constants)
             made = triton.compile(source, target=H200, options=options)
             assert made.metadata.shared <= SHARED_MEMORY, (key, made.metadata.shared)
-            assert not sums_differ(made.asm["ptx"]), f"a sum of fused products in {key}"
+            assert not sums_differ(made.asm["ptx"]), f"a sum across threads uses FMA in {key}"
             compiled.add(key)
 
     return compile_kernel
 
 
 def sums_differ(ptx: str) -> bool:
-    """Whether a product is fused into the sum of two threads, which then differs between them."""
+    """Returns whether a sum across threads uses FMA, so that the threads get different sums."""
     received = set()  # registers with values from another thread
     for line in ptx.splitlines():
         name, *registers = re.findall(r"[%\w.]+", line) or [""]

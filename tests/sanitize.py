@@ -88,12 +88,12 @@ def watch(sanitizer: str, tool: str, work: list[str], *, caching: bool) -> tuple
 
 
 def run_tests(sanitizer: str, tool: str, file: str, selection: str, caching: bool) -> str | None:
-    """Runs the selected tests of a file under a tool; returns what went wrong."""
+    """Runs the selected tests of a file under a tool; returns an error message or None."""
     work = ["-m", "pytest", file, "-k", selection, "-q", "-x", "-p", "no:cacheprovider"]
     code, reported = watch(sanitizer, tool, work, caching=caching)
     if reported:
         return f"{tool} found errors in {', '.join(sorted(reported))}"
-    return f"the tests in {file} ended with {code} under {tool}" if code else None
+    return f"the tests in {file} exited with code {code} under {tool}" if code else None
 
 
 def main() -> str | None:

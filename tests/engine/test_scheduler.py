@@ -69,7 +69,7 @@ def two_threads():
 )
 def test_requests_decode_as_alone(monkeypatch, kind, task, dense):
     monkeypatch.setattr(runner, "DENSE_FRACTION", dense)
-    monkeypatch.setattr(attention, "GROUP_TOKENS", 7)  # encode several groups of sources
+    monkeypatch.setattr(attention, "GROUP_TOKENS", 7)  # several groups of sources
     made = make(task, torch.float64, **KINDS[kind])
     alone, loop = Alone(made), scheduler(made, batch_tokens=FEW_SLOTS)
     tasks = 2 * draw_tasks(made, ALL, 27)

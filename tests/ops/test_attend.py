@@ -17,7 +17,7 @@ from writehead.ops.visibility import Visibility
 
 b, n, h, k, v, m = 2, 3, 6, 7, 11, 13
 SCALE = 0.3
-IMPLEMENTATIONS = ("sdpa", "eager")  # the others are for packed rows
+IMPLEMENTATIONS = ("sdpa", "eager")  # the other implementations are for packed rows
 
 every_implementation = pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "auto"])
 every_kind = pytest.mark.parametrize("g", [h, 2, 1])
@@ -201,7 +201,7 @@ def test_k_and_v_are_never_repeated_for_read_heads(n, implementation):
 
 
 def packed_segments(*rows: list[int]) -> Tensor:
-    """Rows of segments of these lengths; a negative length is padding."""
+    """Returns rows of segments with these lengths; a negative length is padding."""
     numbers = [
         torch.cat([torch.full((abs(size),), i * (size > 0)) for i, size in enumerate(row, 1)])
         for row in rows
@@ -220,7 +220,7 @@ ROWS = [
 @pytest.mark.parametrize("limit", [{}, {"causal": True}, {"causal": True, "window": 3}])
 @pytest.mark.parametrize("segments", ROWS)
 @pytest.mark.parametrize("tokens", [1, 6, 256])
-def test_groups_of_segments_equal_a_mask(tokens, segments, limit, g, monkeypatch):
+def test_grouped_attention_equals_masked_attention(tokens, segments, limit, g, monkeypatch):
     monkeypatch.setattr(attention, "GROUP_TOKENS", tokens)
     visibility = Visibility(query_segments=segments, memory_segments=segments, **limit)
     QKV, table = inputs("grouped", g, n=m, b=len(segments)), random(h, 9)
@@ -231,10 +231,10 @@ def test_groups_of_segments_equal_a_mask(tokens, segments, limit, g, monkeypatch
             for name in ("grouped", "eager")
         )
         assert_close(O, expected)
-        assert torch.equal(attend(*QKV, visibility, **options), O)  # the choice of "auto"
+        assert torch.equal(attend(*QKV, visibility, **options), O)  # chosen by "auto"
 
 
-def test_groups_need_equal_segments_and_no_gradient():
+def test_grouped_attention_needs_the_same_segments_and_no_gradient():
     Q, K, V = inputs("grouped", 2, n=m)
     segments, named = integers(*[[1] * m] * b).view(b, m), {"implementation": "grouped"}
     same = {"query_segments": segments, "memory_segments": segments}
@@ -242,8 +242,8 @@ def test_groups_need_equal_segments_and_no_gradient():
     for limits, reason in (
         ({}, "same segments"),
         (same | {"memory_segments": segments.clone()}, "same segments"),
-        (same | {"lengths": integers(m, 9)}, "no lengths"),
-        (same | {"query_positions": positions}, "no lengths, query_positions"),
+        (same | {"lengths": integers(m, 9)}, "not support lengths"),
+        (same | {"query_positions": positions}, "not support lengths, query_positions"),
     ):
         with pytest.raises(BackendError, match=reason):
             attend(Q, K, V, Visibility(**limits), scale=SCALE, **named)

@@ -41,7 +41,7 @@ OURS, FLOAT32, OURS_INT8, INT8 = "ours", "ours, float32", "ours, int8", f"{CTRAN
 RAY_DATA = "ours, Ray Data"
 ALPHA = 0.6  # as in §4.2
 ONE_LINE = 10  # repeats of the translation of one line
-SAMPLE = 9_000  # lines that are translated in float32, or whose kernels are recorded
+SAMPLE = 9_000  # lines to translate in float32 or to profile
 PEER_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 NOTES = [
     "CTranslate2 divides by length^0.6 in beam search, ours by ((5 + length) / 6)^0.6. Ours is "
@@ -99,9 +99,9 @@ def bench_translate(job: TranslateJob, report: Callable[[str], None]) -> dict[st
     Our result adds the time of a single line, and statistics of the scheduler and the device.
     `equal_lines` counts the translations of each system that equal ours; references add `bleu`.
     `start_up` times new processes.
-    Also measures our own translations with int8 weights on a CPU, and in Ray Data if the job has
-    `map_batches`. If the dtype is not float32, counts how many of the first lines equal those in
-    float32.
+    Also measures our own decoder with int8 weights on a CPU, and in Ray Data if the job has
+    `map_batches`. If the dtype is not float32, also counts how many of the first `SAMPLE` lines
+    have the same translation in float32.
     """
     systems: dict[str, Callable[[], System]] = {OURS: partial(_load_ours, job, job.dtype)}
     if job.device.type == "cpu":
@@ -253,7 +253,7 @@ def _measure(
 
 
 def _compare_with_float32(job: TranslateJob, ours: dict[str, list[str]]) -> dict[str, Any]:
-    """Counts the first lines whose translations equal those in float32."""
+    """Counts how many of the first `SAMPLE` lines have the same translation in float32."""
     lines, searches = job.lines[:SAMPLE], {}
     translate, _ = _load_ours(job, torch.float32)
     for beam in job.beams:

@@ -16,7 +16,7 @@ class Output(NamedTuple):
     """The output for one line: its hypotheses, best first, or its samples."""
 
     hypotheses: tuple[ScoredText, ...]
-    pieces: int = 1  # more if the line was longer than the model's input, 0 if it was empty
+    pieces: int = 1  # more if the line was too long for the model, 0 if it was empty
 
     @property
     def text(self) -> str:

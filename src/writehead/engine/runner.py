@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 MIN_GRAPH_TOKENS = 64  # tokens of the smallest graph of the encoder
 GRAPH_STEPS = 4  # in the longer graph: between two graphs, a GPU is idle for a few microseconds
-EAGER_TOKENS = {"cpu": 2048, "cuda": 16_384}  # of sources encoded at once without graphs
+EAGER_TOKENS = {"cpu": 2048, "cuda": 16_384}  # source tokens encoded at once without graphs
 DENSE_FRACTION = 0.75  # of slots active, from which eager steps compute all slots in place
 
 Model = TranslationModel | LanguageModel
@@ -90,9 +90,9 @@ class Lane:
         return None
 
     def encode(self, slots: Sequence[int], sources: Sequence[Tokens]) -> None:
-        """Encodes sources into the memory of `slots`, as one row without padding between them.
+        """Encodes sources, packed into one row, into the memory of `slots`.
 
-        For graphs, its length is rounded up to a power of two, and each length has its own graph.
+        With graphs, the row is padded to a power of two, and each length has its own graph.
         """
         model, memory = self.model, self.memory
         assert isinstance(model, TranslationModel)
@@ -103,7 +103,7 @@ class Lane:
         positions = np.arange(len(tokens)) - (ends - lengths)[sentences]
         columns = tokens, sentences + 1, positions, index[sentences], lengths[sentences]
         table, fill = np.stack(columns, axis=1), partial(model.fill_packed, memory)
-        # the kernels of packed rows do not support relative positions, and graphs no others
+        # graphs require the kernels for packed rows, which do not support relative positions
         if self.graphs is None or model.config.positions == "relative":
             parts = np.diff(ends // EAGER_TOKENS[model.device.type]).nonzero()
             with launches_on(model.device):

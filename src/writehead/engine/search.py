@@ -124,7 +124,7 @@ class Pool(NamedTuple):
 class Search:
     """Searches in `slots` slots of `beam` rows, with up to `capacity` tokens each.
 
-    Beam j of slot s is row s × beam + j. `advance` updates the cache, except K and V.
+    Beam j of slot s is row s × beam + j. `advance` updates the KV cache, except for K and V.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ def _sample(search: Search, x: Tensor, first: Tensor, at: Tensor, early: Tensor)
 
     Three filters apply in turn: the top_k tokens, the smallest set with probability top_p, and
     tokens at least min_p times as likely as the likeliest. Of equally likely tokens, lower ids come
-    first. The result is the first token, by id, whose cumulative probability exceeds the draw.
+    first. The result is the lowest id whose cumulative probability exceeds a random number.
     """
     options = search.options
     penalty = options.repetition_penalty[at].unsqueeze(1)

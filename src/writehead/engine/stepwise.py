@@ -56,7 +56,7 @@ def greedy(
     """Decodes each row by always choosing the most likely token.
 
     Row i starts with prefixes[i] and has at most max_lengths[i] tokens. The state needs capacity
-    for all tokens of a row, and can be searched only once. `processors` change a step's logits.
+    for all tokens of a row, and can be searched only once. `processors` modify each step's logits.
     """
     config = check_options(config)
     if config.width > 1 or config.temperature is not None:
@@ -78,8 +78,8 @@ def sample(
 ) -> list[Hypothesis]:
     """Samples each row from softmax(logits / temperature).
 
-    top_k keeps the k most likely tokens, top_p keeps the smallest set with total probability p, and
-    min_p keeps those at least p times as likely as the best. Row i has seeds[i] or config.seed + i.
+    top_k keeps the k likeliest tokens, top_p the smallest set with total probability p, and min_p
+    those at least p times as likely as the top one. Row i uses seeds[i], or config.seed + i.
     """
     config = check_options(config)
     if config.temperature is None:

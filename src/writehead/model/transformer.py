@@ -116,7 +116,7 @@ class Transformer(nn.Module):
     def extend(self, tokens: Tensor, state: DecoderState, counts: Tensor | None = None) -> Tensor:
         """Feeds n tokens per row [rows, n]; returns logits [rows, n, vocab_size].
 
-        With counts [rows], only counts[i] tokens of row i are fed; later logits are undefined.
+        With counts [rows], only row i's first counts[i] tokens are fed; later logits are undefined.
         """
         return self._logits(self.feed(tokens, state, counts))
 

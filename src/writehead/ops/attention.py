@@ -1,7 +1,7 @@
 """Attention over a whole memory (§2.3, §3): `attend`, and the choice of its implementation.
 
 - "packed": Triton kernels for several sequences per row (`packed_attention.py`).
-- "grouped": copies such sequences to padded rows, in groups of similar lengths.
+- "grouped": copies such sequences to padded rows, grouped by similar length.
 - "sdpa": PyTorch's `scaled_dot_product_attention`.
 - "eager": the reference, two matrix products and a softmax.
 """
@@ -23,7 +23,7 @@ from writehead.util.segments import padded_groups
 # If the queries and positions are multiples of this, PyTorch's float32 kernels on a CPU round the
 # results of a row alike in any batch.
 INVARIANT_MULTIPLE = 16
-GROUP_TOKENS = 256  # minimum of a group, because small products are slow
+GROUP_TOKENS = 256  # minimum per group, because small matrix products are slow
 IMPLEMENTATIONS = ("packed", "grouped", "sdpa", "eager")
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
@@ -102,16 +102,16 @@ def _why_not_grouped(
 ) -> str | None:
     segments, capturing = visibility.query_segments, Q.is_cuda and is_current_stream_capturing()
     if segments is None or segments is not visibility.memory_segments:
-        return "groups need the same segments for queries and memory"
+        return "grouping needs the same segments tensor for queries and memory"
     if any(one is not None for one in (visibility.lengths, visibility.query_positions, noise)):
-        return "groups support no lengths, query_positions and noise"
+        return "grouping does not support lengths, query_positions or noise"
     if needs_gradient(Q, K, V) or capturing or torch.compiler.is_compiling():
-        return "groups are for inference, outside of graphs and torch.compile"
+        return "grouping works only in inference, outside CUDA graphs and torch.compile"
     return None
 
 
 def _grouped(visibility: Visibility, *QKV: Tensor, **options: Any) -> Tensor:
-    """Attends within each segment of a row; the elements of a segment must be adjacent."""
+    """Attends within each segment of a row; the elements of a segment must be contiguous."""
     (b, h, n, _), v, segments = QKV[0].shape, QKV[2].shape[3], visibility.query_segments
     assert segments is not None
     O = QKV[0].new_zeros(b, n, h, v)  # noqa: E741

@@ -80,5 +80,5 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def multiply(x, y):
-    """Returns x y, rounded, for a sum over threads: fused products give threads different sums."""
+    """Returns x * y, rounded (not fused), so that all threads of a reduction get the same sum."""
     return tl.fma(x, y, 0.0)

@@ -236,7 +236,7 @@ def can_split_depth(X: Tensor, weight: Weight) -> bool:
 def deferred_norm(X: Tensor, weight: Weight) -> DeferredRms | None:
     """Returns the norm of X that a projection may leave to a later op, or None.
 
-    A projection of one row computes it for free. In float16, rows without a norm may overflow.
+    A projection of one row computes the norm for free. In float16, unnormalized rows may overflow.
     """
     norm, rows = weight.norm, X.numel() // X.shape[-1]
     if norm is None or norm.kind != "rms" or rows == 1 or X.dtype == torch.float16:

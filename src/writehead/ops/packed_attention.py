@@ -105,7 +105,7 @@ def attend(
 
 
 # These operators are opaque to torch.compile, which has nothing to fuse with them; `triton_op`
-# would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `fixed` are the spans of
+# would not work in the interpreter. `tensors` are Q, K and V, or one QKV. `fixed` has the spans of
 # queries and memory, and the noise, if any. `shape` is h, g, k, v, causal, and the window or 0.
 def _run_forward(
     tensors: Tensors, fixed: Tensors, shape: Sequence[int], scale: float

@@ -11,8 +11,8 @@ from torch import Tensor
 class Scaling:
     """Lower frequencies for more positions than a model was first trained with, as in Llama 3.1.
 
-    Frequencies with fewer than `low` turns in the `original` positions, or all without `original`,
-    are divided by `factor`. Those with more than `high` turns stay; those between are interpolated.
+    Frequencies with fewer than `low` turns in `original` positions (or all, if it is None) are
+    divided by `factor`. Those with more than `high` turns are kept; the rest are interpolated.
     """
 
     factor: float = 1.0

@@ -1,4 +1,4 @@
-"""Several sequences in one row: groups of similar lengths, and copies of them to padded rows."""
+"""Packed sequences: groups of similar lengths, and the indices that copy them to padded rows."""
 
 from typing import NamedTuple
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 from writehead.util.transfer import send
 
-PADDED_RATIO = 1.25  # a longer sequence starts a new group, if the group has enough tokens
+PADDED_RATIO = 1.25  # maximum ratio of lengths in a group, once it has enough tokens
 
 
 class PaddedRows(NamedTuple):
-    """S sequences as rows of m places; the padding repeats the last element of a sequence."""
+    """S sequences as padded rows of m positions; the padding repeats a sequence's last element."""
 
-    lengths: Tensor | None  # [S]; None: there is no padding
-    elements: Tensor  # [S, m], the index of the element at each place
-    own: Tensor  # the indices in the flat rows that are not padding
+    lengths: Tensor | None  # [S], or None without padding
+    elements: Tensor  # [S, m], the index in the packed rows of the element at each position
+    own: Tensor  # the indices of the flattened padded rows that are not padding
 
 
 def group_by_length(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.int_]]:
     """Divides sequences into groups of similar lengths, which need little padding.
 
-    Groups have at least `tokens` tokens, if there are as many, because small products are slow.
+    A group ends only after about `tokens` tokens, because small matrix products are slow.
     """
     order = np.argsort(lengths, kind="stable")
     starts = [0]
@@ -34,9 +34,9 @@ def group_by_length(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.i
 
 
 def padded_groups(segments: Tensor, tokens: int) -> list[PaddedRows]:
-    """Returns the sequences of rows [b, n], of equal numbers but 0, in groups of similar lengths.
+    """Returns the sequences of `segments` [b, n] in groups of similar lengths.
 
-    The elements of a sequence must be next to each other.
+    The elements of a sequence have the same number and must be contiguous; 0 is padding.
     """
     numbers = segments.cpu().numpy().astype(np.int64)
     used = np.flatnonzero(numbers)
