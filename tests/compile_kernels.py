@@ -39,6 +39,7 @@ SIZES = {"d": 64, "f": 96, "h": 8, "k": 32, "v": 64, "decoder_layers": 1, "targe
 LAYER_NORM = {"norm": "layer", "bias": True, "activation": "gelu"}
 GATED = {"gated": True, "activation": "silu", "positions": "rotary"}
 SHARED_MEMORY = 227 << 10  # bytes per program on an H200
+MOVES, FUSED = {"mov.b32", "mov.f32"}, {"fma.rn.f32", "fma.rn.ftz.f32"}  # in PTX
 compiled: set[tuple[str, str]] = set()  # names and specializations
 
 
@@ -70,10 +71,11 @@ def sums_differ(ptx: str) -> bool:
     """Returns whether a sum across threads uses FMA, so that the threads get different sums."""
     received = set()  # registers with values from another thread
     for line in ptx.splitlines():
+        line = re.sub(r"@!?%p\d+", "", line)
         name, *registers = re.findall(r"[%\w.]+", line) or [""]
-        if name == "shfl.sync.bfly.b32" or (name == "mov.b32" and registers[1] in received):
+        if name == "shfl.sync.bfly.b32" or (name in MOVES and registers[1] in received):
             received.add(registers[0])
-        elif name == "fma.rn.f32" and registers[3] in received:
+        elif name in FUSED and registers[3] in received:
             return True
     return False
 

@@ -111,7 +111,7 @@ def main() -> str | None:
         for tool, files, selection, caching in PASSES
         for file in files
     ]
-    with ThreadPoolExecutor(len(runs)) as pool:
+    with ThreadPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
         problems = [problem for problem in pool.map(run_tests, *zip(*runs, strict=True)) if problem]
     return f"{'; '.join(problems)}; see above" if problems else None
 

@@ -238,14 +238,48 @@ def test_grouped_attention_needs_the_same_segments_and_no_gradient():
     Q, K, V = inputs("grouped", 2, n=m)
     segments, named = integers(*[[1] * m] * b).view(b, m), {"implementation": "grouped"}
     same = {"query_segments": segments, "memory_segments": segments}
-    positions = torch.arange(m).expand(b, m)
-    for limits, reason in (
-        ({}, "same segments"),
-        (same | {"memory_segments": segments.clone()}, "same segments"),
-        (same | {"lengths": integers(m, 9)}, "not support lengths"),
-        (same | {"query_positions": positions}, "not support lengths, query_positions"),
-    ):
-        with pytest.raises(BackendError, match=reason):
-            attend(Q, K, V, Visibility(**limits), scale=SCALE, **named)
-    with pytest.raises(BackendError, match="inference"):
+    limits = [{}, same | {"memory_segments": segments.clone()}, same | {"lengths": integers(m, 9)}]
+    limits.append(same | {"query_positions": torch.arange(m).expand(b, m)})
+    for limit in limits:
+        with pytest.raises(BackendError, match="grouping works only in inference"):
+            attend(Q, K, V, Visibility(**limit), scale=SCALE, **named)
+    with pytest.raises(BackendError, match="grouping works only in inference"):
         attend(Q.requires_grad_(), K, V, Visibility(**same), scale=SCALE, **named)
+
+
+@pytest.mark.parametrize(
+    "row", [[1, 2, 1, 2], [1, 1, 2, 1], [1, 0, 1, 2], [-1, -1, 2, 2], [2, 2, 1, 1], [5, 5, 0, 0]]
+)
+def test_segments_of_any_order_and_number_equal_a_mask(row):
+    segments = integers(*row, *[2, 2, 1, 1]).view(2, 4)
+    visibility = Visibility(query_segments=segments, memory_segments=segments)
+    QKV = inputs("eager", 2, n=4, m=4)
+    expected = attend(*QKV, visibility, scale=SCALE, implementation="eager")
+    assert_close(attend(*QKV, visibility, scale=SCALE), expected)
+
+
+def test_traced_attention_does_not_ask_whether_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(Tensor, "is_cuda", True)  # torch.compile cannot trace the question
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("asked"))
+    segments = packed_segments([13])
+    visibility = Visibility(query_segments=segments, memory_segments=segments)
+    assert not attention._can_group(*inputs("sdpa", 1, n=m, b=1), visibility, None)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="only kernels of CPUs round alike in any batch")
+def test_results_of_a_segment_are_the_same_in_any_batch():
+    lengths = [1, 16, 100, 127, 161, 191, 192, 193, 200, 207, 208, 211, 255, 300, 520]
+    QKV = [randn(1, heads, sum(lengths), 64) for heads in (6, 1, 1)]
+    segments = packed_segments(lengths)
+    options = {"scale": 0.1, "batch_invariant": True, "implementation": "grouped"}
+
+    def attended(segments: Tensor, own: slice) -> Tensor:
+        visibility = Visibility(query_segments=segments, memory_segments=segments)
+        return attend(*(T[:, :, own] for T in QKV), visibility, **options)
+
+    together, begin = attended(segments, slice(None)), 0
+    for length in lengths:
+        own = slice(begin, begin + length)
+        assert torch.equal(together[:, :, own], attended(segments[:, own].contiguous(), own))
+        begin += length

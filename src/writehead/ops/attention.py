@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.cuda import is_current_stream_capturing
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from writehead.errors import ConfigError, ShapeError
@@ -25,6 +24,8 @@ from writehead.util.segments import padded_groups
 INVARIANT_MULTIPLE = 16
 GROUP_TOKENS = 256  # minimum per group, because small matrix products are slow
 IMPLEMENTATIONS = ("packed", "grouped", "sdpa", "eager")
+WHY_NOT_GROUPED = "grouping works only in inference, with shared and contiguous segments"
+Groups = list[tuple[Visibility, Tensor, Tensor]]
 MAX_FOLDED_QUERIES = 15  # with more queries, folding read-heads into them costs a copy of Q
 
 
@@ -49,7 +50,7 @@ def attend(
     position; it has no gradient. fused [b, n, hk + gk + gv], if given, is the projection of which
     Q, K and V are views; its gradient may then be computed as one tensor.
 
-    batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, in float32.
+    batch_invariant: a row has the same result, bit for bit, in any batch; on a CPU, for m <= 192.
     """
     visibility = visibility or Visibility()
     _check(Q, K, V, noise, bias)
@@ -60,7 +61,7 @@ def attend(
     reasons = {
         "packed": packed_attention.why_not(Q, K, V, visibility)
         or (None if bias is None else "the kernels do not support a bias of relative positions"),
-        "grouped": _why_not_grouped(Q, K, V, visibility, noise),
+        "grouped": None if _can_group(Q, K, V, visibility, noise) else WHY_NOT_GROUPED,
         "sdpa": None if k == v else f"PyTorch's fused attention needs k = v, not {k} and {v}",
         "eager": None,
     }
@@ -97,33 +98,32 @@ def attend(
     return O if empty is None else O.masked_fill(empty, 0.0)  # otherwise undefined
 
 
-def _why_not_grouped(
+def _can_group(
     Q: Tensor, K: Tensor, V: Tensor, visibility: Visibility, noise: Tensor | None
-) -> str | None:
-    segments, capturing = visibility.query_segments, Q.is_cuda and is_current_stream_capturing()
+) -> bool:
+    others, segments = (visibility.lengths, visibility.query_positions), visibility.query_segments
     if segments is None or segments is not visibility.memory_segments:
-        return "grouping needs the same segments tensor for queries and memory"
-    if any(one is not None for one in (visibility.lengths, visibility.query_positions, noise)):
-        return "grouping does not support lengths, query_positions or noise"
-    if needs_gradient(Q, K, V) or capturing or torch.compiler.is_compiling():
-        return "grouping works only in inference, outside CUDA graphs and torch.compile"
-    return None
+        return False
+    if any(one is not None for one in (*others, noise)) or needs_gradient(Q, K, V) or Q.is_meta:
+        return False
+    if torch.compiler.is_compiling() or (Q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return visibility.cached("groups", lambda: _groups(visibility, segments)) is not None
+
+
+def _groups(visibility: Visibility, segments: Tensor) -> Groups | None:
+    groups, limits = padded_groups(segments, GROUP_TOKENS), (visibility.causal, visibility.window)
+    if groups is None:
+        return None
+    return [(Visibility(*limits, rows.lengths), *rows[1:]) for rows in groups]
 
 
 def _grouped(visibility: Visibility, *QKV: Tensor, **options: Any) -> Tensor:
-    """Attends within each segment of a row; the elements of a segment must be contiguous."""
-    (b, h, n, _), v, segments = QKV[0].shape, QKV[2].shape[3], visibility.query_segments
-    assert segments is not None
+    """Attends within each segment of a row; `_can_group` has cached the groups."""
+    (b, h, n, _), v = QKV[0].shape, QKV[2].shape[3]
     O = QKV[0].new_zeros(b, n, h, v)  # noqa: E741
     flat = [T.transpose(1, 2).flatten(0, 1) for T in QKV]  # [b n, heads, depth]
-    groups = visibility.cached(
-        "groups",
-        lambda: [
-            (Visibility(visibility.causal, visibility.window, rows.lengths), *rows[1:])
-            for rows in padded_groups(segments, GROUP_TOKENS)
-        ],
-    )
-    for limits, elements, own in groups:
+    for limits, elements, own in visibility.cached("groups", Groups):
         Q, K, V = (T[elements].transpose(1, 2) for T in flat)  # [segments, heads, m, depth]
         found = attend(Q, K, V, limits, **options).transpose(1, 2).flatten(0, 1)
         O.flatten(0, 1).index_copy_(0, elements.flatten()[own], found[own])

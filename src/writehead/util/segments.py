@@ -9,6 +9,9 @@ from torch import Tensor
 from writehead.util.transfer import send
 
 PADDED_RATIO = 1.25  # maximum ratio of lengths in a group, once it has enough tokens
+# Longer sequences share rows only if their lengths round up to the same multiple. On a CPU, the
+# rounding of attention depends on the width of such rows, and would depend on the batch.
+ALONE_FROM, WIDTH_MULTIPLE = 192, 16
 
 
 class PaddedRows(NamedTuple):
@@ -33,18 +36,24 @@ def group_by_length(lengths: NDArray[np.int_], tokens: int) -> list[NDArray[np.i
     return np.split(order, starts[1:])
 
 
-def padded_groups(segments: Tensor, tokens: int) -> list[PaddedRows]:
-    """Returns the sequences of `segments` [b, n] in groups of similar lengths.
+def padded_groups(segments: Tensor, tokens: int) -> list[PaddedRows] | None:
+    """Returns the sequences of rows [b, n] in groups of similar lengths; 0 is padding.
 
-    The elements of a sequence have the same number and must be contiguous; 0 is padding.
+    The elements of a sequence have the same number. Returns None if they are not contiguous, or if
+    a number is negative.
     """
     numbers = segments.cpu().numpy().astype(np.int64)
     used = np.flatnonzero(numbers)
-    numbers += (np.arange(len(numbers)) * (numbers.max() + 1))[:, None]
-    starts = np.flatnonzero(np.diff(numbers.ravel()[used], prepend=-1))
+    numbers = numbers + (np.arange(len(numbers)) * (numbers.max() + 1))[:, None]
+    names = numbers.ravel()[used]
+    starts = np.flatnonzero(np.diff(names, prepend=-1) | (np.diff(used, prepend=-1) != 1))
+    if int(segments.min()) < 0 or len(np.unique(names)) < len(starts):
+        return None
     lengths, first = np.diff(starts, append=len(used)), used[starts]
+    widths = np.where(lengths > ALONE_FROM, -(-lengths // WIDTH_MULTIPLE), 0)
+    alike = [np.flatnonzero(widths == width) for width in np.unique(widths)]
     groups = []
-    for group in group_by_length(lengths, tokens) if len(lengths) else []:
+    for group in (some[part] for some in alike for part in group_by_length(lengths[some], tokens)):
         own, places = lengths[group][:, None], np.arange(lengths[group].max())
         arrays = lengths[group], first[group][:, None] + np.minimum(places, own - 1)
         sent = (send(one, segments.device) for one in (*arrays, np.flatnonzero(places < own)))
