@@ -236,9 +236,13 @@ def test_grouped_attention_equals_masked_attention(tokens, segments, limit, g, m
 
 def test_grouped_attention_needs_the_same_segments_and_no_gradient():
     Q, K, V = inputs("grouped", 2, n=m)
-    segments, named = integers(*[[1] * m] * b).view(b, m), {"implementation": "grouped"}
+    segments, named = torch.ones(b, m, dtype=torch.long), {"implementation": "grouped"}
     same = {"query_segments": segments, "memory_segments": segments}
-    limits = [{}, same | {"memory_segments": segments.clone()}, same | {"lengths": integers(m, 9)}]
+    limits = [
+        {},
+        same | {"memory_segments": segments.clone()},
+        same | {"lengths": torch.tensor([m, 9])},
+    ]
     limits.append(same | {"query_positions": torch.arange(m).expand(b, m)})
     for limit in limits:
         with pytest.raises(BackendError, match="grouping works only in inference"):
@@ -251,7 +255,7 @@ def test_grouped_attention_needs_the_same_segments_and_no_gradient():
     "row", [[1, 2, 1, 2], [1, 1, 2, 1], [1, 0, 1, 2], [-1, -1, 2, 2], [2, 2, 1, 1], [5, 5, 0, 0]]
 )
 def test_segments_of_any_order_and_number_equal_a_mask(row):
-    segments = integers(*row, *[2, 2, 1, 1]).view(2, 4)
+    segments = torch.tensor([row, [2, 2, 1, 1]])
     visibility = Visibility(query_segments=segments, memory_segments=segments)
     QKV = inputs("eager", 2, n=4, m=4)
     expected = attend(*QKV, visibility, scale=SCALE, implementation="eager")
